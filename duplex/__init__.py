@@ -49,6 +49,8 @@ PUBLIC = {
     "open_features": "duplex.features.store",
 }
 
+__all__ = list(PUBLIC)
+
 
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:

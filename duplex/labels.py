@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from duplex.errors import DuplexError, UsageError, require
+from duplex.errors import DuplexError, UsageError, require, require_whole, shown
 from duplex.system.files import write_text
 
 SPLITS = ("train", "val", "test")
@@ -53,6 +53,8 @@ class LabelSpace:
 
     def __post_init__(self) -> None:
         for kind, names in (("state", self.states), ("object", self.objects)):
+            if not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
+                raise UsageError(f"{kind}s is {shown(names)}; expected a tuple of names")
             if not names:
                 raise DuplexError(f"the data set has no {kind}s")
             if len(set(names)) != len(names):
@@ -62,14 +64,15 @@ class LabelSpace:
                 f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs; "
                 f"expected at most {MAX_PAIRS:,}"
             )
+        if not isinstance(self.pairs, Mapping):
+            raise UsageError(f"pairs is {shown(self.pairs)}; expected arrays of compositions by split")
+        checked = dict.fromkeys(SPLITS, np.empty(0, dtype=np.int64))
         for split, pairs in self.pairs.items():
-            require(split, SPLITS, "split")
-            if pairs.size and not (pairs[0] >= 0 and pairs[-1] < self.size):
-                raise DuplexError(f"{split} lists a composition that is not in 0 to {self.size - 1}")
-            if not (pairs[1:] > pairs[:-1]).all():
-                raise DuplexError(f"{split} does not list its compositions sorted, once each")
-        empty = np.empty(0, dtype=np.int64)
-        object.__setattr__(self, "pairs", {split: self.pairs.get(split, empty) for split in SPLITS})
+            listed = checked_numbers(pairs, self.size, f"the pairs of {require(split, SPLITS, 'split')}")
+            if listed.ndim != 1 or not (listed[1:] > listed[:-1]).all():
+                raise UsageError(f"{split} does not list its compositions sorted, once each")
+            checked[split] = listed
+        object.__setattr__(self, "pairs", checked)
         object.__setattr__(self, "_state_index", {name: m for m, name in enumerate(self.states)})
         object.__setattr__(self, "_object_index", {name: n for n, name in enumerate(self.objects)})
 
@@ -91,38 +94,43 @@ class LabelSpace:
         """Number of all compositions: states times objects."""
         return len(self.states) * len(self.objects)
 
-    def state_of(self, compositions: Ints) -> Ints:
+    def state_of(self, compositions: ArrayLike) -> Ints:
         """Return the state indices of `compositions`."""
-        return compositions // len(self.objects)
+        return checked_numbers(compositions, self.size, "compositions") // len(self.objects)
 
-    def object_of(self, compositions: Ints) -> Ints:
+    def object_of(self, compositions: ArrayLike) -> Ints:
         """Return the object indices of `compositions`."""
-        return compositions % len(self.objects)
+        return checked_numbers(compositions, self.size, "compositions") % len(self.objects)
 
-    def composition(self, states: Ints, objects: Ints) -> Ints:
+    def composition(self, states: ArrayLike, objects: ArrayLike) -> Ints:
         """Return the numbers `m N + n` of compositions, given the indices m of their states and n of their objects."""
-        return np.asarray(states) * len(self.objects) + np.asarray(objects)
+        m = checked_numbers(states, len(self.states), "states")
+        n = checked_numbers(objects, len(self.objects), "objects")
+        try:
+            return m * len(self.objects) + n
+        except ValueError:
+            raise UsageError(f"states has the shape {m.shape} and objects {n.shape}; expected equal shapes") from None
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
         """Return the numbers [n] of compositions, given their states and objects by name, two lists of length n."""
-        rows = _look_up(self._state_index, states, "state")
-        return self.composition(rows, _look_up(self._object_index, objects, "object"))
+        m, n = _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
+        if len(m) != len(n):
+            raise UsageError(f"there are {len(m)} states and {len(n)} objects; expected one of each per composition")
+        return m * len(self.objects) + n
 
     def name(self, composition: int) -> str:
         """Return a composition's text in prompts and lists: `striped heart`."""
-        n = len(self.objects)
-        if not 0 <= composition < self.size:
-            raise UsageError(f"composition {composition} does not exist; expected a number from 0 to {self.size - 1}")
-        return f"{prompt_name(self.states[composition // n])} {prompt_name(self.objects[composition % n])}"
+        m, n = divmod(require_whole(composition, "composition", 0, self.size - 1), len(self.objects))
+        return f"{prompt_name(self.states[m])} {prompt_name(self.objects[n])}"
 
-    def names(self, compositions: Ints) -> list[str]:
-        """Return the texts of an array of compositions, such as `striped heart`."""
-        compositions = np.asarray(compositions)
-        if compositions.size and not (compositions.min() >= 0 and compositions.max() < self.size):
-            raise UsageError(f"a composition does not exist; expected numbers from 0 to {self.size - 1}")
+    def names(self, compositions: ArrayLike) -> list[str]:
+        """Return the texts of compositions [C], such as `striped heart`."""
+        listed = checked_numbers(compositions, self.size, "compositions")
+        if listed.ndim != 1:
+            raise UsageError(f"compositions has the shape {listed.shape}; expected one dimension")
         states, objects = ([prompt_name(label) for label in labels] for labels in (self.states, self.objects))
-        rows = zip(self.state_of(compositions).tolist(), self.object_of(compositions).tolist(), strict=True)
-        return [f"{states[m]} {objects[n]}" for m, n in rows]
+        m, n = np.divmod(listed, len(self.objects))
+        return [f"{states[i]} {objects[j]}" for i, j in zip(m.tolist(), n.tolist(), strict=True)]
 
     @property
     def seen(self) -> Bools:
@@ -131,9 +139,9 @@ class LabelSpace:
         mask[self.pairs["train"]] = True
         return mask
 
-    def is_seen(self, compositions: Ints) -> Bools:
+    def is_seen(self, compositions: ArrayLike) -> Bools:
         """Return a mask [C]: whether each of the compositions [C] is seen."""
-        return contains_sorted(self.pairs["train"], compositions)
+        return contains_sorted(self.pairs["train"], checked_numbers(compositions, self.size, "compositions"))
 
     def candidates(self, world: str, split: str) -> Ints:
         """Return the candidates (the paper's `C_tgt`), sorted.
@@ -205,6 +213,28 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
         return np.fromiter(map(index.__getitem__, names), dtype=np.int64)
     except KeyError as error:
         raise UnknownLabel(f"{kind} {error.args[0]!r} is not among the data set's {len(index)} {kind}s") from error
+    except TypeError:
+        raise UsageError(f"{kind}s is {shown(names)}; expected a list of names") from None
+
+
+def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
+    """Return `values` as int64; raise `UsageError` unless they are whole numbers from 0 to `size - 1`.
+
+    `noun` names the values in the message. A mask is refused: as numbers it would stand for compositions 0 and 1.
+    """
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # rows of different lengths, or a tensor on a GPU
+        array = np.array(None)
+    if array.size == 0:
+        return array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        hint = "; of a mask, give np.flatnonzero(mask)" if array.dtype.kind == "b" else ""
+        raise UsageError(f"{noun} is {shown(values)}; expected an array of whole numbers from 0 to {size - 1}{hint}")
+    low, high = array.min(), array.max()
+    if low < 0 or high >= size:
+        raise UsageError(f"{noun} holds {low} to {high}; expected whole numbers from 0 to {size - 1}")
+    return array.astype(np.int64, copy=False)
 
 
 @dataclass(frozen=True)

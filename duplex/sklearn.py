@@ -70,9 +70,13 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         object; None: chosen by marginal likelihood.
     prior: whether pairs with more training images get higher scores.
     bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose it by validation.
+
+    As in scikit-learn, parameters that `set_params` changes act at the next `fit` or `partial_fit`. Labels may be a
+    DataFrame; later ones, and `candidates`, must then have its columns in the same order.
     """
 
     closed_form_: ClosedForm | None
+    label_names_: list[str] | None  # columns of `y`, if it was a DataFrame
     statistics_: ClassStatistics  # of the features less `origin_`
     origin_: Floats  # mean of the first images [d], subtracted against cancellation in the moment
     largest_: float  # largest absolute value of the features
@@ -110,6 +114,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         X: features [n, d].
         y: labels [n, 2]; states and objects that did not occur before are added.
         classes: states and objects to expect, a list of two arrays of labels; for a single column of labels one array.
+            They must include all labels of this `y`.
         """
         self._update(X, y, classes, first=not hasattr(self, "statistics_"))
         return self
@@ -117,6 +122,9 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
         """Add images to the statistics, or start new statistics if `first`; a call that raises changes nothing."""
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
+        label_names = None if first else self.label_names_
+        for table, parameter in ((y, "y"), (self.candidates, "candidates")):
+            label_names = _checked_names(table, label_names, parameter)
         _check_missing(y)
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True)
         _check_labels(y)
@@ -126,6 +134,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise OptionError(f"has {labels.shape[1]} columns; expected {expected}", "y")
         parts = [list(labels.T), before, _listed_classes(classes, labels.shape[1])]
         names = [_sorted_labels(columns) for columns in zip(*filter(None, parts), strict=True)]
+        _check_listed(parts[0], parts[2])
         states, objects = _two_names(names)
         shape = len(states), len(objects)
         numbers = torch.from_numpy(composition_numbers(_two_columns(labels), states, objects))
@@ -139,7 +148,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise OptionError(TOO_LARGE, "X")
         candidates = self._numbered_candidates(names, statistics.pairs.numpy())
         self.settings_ = FitSettings(ridge=options.ridge, shrinkage=options.shrinkage, prior=options.prior)
-        self.closed_form_ = None
+        self.closed_form_, self.bias_, self.label_names_ = None, options.bias, label_names
         self.origin_, self.statistics_, self.single_column_ = origin, statistics, y.ndim == 1
         self.largest_ = max(float(np.abs(X).max()), 0.0 if first else self.largest_)
         self.classes_ = names if len(names) == 2 else names[0]
@@ -156,7 +165,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             try:
                 self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                raise OptionError(f"it is {self.ridge}, too small for these features; raise it", "ridge") from None
+                problem = f"it is {self.settings_.ridge}, too small for these features; raise it"
+                raise OptionError(problem, "ridge") from None
         return self.closed_form_
 
     def _names(self) -> list[Array]:
@@ -225,7 +235,9 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         y: labels [n, 2].
         sample_weight: weights of the images [n]; None: all equal.
         """
-        predicted, y = self.predict(X), np.asarray(y)
+        predicted = self.predict(X)
+        _checked_names(y, self.label_names_, "y")
+        y = np.asarray(y)
         columns, labels = predicted.reshape(len(predicted), -1), y.reshape(len(y), -1) if y.ndim else y
         if columns.shape != labels.shape:
             raise OptionError(f"the shape is {y.shape}; expected {predicted.shape}, as predicted", "y")
@@ -236,13 +248,12 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
         """Return `reduce(scores)` [n, ...] of features `X` [n, d]; blocks of images bound the memory."""
         closed_form = self.fitted_closed_form()
-        options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)  # may have been set since
         X = validate_data(self, X, reset=False, dtype=np.float64)
         with np.errstate(over="ignore"):
             if not np.isfinite(np.square(X - self.origin_).sum(axis=1)).all():
                 raise OptionError(TOO_LARGE, "X")
         scorer = closed_form.scorer(self.candidate_numbers_)
-        bias = options.bias * (~torch.isin(self.candidate_numbers_, self.statistics_.pairs)).double()
+        bias = self.bias_ * (~torch.isin(self.candidate_numbers_, self.statistics_.pairs)).double()
         blocks = torch.from_numpy(X - self.origin_).split(max(1, BLOCK // len(bias)))
         return np.asarray(torch.cat([reduce(scorer(z) + bias) for z in blocks]).numpy())
 
@@ -265,6 +276,24 @@ def composition_numbers(pairs: Array, states: Array, objects: Array) -> Ints:
                 raise OptionError(f"the {kind} {label!r} is in no training image; leave it out", "candidates")
         numbers = numbers * len(names) + np.array([places[label] for label in pairs[:, column].tolist()])
     return numbers
+
+
+def _checked_names(table: Any, names: list[str] | None, parameter: str) -> list[str] | None:
+    """Return the column names of a table of labels, or `names` if it has none; raise OptionError if both differ."""
+    columns = list(getattr(table, "columns", ()))
+    if not columns or not all(isinstance(column, str) for column in columns):
+        return names
+    if names is not None and columns != names:
+        raise OptionError(f"the columns are {columns}; expected {names}, as in the first fit", parameter)
+    return columns
+
+
+def _check_listed(columns: Sequence[Array], classes: Sequence[Array]) -> None:
+    """Raise OptionError for a label of a column that is not in the column's classes, if there are classes."""
+    for column, listed in zip(columns, classes or columns, strict=True):
+        for label in np.setdiff1d(column, listed).tolist()[:1]:
+            expected = "all labels of y, a list per column and in the order of the columns"
+            raise OptionError(f"the label {label!r} of y is missing; expected {expected}", "classes")
 
 
 def _check_missing(y: Any) -> None:

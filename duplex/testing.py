@@ -46,6 +46,7 @@ from duplex.recognition.sources import open_trained
 from duplex.recognition.trained import TrainedRun
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.epoch import optimiser_step
+from duplex.training.method_checks import checked_groups
 from duplex.training.optimiser import make_optimiser
 
 IMAGES, PATCHES, WIDTH = 40, 4, 8
@@ -184,8 +185,7 @@ def _check_device(method: Method[Any]) -> None:
 
 
 def _check_losses(method: Method[Any]) -> None:
-    train, groups = small_batch(IMAGES), method.groups()
-    _demand(isinstance(groups, list), method, "groups() returns no list of the optimiser's parameter groups")
+    train, groups = small_batch(IMAGES), checked_groups(f"{method.class_name}.groups()", method.groups())
     if not groups:
         return
     method.train()

@@ -204,7 +204,53 @@ def test_compositions_that_do_not_exist_have_no_name() -> None:
     assert labels.names([0, 3]) == [labels.name(0), labels.name(3)]  # type: ignore[arg-type]
     assert labels.composition([1], [0]).tolist() == [2]  # type: ignore[arg-type]
     for wrong in (-1, 4):
-        with pytest.raises(UsageError, match="does not exist"):
+        with pytest.raises(UsageError, match=f"composition is {wrong}; expected a whole number from 0 to 3"):
             labels.name(wrong)
-        with pytest.raises(UsageError, match="does not exist"):
+        with pytest.raises(UsageError, match=rf"compositions holds .*{wrong}.*; expected whole numbers from 0 to 3"):
             labels.names(np.array([0, wrong]))
+
+
+def test_wrong_arguments_are_errors_of_one_line() -> None:
+    labels: Any = LabelSpace.from_pairs({"train": [("red", "star"), ("blue", "moon"), ("old", "moon")]})
+    space: Any = LabelSpace
+    mask, empty = labels.seen, {"train": np.array([0])}
+    whole = "expected an array of whole numbers from 0 to 5"
+    calls = [
+        (lambda: labels.composition(0, 5), "objects holds 5 to 5; expected whole numbers from 0 to 1"),
+        (lambda: labels.composition([-1], [0]), "states holds -1 to -1; expected whole numbers from 0 to 2"),
+        (lambda: labels.composition([0, 1], [0, 1, 1]), "states has the shape (2,) and objects (3,)"),
+        (lambda: labels.state_of([99]), "compositions holds 99 to 99; expected whole numbers from 0 to 5"),
+        (lambda: labels.object_of([-1]), "compositions holds -1 to -1"),
+        (lambda: labels.state_of([[1], [2, 3]]), whole),
+        (lambda: labels.object_of(None), "compositions is None; " + whole),
+        (lambda: labels.object_of("red star"), "compositions is 'red star'; " + whole),
+        (lambda: labels.is_seen(mask), "; of a mask, give np.flatnonzero(mask)"),
+        (lambda: labels.is_seen([6]), "compositions holds 6 to 6"),
+        (lambda: labels.names(mask), "; of a mask, give np.flatnonzero(mask)"),
+        (lambda: labels.names([0.0, 1.5]), whole),
+        (lambda: labels.names([[0, 1]]), "compositions has the shape (1, 2); expected one dimension"),
+        (lambda: labels.names(3), "compositions has the shape (); expected one dimension"),
+        (lambda: labels.name(1.5), "composition is 1.5; expected a whole number from 0 to 5"),
+        (lambda: labels.name(True), "composition is True; expected a whole number"),
+        (lambda: labels.index(["red", "blue"], ["star"]), "2 states and 1 objects; expected one of each"),
+        (lambda: labels.index(["red", "blue"], ["star"] * 3), "2 states and 3 objects; expected one of each"),
+        (lambda: labels.index(5, ["star"]), "states is 5; expected a list of names"),
+        (lambda: labels.index(["red"], [["star"]]), "objects is [['star']]; expected a list of names"),
+        (lambda: space(["red"], ("star",), empty), "states is ['red']; expected a tuple of names"),
+        (lambda: space("red", ("star",), empty), "states is 'red'; expected a tuple of names"),
+        (lambda: space(("red",), (5,), empty), "objects is (5,); expected a tuple of names"),
+        (lambda: space(("red",), ("star",), [0]), "pairs is [0]; expected arrays of compositions by split"),
+        (lambda: space(("red",), ("star",), {"train": ["a"]}), "the pairs of train is ['a']; expected an array"),
+        (lambda: space(("red",), ("star",), {"train": np.array(0)}), "train does not list its compositions sorted"),
+    ]
+    for call, message in calls:
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert message in str(caught.value) and "\n" not in str(caught.value), message
+
+
+def test_lists_and_numbers_of_any_type_are_compositions() -> None:
+    labels = LabelSpace(("red", "blue"), ("star", "moon"), {"train": [0, 3], "val": []})  # type: ignore[dict-item]
+    assert labels.state_of([0, 3]).tolist() == [0, 1] and labels.object_of(np.array([3], np.uint8)).tolist() == [1]
+    assert labels.composition(1, 0) == 2 and labels.is_seen([[0, 1], [2, 3]]).tolist() == [[True, False], [False, True]]
+    assert labels.pairs["train"].dtype == labels.pairs["val"].dtype == labels.state_of([]).dtype == np.int64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -256,12 +257,56 @@ def test_accuracy_is_refused_where_it_means_nothing(change, message):
         model.score(**{"X": X, "y": y, **change})
 
 
-def test_parameters_set_after_fitting_are_checked_too():
+@pytest.mark.parametrize("name", ["candidates", "ridge", "shrinkage", "prior", "bias"])
+def test_parameters_act_when_images_are_added(name):
+    X, y = drawn()
+    values: dict[str, Any] = {"candidates": "seen", "ridge": 100.0, "shrinkage": 50.0, "prior": False, "bias": 5.0}
+    value = values[name]
+    other = CompositionClassifier(**{name: value}).fit(X, y).composition_scores(X)
+    for model in (CompositionClassifier().fit(X, y), CompositionClassifier().partial_fit(X, y)):
+        model.set_params(**{name: value})
+        assert np.allclose(model.composition_scores(X), CompositionClassifier().fit(X, y).composition_scores(X))
+    pieces = CompositionClassifier().partial_fit(X[:40], y[:40]).set_params(**{name: value})
+    again = pieces.partial_fit(X[40:], y[40:]).composition_scores(X)
+    assert again.shape == other.shape and np.allclose(again, other)
+
+
+def test_wrong_parameters_set_after_fitting_are_refused_at_the_next_fit():
     X, y = drawn()
     model = CompositionClassifier().fit(X, y)
     for bias in (float("nan"), "much"):
         with pytest.raises(ValueError, match="bias: "):
-            model.set_params(bias=bias).predict(X)
+            model.set_params(bias=bias).partial_fit(X, y)
+
+
+@pytest.mark.parametrize("order", [["state", "object"], ["object", "state"]])
+def test_columns_of_labels_in_another_order_are_refused(order):
+    X, y = drawn()
+    table = pd.DataFrame(y, columns=["state", "object"])
+    right, wrong = table[order], table[order[::-1]]
+    message = rf"the columns are \['{order[1]}', '{order[0]}'\]; expected \['{order[0]}', '{order[1]}'\]"
+    model = CompositionClassifier().fit(X, right)
+    before = model.composition_scores(X)
+    for call in (model.partial_fit, model.score):
+        with pytest.raises(ValueError, match=f"y: {message}"):
+            call(X, wrong)
+    with pytest.raises(ValueError, match=f"candidates: {message}"):
+        CompositionClassifier(wrong.drop_duplicates()).fit(X, right)
+    assert np.array_equal(model.composition_scores(X), before)
+    assert model.score(X, right) == model.score(X, right.to_numpy()) == model.score(X, pd.DataFrame(right.to_numpy()))
+    model.partial_fit(X, right.to_numpy())
+    with pytest.raises(ValueError, match=f"y: {message}"):
+        model.partial_fit(X, wrong)
+    model.fit(X, wrong)
+
+
+def test_classes_in_another_order_than_the_columns_are_refused():
+    X, y = drawn()
+    y = np.column_stack([np.array(["red", "blue", "green"])[y[:, 0]], np.array(["star", "heart", "ring"])[y[:, 1]]])
+    classes = [["red", "blue", "green", "grey"], ["star", "heart", "ring"]]
+    with pytest.raises(ValueError, match="classes: the label 'blue' of y is missing; expected all labels of y"):
+        CompositionClassifier().partial_fit(X, y, classes=classes[::-1])
+    assert len(CompositionClassifier().partial_fit(X, y, classes=classes).classes_[0]) == 4
 
 
 def test_without_scikit_learn_the_command_that_installs_it_is_named():

@@ -91,6 +91,35 @@ def test_a_recognizer_says_that_the_code_changed_since_training(plugin, tmp_path
     assert capsys.readouterr().err == f"duplex: {line}\n"
 
 
+@pytest.mark.parametrize("place", ["script", "session"])
+def test_a_changed_class_of_a_script_is_reported(tmp_path, capsys, monkeypatch, place):
+    """In an interactive session, which keeps no source of the class, a line says that the code cannot be compared."""
+    script = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    file = tmp_path / "train.py"
+    file.write_text(MEMORY)
+    if place == "script":
+        script.__file__ = str(file)
+    exec(compile(MEMORY, file if place == "script" else "<stdin>", "exec"), vars(script))
+    features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
+    folder = duplex.fit(small(features=features, encoder="tiny"), script.Neighbours, epochs=1).save(tmp_path / "run")
+    capsys.readouterr()
+    checkpoint, said = folder / "checkpoint.safetensors", []
+    for text in (MEMORY, MEMORY.replace("scale * q", "scale + q")):
+        file.write_text(text)
+        duplex.Recognizer.load(folder)
+        said.append(capsys.readouterr().err)
+    if place == "script":
+        line = f"duplex: the code of '__main__:Neighbours' has changed since {checkpoint} was trained\n"
+        assert said == ["", line]
+    else:
+        line = f"the code of '__main__:Neighbours' cannot be compared with that when {checkpoint} was trained"
+        assert line in said[0] and said[0].count("\n") == 1
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    with pytest.raises(duplex.DuplexError, match="'__main__:Neighbours' is a class of another script or notebook"):
+        duplex.Recognizer.load(folder)
+
+
 def test_an_image_is_left_out_of_its_own_neighbours(plugin):
     train, options = small_batch(40), plugin.NeighbourOptions(scale=1.0)
     method = plugin.Neighbours(small_task(), options)

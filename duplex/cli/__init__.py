@@ -33,6 +33,8 @@ class CommandGroup(TyperGroup):
                 raise
         except SystemExit as error:  # commands return or raise; an exit comes from a method's or encoder's own code
             with report_errors():
+                if isinstance(error.__context__, BrokenPipeError):  # or from rich, which prints help
+                    raise error.__context__ from None
                 raise DuplexError(f"a plug-in called sys.exit({error.code!r}); nothing after it was done") from error
 
 

@@ -110,15 +110,15 @@ def _measure(
 
 def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed: int) -> dict[str, Any]:
     from duplex.evaluation.curve import Margins
-    from duplex.evaluation.scores import open_scores
+    from duplex.evaluation.scores import open_scores, require_same_columns
     from duplex.evaluation.uncertainty import compare
 
     with open_scores(first) as first_scores, open_scores(second) as second_scores:
-        for name in ("target", "seen"):
-            a, b = getattr(first_scores, name), getattr(second_scores, name)
-            if a.shape != b.shape or (a != b).any():
-                raise UsageError(f"{first} and {second} differ in {name!r}; use scores of the same images")
-        k = (ks or first_scores.ks)[0]
+        require_same_columns(first_scores, second_scores)
+        first_k, second_k = ((ks or scores.ks)[0] for scores in (first_scores, second_scores))
+        if first_k != second_k:
+            raise UsageError(f"k is {first_k} in {first} and {second_k} in {second}; choose one with --k")
+        k = first_k
         _check_k(first_scores, k)
         if ks and len(ks) > 1:
             raise UsageError(f"--k is given {len(ks)} times; give it once to compare two files")
@@ -138,12 +138,12 @@ def _text(report: dict[str, Any]) -> str:
         lines = [f"{report[name]['file']}\n{_table(report[name])}" for name in ("first", "second")]
         gains = (estimate_line(f"{name:<10}", gain) for name, gain in report["difference"].items())
         return "\n".join([*lines, "second - first", *gains])
-    tops = report.get("top", {}).values()
-    return "\n".join([_table(report), *(f"top-{top['k']}\n{_table(top)}" for top in tops)])
+    return "\n".join(map(_table, [report, *report.get("top", {}).values()]))
 
 
 def _table(metrics: dict[str, Any]) -> str:
-    lines = [
+    lines = [f"top-{metrics['k']}"]
+    lines += [
         estimate_line(f"{name:<10}", {"value": metrics[name], "interval": metrics[f"{name}_interval"]})
         for name in METRICS
     ]

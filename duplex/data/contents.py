@@ -70,9 +70,11 @@ def _pixels(path: Path, draft: bool) -> str:
         with Image.open(path) as image:
             if draft:
                 image.draft("RGB", (1, 1))
-            pixels = ImageOps.exif_transpose(image).convert("RGB")
+            pixels = ImageOps.exif_transpose(image)
+            if not pixels.mode.startswith(("I", "F")):  # wider than 8 bits: conversion would clip them to white
+                pixels = pixels.convert("RGB")
     except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
         if fault := machine_fault(path, error):
             raise fault from error
         return f"unreadable {path}"
-    return hashlib.sha256(f"{pixels.size}".encode() + pixels.tobytes()).hexdigest()
+    return hashlib.sha256(f"{pixels.mode} {pixels.size}".encode() + pixels.tobytes()).hexdigest()

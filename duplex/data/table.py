@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from duplex.errors import DuplexError, UsageError, install_command
 from duplex.labels import SPLITS
 
 NEEDED = ("image", "state", "object")
+SPLIT_NAMES = {"set", "subset", "fold", "phase", "partition"}  # of the column `split` in tables made for other programs
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
 Row = tuple[str, list[Any]]  # its place for messages, its cells
 
@@ -45,7 +47,10 @@ def read_table(path: Path, optional: Collection[str] = ()) -> pd.DataFrame:
 
 
 def _columns(header: list[str], path: Path, optional: Collection[str]) -> list[str]:
-    """Return the names of the columns to read, in a fixed order; further columns are ignored."""
+    """Return the names of the columns to read, in a fixed order; further columns are ignored.
+
+    Raise `DuplexError` for a column that is missing, repeated or misspelt.
+    """
     columns = [*NEEDED, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
         if header.count(name) != 1:
@@ -54,17 +59,25 @@ def _columns(header: list[str], path: Path, optional: Collection[str]) -> list[s
                 f"{path} has {count} {name!r}; it needs {', '.join(NEEDED)} and may have split; its columns are "
                 f"{', '.join(header)!r:.100}"
             )
-    refuse_misspelt(header, str(path))
+    refuse_misspelt(header, str(path), optional)
     return columns
 
 
-def refuse_misspelt(header: Iterable[object], place: str) -> None:
-    """Raise `DuplexError` for a column such as `Split`, which would be ignored. `place` names the table."""
+def refuse_misspelt(header: Iterable[object], place: str, optional: Collection[str] = ()) -> None:
+    """Raise `DuplexError` for a column that would be ignored although it seems to be one that the table lacks.
+
+    Such columns are `Split`, `splits` and `set` in a table without `split`. `place` names the table. optional: further
+    columns that the table may have.
+    """
     names = [str(name) for name in header]
+    lacking = [name for name in (*NEEDED, "split", *optional) if name not in names]
     for name in names:
-        right = name.strip().lower()
-        if right in (*NEEDED, "split") and right not in names:
-            raise DuplexError(f"{place} has a column {name!r}; write {right!r}")
+        word = "_".join(name.lower().split())
+        similar = difflib.get_close_matches(word, lacking, n=1, cutoff=0.8)
+        if "split" in lacking and word.rstrip("s") in SPLIT_NAMES:
+            similar = ["split"]
+        if similar:
+            raise DuplexError(f"{place} has a column {name!r}; write {similar[0]!r}, or rename or drop the column")
 
 
 def _checked(columns: list[str], place: str, cells: list[Any]) -> list[str]:

@@ -133,7 +133,7 @@ class ScoreAccumulator:
 
         upto: number of unseen buckets that are feasible, from the first on; columns of others score -inf. None: all.
         """
-        *_, last = islice(self.cumulative(), None if upto is None else upto + 1)
+        *_, last = islice(self.cumulative(), None if upto is None else require_whole(upto, "upto", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
@@ -164,6 +164,7 @@ class ScoreAccumulator:
             unseen=unseen,
             seen_column=self._column[SEEN],
             unseen_column=column,
+            columns=self.seen.size,
         )
 
 
@@ -176,6 +177,31 @@ def checked_columns(values: Any, name: str) -> Ints:
     if kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
         raise UsageError(f"{name} holds {array.max()}, which is no column")
     return np.array(array, dtype=np.int64)  # a copy: the caller may change its own
+
+
+def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
+    """Return a name per column [C]; raise `UsageError` unless there are C numbers or texts, none of them missing.
+
+    `noun` names the values in the message.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise UsageError(f"{noun} has rows of different lengths; expected a number or text per column") from None
+    if array.shape != (columns,):
+        raise UsageError(f"{noun} has the shape {array.shape}; expected ({columns},), one name per column")
+    if array.dtype.kind not in "biufOSUT":
+        raise UsageError(f"{noun} must be numbers or texts, not {array.dtype}")
+    missing = np.zeros(columns, dtype=bool)
+    if array.dtype.kind == "f":
+        missing = np.isnan(array)
+    elif array.dtype.kind == "O":
+        import pandas as pd
+
+        missing = pd.isna(array)
+    if missing.any():
+        raise UsageError(f"{noun} has no name for column {int(missing.argmax())}; expected one per column")
+    return array
 
 
 def refuse_inexact(scores: NDArray[Any]) -> None:
@@ -200,6 +226,7 @@ class TopCompetitors:
     unseen: Floats  # [N, k]
     seen_column: Ints  # [N] column of the first, -1 if there is none
     unseen_column: Ints  # [N]
+    columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
         """Return each image's best column [N], the lowest one of equal scores; -1 if all scores are -inf."""

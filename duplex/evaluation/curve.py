@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duplex.errors import UsageError
+from duplex.errors import UsageError, require_type, shown
 from duplex.evaluation.accumulator import Floats, TopCompetitors
 from duplex.labels import Bools, Ints
 
@@ -36,8 +37,15 @@ class Margins:
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
         """Compute the margins for top-`k` accuracy from score statistics; `k`: at most that of the accumulator."""
-        if not 1 <= k <= competitors.seen.shape[1]:
-            raise UsageError(f"k is {k}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator")
+        if not isinstance(competitors, TopCompetitors):
+            raise UsageError(
+                f"competitors is {shown(competitors)}; expected score statistics, the result of "
+                "`ScoreAccumulator.competitors()`"
+            )
+        if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
+            raise UsageError(
+                f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
+            )
         is_seen = competitors.is_seen
         same = np.where(is_seen[:, None], competitors.seen, competitors.unseen)[:, :k]
         other = np.where(is_seen[:, None], competitors.unseen, competitors.seen)[:, :k]
@@ -71,6 +79,7 @@ class Curve:
     @classmethod
     def of(cls, margins: Margins) -> Curve:
         """Compute the exact curve from the margins of images."""
+        require_type(margins, Margins, "margins")
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
         seen_until = np.searchsorted(breakpoints, margins.seen, side="left")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from duplex.errors import DuplexError
-from duplex.evaluation.accumulator import TopCompetitors
+from duplex.errors import DuplexError, require_whole
+from duplex.evaluation.accumulator import TopCompetitors, checked_names
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import ROUNDS, Components, Interval, bootstrap, percentiles
 from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
@@ -70,7 +70,10 @@ def measure(
     rounds: number of bootstrap rounds over images for the intervals of S, U and HM; 0: none.
     seed: seed of the bootstrap.
     """
+    rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)
+    state_accuracy = _primitive_accuracy(competitors, states, "states")
+    object_accuracy = _primitive_accuracy(competitors, objects, "objects")
     curve, parts = Curve.of(margins), Components.of(margins)
     draws = bootstrap([margins], rounds, seed)[0]  # [rounds, 3]
     own_group = np.where(competitors.is_seen[:, None], competitors.seen, competitors.unseen)
@@ -89,16 +92,16 @@ def measure(
         hm_interval=percentiles(draws[:, 2]),
         auc_interval=parts.interval,
         bias=None if best is None else curve.bias(best),
-        state_accuracy=_primitive_accuracy(competitors, states),
-        object_accuracy=_primitive_accuracy(competitors, objects),
+        state_accuracy=state_accuracy,
+        object_accuracy=object_accuracy,
         tied=float((tied & (competitors.label > -np.inf)).mean()),
     )
 
 
-def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None) -> float | None:
+def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, noun: str) -> float | None:
     if names is None:
         return None
-    name, predicted = np.asarray(names), competitors.best_columns()
+    name, predicted = checked_names(names, competitors.columns, noun), competitors.best_columns()
     return float(((predicted >= 0) & (name[predicted] == name[competitors.target])).mean())
 
 

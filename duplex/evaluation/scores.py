@@ -1,7 +1,8 @@
 """Score files: an `.npz` or `.h5` file with `scores [N, C]`, `target [N]` (column of each label) and `seen [C]`.
 
 Optional: `feasible_mask [C]` (other columns score -inf), `k` (one or more), `state [C]` and `object [C]` (of each
-column, as numbers or text). All arrays are checked first. An `.h5` file is read in blocks, so it may exceed memory.
+column, as numbers or text). Other arrays are refused, and all are checked first. An
+`.h5` file is read in blocks, so it may exceed memory.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.errors import UsageError
-from duplex.evaluation.accumulator import checked_columns
+from duplex.errors import UsageError, shown
+from duplex.evaluation.accumulator import checked_columns, checked_names
 from duplex.evaluation.topk import checked_mask
 from duplex.labels import Bools, Ints
 from duplex.system.hdf5 import HDF5_ERRORS, InvalidHDF5, find_dataset, refuse_sparse_file
 
 REQUIRED = ("scores", "target", "seen")
+OPTIONAL = ("feasible_mask", "k", "state", "object")
 RENAMED = {"live": "feasible_mask"}
 BLOCK = 1 << 23  # scores read at a time
 MAX_KS = 1000
@@ -66,6 +68,22 @@ class ScoreFile:
             yield rows, block
 
 
+def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
+    """Raise `UsageError` if two score files differ in labels, seen columns, or states or objects that both have."""
+    for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
+        a, b = (_as_text(getattr(scores, field)) for scores in (first, second))
+        if a is not None and b is not None and not np.array_equal(a, b):
+            raise UsageError(
+                f"{first.path} and {second.path} differ in {name!r}; "
+                "use scores of the same images and candidates, both in the same order"
+            )
+
+
+def _as_text(values: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Return texts of `.h5` files, which are UTF-8 bytes, as str; return other values unchanged."""
+    return np.char.decode(values, "utf-8", "replace") if values is not None and values.dtype.kind == "S" else values
+
+
 @contextmanager
 def open_scores(path: Path) -> Iterator[ScoreFile]:
     """Open and check a score file; raise `UsageError` if anything is wrong with it."""
@@ -74,15 +92,18 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
     with _open(path) as store:
         entries = _Entries(path, store)
         lacking = [name for name in REQUIRED if entries.find(name) is None]
+        try:
+            names = sorted(store)
+        except READ_ERRORS as error:
+            raise UsageError(f"{path} cannot be read: {_brief(error)}") from error
         if lacking:
-            try:
-                names = sorted(store) or "nothing"
-            except READ_ERRORS as error:
-                raise UsageError(f"{path} cannot be read: {_brief(error)}") from error
-            raise UsageError(f"{path} has no {', '.join(map(repr, lacking))}; it holds {names}")
-        for old, new in RENAMED.items():
-            if entries.find(old) is not None:
-                raise UsageError(f"{path}: {old!r} has been renamed; save it as {new!r}")
+            raise UsageError(f"{path} has no {', '.join(map(repr, lacking))}; it holds {names or 'nothing'}")
+        for name in names:
+            if name in RENAMED:
+                raise UsageError(f"{path}: {name!r} has been renamed; save it as {RENAMED[name]!r}")
+            if name not in REQUIRED + OPTIONAL:
+                known = ", ".join(REQUIRED + OPTIONAL)
+                raise UsageError(f"{path} holds {shown(name)}, which is no part of a score file; expected only {known}")
         yield _checked(path, entries)
 
 
@@ -173,9 +194,7 @@ def _ks(path: Path, values: NDArray[Any] | None) -> tuple[int, ...]:
 
 
 def _names(path: Path, name: str, values: NDArray[Any] | None) -> NDArray[Any] | None:
-    if values is not None and values.dtype.kind not in "biufSUT":
-        raise UsageError(f"{path}: {name!r} must be numbers or texts, not {values.dtype}")
-    return values
+    return None if values is None else checked_names(values, values.size, f"{path}: {name!r}")
 
 
 MAX_EXPANDED = 1 << 30  # bytes of an array that unpacks to more than MAX_RATIO times its packed size

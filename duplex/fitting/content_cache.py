@@ -5,17 +5,16 @@
 
 `KEY` identifies the encoder and its outputs, `LIST` the list of image contents. After renaming a file or correcting a
 label, no image is encoded again. With further images, the existing rows are copied to the start of a larger cache, only
-the new images are encoded, and the smaller cache is removed.
+the new images are encoded, and the smaller cache is removed. `contents.txt` is written last, after the digests of the
+files were found to be the same as before encoding; without it, a cache is made again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -38,25 +37,15 @@ from duplex.features.layout import REQUIRED, Span, partial_path, value_names
 from duplex.features.shards import CHUNK, row_types
 from duplex.features.store import Features, PartialCache, claim_cache, open_features
 from duplex.features.tokens import DiskTokens, read_tokens
+from duplex.fitting.image_digests import change_error, changed_images
 from duplex.labels import Bools, Ints, LabelSpace
 from duplex.layers.finetuned_blocks import finetuned_blocks_factory
 from duplex.library.inputs import InputRequest, RunInputs, encoder_record, load_text_tower
-from duplex.system.files import sha256, write_text
+from duplex.system.files import write_text
 from duplex.system.precision import float32_arithmetic
-from duplex.system.progress import track
 
 CONTENTS, FEATURES = "contents.txt", "features.h5"
 BATCH = 256  # images whose block inputs are advanced at once
-
-
-def content_digests(root: Path, images: Sequence[str]) -> list[str]:
-    """Return the sha256 of each image file below `root`; "" for a file that is not there."""
-
-    def digest(image: str) -> str:
-        return sha256(root / image) if (root / image).is_file() else ""
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(track(pool.map(digest, images), "reading images", len(images)))
 
 
 @dataclass(frozen=True)
@@ -82,6 +71,9 @@ class ContentCache:
         root: folder of the image files.
         images: sha256 of an image file -> path below `root` of a file with that content.
         max_bad: share of unreadable images above which `DuplexError` is raised.
+
+        Raises `DuplexError` if the content of a file is no longer that of its sha256 after encoding. The features of
+        such files are removed, those of the others stay.
         """
         caches = {}
         for cache in sorted(self.place.glob("*")):
@@ -113,7 +105,7 @@ class ContentCache:
         for other in self.place.glob("*"):
             if other not in (folder, known) and other.is_dir():
                 shutil.rmtree(other)  # of other contents, abandoned
-        write_text(folder / CONTENTS, text)
+        (folder / CONTENTS).unlink(missing_ok=True)
         if known is not None and kept and not partial_path(file).exists():
             self._copy(known / FEATURES, np.array(list(kept.values())), file, len(wanted), digest)
         extract(
@@ -126,6 +118,14 @@ class ContentCache:
             bits=self.encoder.bits,
             max_bad=max_bad,
         )
+        if changed := changed_images(root, images):  # copied rows too: batches are encoded as a whole
+            removed = set(changed)
+            if sound := {each: image for each, image in images.items() if image not in removed}:
+                self._extend(root, sound, folder, wanted, max_bad)
+            else:
+                shutil.rmtree(folder)
+            raise change_error(root / changed[0])
+        write_text(folder / CONTENTS, text)
         if known not in (None, folder):
             shutil.rmtree(known)
         return ContentFeatures(file, {digest: row for row, digest in enumerate(wanted)})

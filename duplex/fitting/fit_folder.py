@@ -26,6 +26,7 @@ from duplex.evaluation.answered_images import AnsweredImages
 from duplex.fitting.encoder_choice import choose_encoder, named_encoder
 from duplex.fitting.final_fit import fit_chosen
 from duplex.fitting.folder_recipes import FolderRecipes, Say
+from duplex.fitting.image_digests import load_pixel_digests, save_pixel_digests
 from duplex.fitting.labelled_folder import describe, read_labelled_folder
 from duplex.library.fit import deterministic
 from duplex.library.inputs import InputRequest
@@ -78,8 +79,8 @@ def fit_folder(
     refuse_unwritable(page_file(out))
     if page_file(out).is_file() and not is_page(page_file(out)):
         raise UsageError(f"{page_file(out)} exists and is not a page of duplex; move it, or choose another --out")
-    data = read_labelled_folder(source, images)
-    refuse_lost_updates(out, data.digests)
+    data = read_labelled_folder(source, images, known_pixels=load_pixel_digests(cache_folder(out)))
+    refuse_lost_updates(out, data.contents)
     describe(data, say)
     if encoder is None:
         gpu = resolve_device("auto") != "cpu"
@@ -109,6 +110,7 @@ def page_file(out: Path) -> Path:
 def _fit(recipes: FolderRecipes, out: Path) -> Path:
     """Choose a training recipe by validation, fit it to all images, write the model folder `out` and return it."""
     say = recipes.say
+    save_pixel_digests(recipes.cache, recipes.data.pixels)
     recipes.inputs  # noqa: B018 encodes what is missing, before the time for training begins
     choice = search_recipes(recipes.levels(time.monotonic()), recipes.runs.result, say)
     say(f"chosen: {choice.recipe.name}")
@@ -117,7 +119,7 @@ def _fit(recipes: FolderRecipes, out: Path) -> Path:
     say(f"fitting all {len(recipes.readable.manifest):,} labelled images")
     run = fit_chosen(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
-        refuse_lost_updates(out, recipes.data.digests)  # an update may have ended during the fit
+        refuse_lost_updates(out, recipes.data.contents)  # an update may have ended during the fit
         _write_model(out, recipes, run, choice, measured)
     for other in recipes.cache.glob("recipes-*"):
         if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
@@ -171,9 +173,10 @@ def _write_model(out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoi
     fitted = run.method.fitted_statistics()
 
     def add_files(folder: Path) -> None:
-        write_fit(folder, _fit_record(recipes, choice, measured, counts))
+        tensors = load_file(folder / TENSORS)
+        write_fit(folder, _fit_record(recipes, choice, measured, counts), tensors)
         if fitted is not None:
-            write_statistics(folder, fitted, load_file(folder / TENSORS))
+            write_statistics(folder, fitted, tensors)
 
     export(trained, recipes.world, out, facts, add_files)
 
@@ -190,7 +193,7 @@ def _fit_record(
         "recipes": list(choice.table),
         "chosen": choice.recipe.name,
         "measured": measured,
-        "contents": sorted(recipes.readable.digests),  # which an update does not count twice
+        "contents": recipes.readable.contents,  # which an update does not count twice
     }
 
 

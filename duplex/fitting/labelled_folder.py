@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
-from duplex.data.contents import content_keys
 from duplex.data.dataset import LabelledImages, from_rows
 from duplex.data.dataset_source import detect_source, load_source, read_folder
 from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
-from duplex.fitting.content_cache import content_digests
+from duplex.fitting.image_digests import read_digests
 from duplex.labels import LabelSpace
 
 MOST_CONTRADICTED = 0.01  # share of images with copies of another label that are left out; more is an error
@@ -29,34 +29,58 @@ class LabelledFolder:
     manifest: pd.DataFrame  # image, state, object, split
     labels: LabelSpace
     digests: list[str]  # sha256 of each row's file
+    pixels: Mapping[str, str]  # digests of pixels, also of copies left out, by the sha256 of the file (`read_digests`)
     notes: tuple[str, ...] = ()  # what was left out
 
+    @property
+    def contents(self) -> dict[str, str]:
+        """The sha256 of each row's file, sorted, with the digest of its pixels."""
+        return {digest: self.pixels[digest] for digest in sorted(self.digests)}
 
-def read_labelled_folder(source: Path, images: Path | None = None, seed: int = SplitOptions.seed) -> LabelledFolder:
+
+@dataclass(frozen=True)
+class DistinctImages:
+    """Labelled images of which no two have the same content."""
+
+    rows: pd.DataFrame  # image, state, object and further columns
+    digests: list[str]  # sha256 of each row's file
+    notes: list[str]  # images that are missing or have the content of another
+    pixels: dict[str, str]  # digests of pixels, also of copies left out, by the sha256 of the file (`read_digests`)
+
+
+def read_labelled_folder(
+    source: Path,
+    images: Path | None = None,
+    seed: int = SplitOptions.seed,
+    known_pixels: Mapping[str, str] = MappingProxyType({}),
+) -> LabelledFolder:
     """Read the labelled images of a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
 
     Copies of an image with the same label are used once; images with two labels are left out. Raises `UsageError` if
     more than one image in a hundred has two labels, and for data that cannot be split into seen and unseen pairs.
+
+    known_pixels: digests of pixels that were computed before, by the sha256 of the file.
     """
     description = detect_source(source, SplitOptions(seed=seed), images)
     notes: list[str] = []
     try:
         if description.kind == "standard":
             data = load_source(description)
-            digests = content_digests(description.root, data.manifest["image"].tolist())
+            digests, pixels = read_digests(description.root, data.manifest["image"].tolist(), known_pixels)
         else:
             frame, skipped = labelled_rows(description)
-            frame, digests, notes = distinct_images(frame, description.root, source)
-            notes += skipped
-            require_words(frame, source)
-            data = from_rows(frame, description.split, source)  # no two rows have the same content
+            distinct = distinct_images(frame, description.root, source, known_pixels)
+            digests, pixels, notes = distinct.digests, distinct.pixels, distinct.notes + skipped
+            require_words(distinct.rows, source)
+            data = from_rows(distinct.rows, description.split, source)  # no two rows have the same content
         require_splits(data, source)
     except UsageError:
         raise
     except DuplexError as error:
         raise UsageError(str(error)) from None
     notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
-    return LabelledFolder(description.root, data.manifest.reset_index(drop=True), data.labels, digests, tuple(notes))
+    manifest = data.manifest.reset_index(drop=True)
+    return LabelledFolder(description.root, manifest, data.labels, digests, pixels, tuple(notes))
 
 
 def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
@@ -69,14 +93,19 @@ def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
     return frame, [f"{text}: {count:,}" for text, count in notes.items()]
 
 
-def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.DataFrame, list[str], list[str]]:
-    """Return one row per image content, the sha256 of each row's file, and notes that name the first rows left out.
+def distinct_images(
+    frame: pd.DataFrame, root: Path, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
+) -> DistinctImages:
+    """Return one row per image content, with notes that name the first rows left out.
 
     Files have the same content if their bytes or their pixels are equal. Images whose copies have another label are all
     left out; more than one in a hundred raise `UsageError`.
+
+    known_pixels: digests of pixels that were computed before, by the sha256 of the file.
     """
     images = frame["image"]
-    digests = pd.Series(content_digests(root, images.tolist()), index=frame.index, dtype=object)
+    files, pixels = read_digests(root, images.tolist(), known_pixels)
+    digests = pd.Series(files, index=frame.index, dtype=object)
     missing = digests == ""
     if missing.all():
         raise UsageError(
@@ -84,7 +113,7 @@ def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.D
             "correct the paths or give --images FOLDER"
         )
     frame, digests = frame[~missing], digests[~missing]
-    contents = _contents(frame, digests, root)
+    contents = digests.map(pixels)
     contradicted = _contradicted(frame, contents, source)
     frame, digests = frame[~contradicted], digests[~contradicted]
     repeated = contents[~contradicted].duplicated()
@@ -97,13 +126,7 @@ def distinct_images(frame: pd.DataFrame, root: Path, source: Path) -> tuple[pd.D
         )
         if mask.any()
     ]
-    return frame[~repeated].reset_index(drop=True), digests[~repeated].tolist(), notes
-
-
-def _contents(frame: pd.DataFrame, digests: pd.Series, root: Path) -> pd.Series:
-    """Return a key for each row that is equal for images with equal pixels; for other files, the sha256."""
-    keys = pd.Series(content_keys(root, frame["image"].tolist()), index=frame.index, dtype=object)
-    return keys.where(keys != frame["image"], digests)
+    return DistinctImages(frame[~repeated].reset_index(drop=True), digests[~repeated].tolist(), notes, pixels)
 
 
 def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.Series:

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from duplex.data.manifest import check_labels
 from duplex.errors import DuplexError, UsageError
 from duplex.features.layout import FIRST_BAD, status_reason
 from duplex.fitting.encoder_choice import check_words
+from duplex.fitting.image_digests import change_error, changed_images
 from duplex.fitting.labelled_folder import distinct_images, labelled_rows
 from duplex.labels import LabelSpace, prompt_name
 from duplex.layers.class_statistics import ClassStatistics
@@ -40,11 +42,11 @@ from duplex.recognition.card import RunFacts, model_card, read_notes
 from duplex.recognition.export_folder import NAMES as EXPORTED
 from duplex.recognition.export_folder import README, refuse_other_files, replace_export
 from duplex.recognition.fitted_files import (
-    FIT,
     contents_of,
     read_fit,
     read_statistics,
     refuse_lost_updates,
+    shared_contents,
     sole_model_writer,
     write_fit,
     write_statistics,
@@ -69,7 +71,7 @@ class NewImages:
     """Labelled images to add, with the features that the model computes for them."""
 
     rows: pd.DataFrame  # image, state, object
-    digests: list[str]  # sha256 of each file
+    contents: dict[str, str]  # sha256 of each row's file, with the digest of its pixels
     inputs: Inputs  # as the encoder computes them: `cls` [B, d], and block inputs for fine-tuned blocks
     features: Tensor  # [B, d] outputs of the fine-tuned blocks; without such blocks, `cls`
     notes: tuple[str, ...] = ()  # what was left out
@@ -105,14 +107,11 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     trained = recognizer.trained
     if not isinstance(trained, ExportedModel):
         raise UsageError(f"{model} is a run; expected a folder that `duplex fit` wrote")
-    record = read_fit(model)
     stored = load_file(model / TENSORS)
+    record = read_fit(model, stored)
     fitted = read_statistics(model, stored)
-    listed = sum(len(part["contents"]) for part in (record, *record.get("updates", [])))
-    if int(fitted.statistics.counts.sum()) > listed:
-        raise UsageError(f"{model / FIT} lists fewer images than the model has; put back the file of this model")
     new = read_images(recognizer, source, images, record)
-    refuse_lost_updates(out, contents_of(record).union(new.digests))
+    refuse_lost_updates(out, {**contents_of(record), **new.contents})
     for note in new.notes:
         say(f"left out: {note}")
     updated = updated_model(trained, stored, fitted, new)
@@ -129,32 +128,37 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
 
 
 def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
-    """Read and encode the images to add. Raises `UsageError` for unreadable ones and for those in the model already.
+    """Read and encode the images to add.
+
+    Raises `UsageError` for unreadable images and for those in the model already, by their bytes or their pixels;
+    `DuplexError` for images that change meanwhile.
 
     record: content of the model's fit.json.
     """
     description = detect_source(source, None, images)
     try:
         frame, skipped = labelled_rows(description)
-        frame, digests, notes = distinct_images(frame, description.root, source)
-        notes += skipped
+        distinct = distinct_images(frame, description.root, source)
+        frame, notes = distinct.rows, distinct.notes + skipped
         for kind in ("state", "object"):
             check_labels(frame[kind], kind, source)
     except UsageError:
         raise
     except DuplexError as error:
         raise UsageError(str(error)) from None
-    known = contents_of(record)
-    if again := [image for image, each in zip(frame["image"], digests, strict=True) if each in known]:
+    contents = {file: distinct.pixels[file] for file in distinct.digests}
+    if again := list(compress(frame["image"], shared_contents(contents, contents_of(record)))):
         raise UsageError(
             f"{len(again):,} of the {len(frame):,} images are in the model already, first {again[0]}, and would count "
             "twice; leave them out, or run `duplex fit` with all images"
         )
     paths = [description.root / image for image in frame["image"]]
     inputs = _encoded(recognizer, paths)
+    if changed := changed_images(description.root, dict(zip(contents, frame["image"], strict=True))):
+        raise change_error(description.root / changed[0])
     blocks = recognizer.trained.finetuned
     features = inputs["cls"] if blocks is None else with_finetuned_features(lambda each: each["cls"], blocks)(inputs)
-    return NewImages(frame, digests, inputs, features, tuple(notes))
+    return NewImages(frame, contents, inputs, features, tuple(notes))
 
 
 def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
@@ -256,7 +260,7 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
     files = {name: checksum for name, checksum in config.get("files", {}).items() if name not in STALE}
     changes = {"labels": updated.labels.to_dict(), "tensors": digest(updated.tensors), "files": files}
     config = with_checksum({**config, **changes})
-    entry = {"images": len(new.rows), "contents": new.digests}
+    entry = {"images": len(new.rows), "contents": new.contents}
     fit = {**record, "updates": [*record.get("updates", []), entry]}
     metrics = record["measured"]["metrics"]
     remark = f"The numbers were measured before {len(new.rows)} images were added without training."
@@ -272,7 +276,7 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         card = model_card(config, updated.tensors, facts, read_notes(model / README))
         (folder / README).write_text(card, encoding="utf-8")
-        write_fit(folder, fit)
+        write_fit(folder, fit, updated.tensors)
         write_statistics(folder, updated.fitted, updated.tensors)
 
     with replace_export(out) as folder:

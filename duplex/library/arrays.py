@@ -44,8 +44,16 @@ class ArrayFeatures:
         return RunInputs(manifest, labels, examples, tower, encoder, cache, 0, self.word_vectors)
 
 
-def checked_table(table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int) -> pd.DataFrame:
-    """Check a user's table and return image, state, object and, if present, split; unnamed images get row numbers."""
+def checked_table(
+    table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
+) -> pd.DataFrame:
+    """Check a user's table and return image, state, object and, if present, split; unnamed images get row numbers.
+
+    rows: number of features. index: the pandas index of the features, if they have one. Rows are matched to features by
+    position, so different indexes raise `UsageError`.
+    """
+    columns = table.values() if isinstance(table, Mapping) else [table]
+    _require_equal([index, *map(pandas_index, columns)])
     try:
         frame = pd.DataFrame(table).reset_index(drop=True)
     except ValueError as error:
@@ -71,3 +79,19 @@ def checked_table(table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int) 
         image = frame.loc[frame["image"].duplicated(), "image"].iloc[0]
         raise UsageError(f"the table lists the image {image!r} twice; expected one row per image")
     return frame.astype(object)
+
+
+def _require_equal(indexes: Sequence[pd.Index | None]) -> None:
+    """Raise `UsageError` unless the pandas indexes of features and columns are equal; None: not a pandas object."""
+    present = [index for index in indexes if index is not None]
+    if not all(index.equals(present[0]) for index in present):
+        raise UsageError(
+            "features and the table's columns have different pandas indexes, but rows are matched by position; "
+            "bring all into one order and call reset_index(drop=True) on each"
+        )
+
+
+def pandas_index(value: object) -> pd.Index | None:
+    """Return the index of a pandas object, and the keys of a mapping, which pandas aligns by; None for other values."""
+    index = pd.Index(list(value)) if isinstance(value, Mapping) else getattr(value, "index", None)
+    return index if isinstance(index, pd.Index) else None

@@ -28,7 +28,7 @@ from duplex.features.extraction import extract
 from duplex.features.identity import IMPORTED
 from duplex.features.matrix import checked_features
 from duplex.labels import SPLITS, LabelSpace, prompt_name
-from duplex.library.arrays import ArrayFeatures, checked_table
+from duplex.library.arrays import ArrayFeatures, checked_table, pandas_index
 from duplex.library.inputs import DatasetFiles, InputsByRequest
 from duplex.options import DEFAULT_TRAINING, TrainingOptions
 from duplex.system.files import checked_path, sha256
@@ -89,7 +89,8 @@ class Dataset:
 
         features: numbers [images, width], as an array or a tensor, not normalised.
         table: one row per image with the columns state, object and split (train, val or test), and optionally image,
-            the names of the images. Without a split column, images are split as by `duplex data add`.
+            the names of the images. Without a split column, images are split as by `duplex data add`. Rows belong to
+            features by position; if both are pandas objects, their indexes must be equal.
         encoder: name of the encoder that computed the features (`duplex encoders`). Without it there is no text tower,
             and only methods without prompts can be trained.
         weights: the encoder's weights, a published tag or a file.
@@ -103,7 +104,8 @@ class Dataset:
             raise UsageError(f"weights {weights!r} did not make these features; name those that did, or no encoder")
         values = checked_features(features)
         try:
-            data = from_rows(checked_table(table, len(values)), SplitOptions(), "the table")
+            rows = checked_table(table, len(values), pandas_index(features))
+            data = from_rows(rows, SplitOptions(), "the table")
         except DuplexError as error:
             raise UsageError(str(error)) from None
         for line in alike_labels(data):
@@ -133,7 +135,7 @@ def load_dataset(
     encoder: str | None = None,
     weights: str | None = None,
     images: str | Path | None = None,
-    split_seed: int = SplitOptions.seed,
+    split_seed: int | None = None,
     tokens: Literal["none", "patch"] = "none",
     word_vectors: str | Path | None = None,
     cache: str | Path | None = None,
@@ -149,18 +151,19 @@ def load_dataset(
     encoder: name of the frozen encoder (`duplex encoders` lists those on disk).
     weights: the encoder's weights, a published tag or a file.
     images: folder that a table's image paths start from; by default the table's own.
-    split_seed: seed of the random split, for data without a split.
+    split_seed: seed of the random split, for data without a split. None: 0.
     tokens: "patch" also keeps patch tokens, for the methods that need them.
     word_vectors: file in GloVe format, for the methods and the feasibility that use word vectors.
     cache: folder of the feature caches; by default `duplex` in the user's cache folder.
     device: device for encoder, training and evaluation: auto, cpu or cuda. None: as in params.yaml, else auto.
     """
     if encoder is None:
-        given = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
+        given: dict[str, object] = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
+        given |= {"split_seed": split_seed, "tokens": None if tokens == "none" else tokens}
         if names := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"{', '.join(names)}: only for image files; give their `encoder=` or leave this out")
         return _project_dataset(str(source), device)
-    seed = require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
+    seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
     place, device = checked_path(source, "source").resolve(), _checked_device(device or "auto")
     image_folder = None if images is None else checked_path(images, "images").resolve()
     try:
@@ -168,6 +171,8 @@ def load_dataset(
         data = load_source(description)
     except DuplexError as error:
         raise UsageError(str(error)) from None
+    if split_seed is not None and not data.made_split:
+        raise UsageError(f"split_seed is {seed}, but {place} has a split of its own; leave split_seed out")
     for note, count in data.notes.items():
         print(f"{place.name}: {note}: {count:,}", file=sys.stderr)
     for line in alike_labels(data):
@@ -203,6 +208,10 @@ def _encode_images(
     data.labels.save(labels)
     tower = load_encoder(encoder.name, encoder.weights, towers="image", device=device)
     report = extract(names, root, features, tower, manifest_sha256=sha256(manifest), tokens=tokens)
+    if report.rows > report.resumed and (now := _file_digests(data.manifest, root)) != digests:
+        features.unlink()  # its rows would be taken for those of the files from before
+        changed = next(image for image in names if now.get(image) != digests.get(image))
+        raise DuplexError(f"{root / changed} changed while it was being encoded; run the same line again")
     if report.bad:
         first = f"{report.bad[0].image} ({report.bad[0].reason})"
         print(f"{len(report.bad)} of {len(names)} images are left out, the first {first}", file=sys.stderr)

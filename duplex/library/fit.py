@@ -170,9 +170,7 @@ def _kind_of(method: type[Method[Any]]) -> str:
         raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
     kind = next((name for name, source in installed_methods().items() if source.value == target), target)
     if find_method(kind) is not method:
-        find_method.cache_clear()  # a notebook's cell may have defined the class again
-        if find_method(kind) is not method:
-            raise UsageError(f"{kind} is another class of that name; give {method.__name__} a name of its own")
+        raise UsageError(f"{kind} is another class of that name; give {method.__name__} a name of its own")
     return kind
 
 

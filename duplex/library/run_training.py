@@ -200,7 +200,7 @@ def train_method(
             "manifest": inputs.identity.get("manifest"),
             "features": inputs.identity.get("features"),
             "calibration": calibration_settings(settings),
-            "plugin": plugin_hash(module_of(source)),
+            "plugin": plugin_hash(module_of(source), find_method(spec.kind)),
         },
     )
     return Run(spec.name, method, record, spec.training, result)

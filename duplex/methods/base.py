@@ -258,7 +258,8 @@ class Method(nn.Module, Generic[OptionsT]):
     # -- training -------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups for the optimiser; an empty list if the method trains nothing."""
+        """Return parameter groups for the optimiser, dicts with lists of parameters under `params` and, if they differ
+        from the training options, settings such as `lr`; an empty list if the method trains nothing."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
 

@@ -28,7 +28,7 @@ HINTS = {
     "patch": "needs patch tokens, and this cache has none; set extraction.tokens to patch in params.yaml and "
     "extract the data set's features again (`duplex extract`)",
 }
-
+SCRIPTS = ("__main__", "__mp_main__")  # module of a running script, here and in the processes that it starts
 
 _temporary: dict[str, type[Method[Any]]] = {}
 
@@ -86,30 +86,39 @@ def report_exits(kind: str) -> Iterator[None]:
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
     """Context manager: yield a kind for `method_class`, valid inside the block, even if it cannot be imported."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
-    find_method.cache_clear()
     _temporary[kind] = method_class
     try:
         yield kind
     finally:
         del _temporary[kind]
-        find_method.cache_clear()
 
 
-@lru_cache(maxsize=256)
 def find_method(kind: str) -> type[Method[Any]]:
     """Import and return the class of a kind of method. `module:Class` is also looked up in the current folder.
 
     Raise `BrokenMethod`, naming the provider, if the import fails or the class is no `Method`."""
+    if require_text_kind(kind) in _temporary:
+        return _checked_options(kind, _temporary[kind])
+    module, _, name = kind.partition(":")
+    defined = getattr(sys.modules.get(module), "__dict__", {}).get(name.partition(".")[0])
+    if module in SCRIPTS and defined is None:
+        raise BrokenMethod(
+            f"method kind {kind!r} is a class of another script or notebook; move the class into a module and train "
+            "again, or load the run in the script that defines the class"
+        )
+    return _load_method(kind, id(defined))
+
+
+@lru_cache(maxsize=256)
+def _load_method(kind: str, identity: int) -> type[Method[Any]]:
+    """Import the class of a kind; `identity` is the id of the class so far, which a notebook's cell may replace."""
     from duplex.methods.base import Method
 
-    if kind in _temporary:
-        return _checked_options(kind, _temporary[kind])
     folder = os.getcwd()
-    if ":" in require_text_kind(kind) and folder not in sys.path:
+    if ":" in kind and folder not in sys.path:
         sys.path.append(folder)
-    source = method_source(kind)
     advice = ", or remove its methods from params.yaml"
-    value: type[Method[Any]] = load_plugin(source, "method kind", Method, advice, BrokenMethod)
+    value: type[Method[Any]] = load_plugin(method_source(kind), "method kind", Method, advice, BrokenMethod)
     return _checked_options(kind, value)
 
 

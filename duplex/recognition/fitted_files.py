@@ -1,14 +1,14 @@
 """Files that `duplex fit` adds to an exported model: how the model was trained, and statistics for `duplex update`.
 
 fit.json                  table of the training recipes tried and the chosen one, numbers measured before the
-                          final fit, counts of the data, digests of the images
+                          final fit, counts of the data, digests of the images and of the model's tensors
 statistics.safetensors    counts and sums of the features of all labelled images, by pair; their second moment
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -27,18 +27,23 @@ from duplex.system.lock import sole_writer
 from duplex.training.checkpoint import digest, with_checksum
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
-FIT_FORMAT, FORMAT = "duplex-fit-3", "duplex-statistics-1"
+FIT_FORMAT, FORMAT = "duplex-fit-4", "duplex-statistics-1"
 FIELDS = ("pairs", "counts", "sums", "moment")
 
 
-def write_fit(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write fit.json with the record of a fit; equal records give equal bytes."""
-    text = json.dumps(with_checksum({"format": FIT_FORMAT, **record}), ensure_ascii=False, indent=1) + "\n"
+def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
+    """Write fit.json: the record of a fit, with a digest of the model's tensors `model`; equal records give equal
+    bytes."""
+    fields = {"format": FIT_FORMAT, **record, "model": digest(model)}
+    text = json.dumps(with_checksum(fields), ensure_ascii=False, indent=1) + "\n"
     (folder / FIT).write_text(text, encoding="utf-8")
 
 
-def read_fit(folder: Path) -> dict[str, Any]:
-    """Read fit.json; raise `UsageError` if the folder was not made by `duplex fit`, or was changed."""
+def read_fit(folder: Path, model: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """Read fit.json; raise `UsageError` if the folder was not made by `duplex fit`, or was changed.
+
+    model: the model's tensors; `UsageError` is raised if fit.json belongs to others. None: this is not checked.
+    """
     path = folder / FIT
     try:
         require_file(path)
@@ -49,12 +54,26 @@ def read_fit(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not of this version ({FIT_FORMAT}); run `duplex fit` again")
     if record.get("checksum") != with_checksum(record)["checksum"]:
         raise UsageError(f"{path} is damaged: its numbers or contents were changed; run `duplex fit` again")
+    if model is not None and record.get("model") != digest(model):
+        raise UsageError(f"{path} belongs to other tensors than {folder} holds; put back the {FIT} of this model")
     return record
 
 
-def contents_of(record: Mapping[str, Any]) -> set[str]:
-    """Return the sha256 of the files of all images in a model, by its fit.json: those of the fit and of updates."""
-    return {digest for part in (record, *record.get("updates", [])) for digest in part["contents"]}
+def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return the contents of all images in a model, by its fit.json: those of the fit and of updates.
+
+    Contents are a dictionary from the sha256 of an image file to the digest of its pixels.
+    """
+    return {file: pixels for part in (record, *record.get("updates", [])) for file, pixels in part["contents"].items()}
+
+
+def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
+    """Return for each of some images whether its bytes or its pixels are equal to those of one of the others.
+
+    contents, others: as returned by `contents_of`.
+    """
+    known = {*others, *others.values()}
+    return [file in known or pixels in known for file, pixels in contents.items()]
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
@@ -65,16 +84,16 @@ def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None
     return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
 
-def refuse_lost_updates(folder: Path, contents: Collection[str]) -> None:
+def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
     """Raise `UsageError` if a folder's model was updated with images that a new model in its place would lack.
 
-    contents: sha256 of the files of the new model's images.
+    contents: those of the new model's images, as returned by `contents_of`.
     """
     try:
         updates = read_fit(folder).get("updates", [])
     except UsageError:  # not a model, or one that cannot be updated
         return
-    if lost := len(contents_of({"contents": [], "updates": updates}).difference(contents)):
+    if lost := shared_contents(contents_of({"contents": {}, "updates": updates}), contents).count(False):
         raise UsageError(
             f"{folder} was updated with {lost:,} images that its replacement would lack; choose another --out, or move "
             "the folder"

@@ -72,8 +72,11 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
 
 
 def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """Return `images` as an array [B, d] if they are features, None if they are images. Raise `UsageError` for features
-    that are not of width `dim`."""
+    """Return `images` as an array [B, d] if they are features, None if they are images.
+
+    Only the type of numbers distinguishes arrays: floats are features, uint8 is an image. Raise `UsageError` for
+    features that are not of width `dim`.
+    """
     if isinstance(images, Features):
         if images.bad.any():
             raise UsageError(f"{images.path} has rows without an image; leave them out: features.cls[~features.bad]")
@@ -88,7 +91,10 @@ def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
         return None
     rows = np.atleast_2d(images)
     if rows.ndim != 2 or rows.shape[1] != dim:
-        raise UsageError(f"features are {tuple(images.shape)}; expected [B, {dim}], as this model's encoder computes")
+        hint = "; arrays of floats are features, an image is uint8 [H, W, 3]" if rows.ndim == 3 else ""
+        raise UsageError(
+            f"features are {tuple(images.shape)}; expected [B, {dim}], as this model's encoder computes{hint}"
+        )
     return checked_features(rows) if len(rows) else np.asarray(rows, dtype=np.float32)
 
 

@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 
 from duplex.layers.score_formula import answer_logits, score_terms, unit
 
+SHORTEST = 1e-12  # length of a feature below which `unit` does not make it a unit vector
+
 
 def scores(t: Any, features: Any) -> Any:
     """Return the scores [B, C] of features [B, d]: the sum of the model's terms."""
@@ -53,16 +55,26 @@ def require_exported(path: Path, config: Any) -> Path:
 
 
 def read_features(path: str, width: int) -> Any:
-    """Return the features [B, width] in a NumPy file; end the program with one line if it holds anything else."""
+    """Return the features [B, width] in a NumPy file as float32; end the program with one line if it holds others."""
     try:
-        features = np.atleast_2d(np.load(path))
-    except (OSError, ValueError, EOFError) as error:
-        sys.exit(f"recognize.py: {path} cannot be read as an array of numpy: {error}")
-    if not isinstance(features, np.ndarray) or features.ndim != 2 or features.shape[1] != width:
-        sys.exit(f"recognize.py: {path} has the shape {np.shape(features)}; expected rows of width {width}")
-    usable = np.isfinite(features).all(axis=1) & (features != 0).any(axis=1)
+        array = np.load(path)
+    except Exception as error:  # numpy raises almost anything for bytes that are no array
+        sys.exit(f"recognize.py: {path} cannot be read as an array of numpy: {' '.join(str(error).split())}")
+    if not isinstance(array, np.ndarray):
+        sys.exit(f"recognize.py: {path} holds several arrays; save the features alone by numpy.save")
+    features = np.atleast_2d(array)
+    if features.dtype.kind != "f" or features.ndim != 2 or features.shape[1] != width:
+        kind = f"has the shape {features.shape} of {features.dtype}"
+        sys.exit(f"recognize.py: {path} {kind}; expected floats in rows of width {width}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        features = features.astype(np.float32)
+        length = np.sqrt(np.square(features).sum(axis=1))
+    usable = np.isfinite(length) & (length >= SHORTEST)
     if not usable.all():
-        sys.exit(f"recognize.py: {path}, row {int(usable.argmin())}: the feature is zero or not finite")
+        sys.exit(
+            f"recognize.py: {path}, row {int(usable.argmin())}: the feature is not finite, zero or nearly zero, or so "
+            "large that its squares overflow"
+        )
     return features
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 
 def pixels(image: Any, preprocess: Any) -> Any:
-    """Return [3, R, R] uint8: an image with its shorter side resized to the encoder's size, and its centre cropped."""
-    size, image = preprocess["size"], rgb(image)
+    """Return [3, R, R] uint8: an RGB image, its shorter side resized to the encoder's size, and its centre cropped."""
+    size = preprocess["size"]
     short = min(image.size)
     width, height = (int(size * side / short) for side in image.size)
     image = image.resize((width, height), RESIZE[preprocess["interpolation"]])
@@ -26,17 +27,28 @@ def pixels(image: Any, preprocess: Any) -> Any:
 
 
 def rgb(image: Any) -> Any:
-    """Convert an image to RGB. Sixteen-bit grey is scaled first: Pillow would clip it to white."""
+    """Convert an image to RGB; raise ValueError for pixels wider than 16 bits.
+
+    Sixteen-bit grey is scaled first: Pillow would clip it to white.
+    """
+    if image.mode == "F":
+        raise ValueError("its pixels are floats; expected integers from 0 to 65535")
     if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image).astype(np.float32) / 257 + 0.5).astype(np.uint8))
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"its pixels are from {values.min()} to {values.max()}; expected 0 to 65535")
+        image = Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8))
     return image.convert("RGB")
 
 
 def open_image(name: str) -> Any:
-    """Return an image file, upright; end the program with one line if it cannot be read."""
+    """Return an image file as upright RGB; end the program with one line if it cannot be read or is too large."""
     try:
-        return ImageOps.exif_transpose(Image.open(name))
-    except (OSError, ValueError, SyntaxError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about metadata
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return rgb(ImageOps.exif_transpose(Image.open(name)))
+    except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
         sys.exit(f"see.py: {name} cannot be read as an image: {error}")
 
 

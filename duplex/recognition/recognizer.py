@@ -128,8 +128,9 @@ class Recognizer:
     def __call__(self, images: Any, top: int = 3, world: World | None = None, batch_size: int = BATCH) -> list[Answer]:
         """Return one answer per image.
 
-        images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3]; or features of the
-            model's encoder, as an array [B, d] or from `open_features`.
+        images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3], [H, W, 4] or [H, W]
+            (grey); or features of the model's encoder, as an array of floats [B, d] or [d], or from `open_features`. An
+            array of floats always holds features, a uint8 array always an image: convert others first.
         top: number of most probable compositions per answer.
         world: closed or open, the world whose candidates answers are chosen from; None: the first of `worlds`.
         batch_size: number of images that are encoded at once.

@@ -117,7 +117,8 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     """Return the manifest with labels replaced by those in the table `edited`, by image.
 
     Rows whose columns `old_state` and `old_object` differ from the manifest are left out: they may undo a correction.
-    Other columns are ignored. Raises `UsageError` if no label changes, and for text that cannot be a label.
+    Other columns are ignored. Raises `UsageError` if no label changes, for misspelt columns, and for text that cannot
+    be a label.
     """
     require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
     manifest = read_manifest(ArtifactPaths().manifest(dataset))

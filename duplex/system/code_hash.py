@@ -2,22 +2,26 @@
 
 Imports are followed, also inside functions but not under `if TYPE_CHECKING`: into this package, into the package of
 the method or stage, and into files in the same folder. Syntax trees without docstrings are hashed: comments,
-docstrings and formatting change no hash.
+docstrings and formatting change no hash. Of a compiled module, the bytes of its file are hashed.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
+import linecache
 import os
 import sys
 from collections.abc import Collection, Iterator
 from functools import lru_cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGE = __name__.partition(".")[0]
+SCRIPT = "__main__"  # name of the module of a script or notebook
+UNKNOWN_CODE = hashlib.sha256().hexdigest()  # hash of modules without any file
 # Modules that change no number: messages, places of files, and options, whose values are hashed instead.
 IGNORED_MODULES = tuple(
     f"{PACKAGE}.{name}"
@@ -50,9 +54,40 @@ def code_hash(*entries: str, ignored: Collection[str] = ()) -> str:
     return digest.hexdigest()
 
 
-def plugin_hash(module: str) -> str | None:
-    """Return the hash of a plug-in's own code, without that of this package; None for a module of this package."""
-    return None if module.partition(".")[0] == PACKAGE else code_hash(module, ignored=(PACKAGE,))
+def plugin_hash(module: str, plugin: type | None = None) -> str | None:
+    """Return the hash of a plug-in's own code, without that of this package; None for a module of this package.
+
+    For a module without a file, as in a notebook, the source of the class `plugin` is hashed, with that of its base
+    classes in the same module. Without this source, the hash is `UNKNOWN_CODE`.
+    """
+    if module.partition(".")[0] == PACKAGE:
+        return None
+    code = code_hash(module, ignored=(PACKAGE,))
+    return _class_hash(plugin) if code == UNKNOWN_CODE and plugin is not None else code
+
+
+def _class_hash(plugin: type) -> str:
+    nodes = [_class_node(each) for each in plugin.__mro__ if each.__module__ == plugin.__module__]
+    code = [" ".join(_tokens(_RunTimeCode().visit(node))) for node in nodes if node is not None]
+    return hashlib.sha256("\0".join(code).encode()).hexdigest() if len(code) == len(nodes) else UNKNOWN_CODE
+
+
+def _class_node(plugin: type) -> ast.ClassDef | None:
+    """Return the syntax tree of a class, or None; its file, which may be a cell of IPython, is that of its functions.
+
+    `inspect.getsource` finds no source of classes of a notebook.
+    """
+    for function in filter(inspect.isfunction, map(inspect.unwrap, vars(plugin).values())):
+        text = "".join(linecache.getlines(function.__code__.co_filename, function.__globals__))
+        try:
+            nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+        except (SyntaxError, ValueError):
+            continue
+        line = function.__code__.co_firstlineno
+        for node in nodes:
+            if node.name == plugin.__name__ and node.lineno <= line <= (node.end_lineno or 0):
+                return node
+    return None
 
 
 def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, Path]:
@@ -61,11 +96,11 @@ def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, 
     Imports are followed into this package, into the packages of `entries`, and into files in the same folder as an
     entry module, which a method in the project's folder may import. Installed packages are not followed.
     """
-    packages = {PACKAGE, *(name.partition(".")[0] for name in entries)}
+    waiting = [_own_name(name) for name in entries]
+    packages = {PACKAGE, *(name.partition(".")[0] for name in waiting)}
     folders = {_own_folder(name) for name in packages - {PACKAGE}} - {None}
     left_out = (*IGNORED_MODULES, *ignored)
     modules: dict[str, Path] = {}
-    waiting = list(entries)
     while waiting:
         name = waiting.pop()
         is_left_out = any(name == other or name.startswith(f"{other}.") for other in left_out)
@@ -77,6 +112,12 @@ def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, 
             modules[name] = path
             waiting += [name.rpartition(".")[0], *_parsed(name, path)[1]]
     return modules
+
+
+def _own_name(module: str) -> str:
+    """Return the name by which a module can be imported, if it runs as `python -m NAME`; else its name as it is."""
+    spec = getattr(sys.modules.get(SCRIPT), "__spec__", None) if module == SCRIPT else None
+    return module if spec is None else spec.name
 
 
 def _own_folder(top: str) -> Path | None:
@@ -93,19 +134,24 @@ def imported_names(name: str, path: Path) -> set[str]:
 
 
 def _file(name: str) -> Path | None:
-    """Return the source file of a module, or None; only its top-level package is searched by Python's import system."""
+    """Return the file of a module, its source if there is one, or None.
+
+    Only the top-level package is searched by Python's import system. A script has no import spec, but a file.
+    """
     top, *rest = name.split(".")
     spec = _spec(top, os.getcwd(), *sys.path) if top else None
-    if spec is None:
-        return None
     if not rest:
-        return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    for folder in spec.submodule_search_locations or ():
-        place = Path(folder, *rest)
-        for path in (place.with_name(f"{rest[-1]}.py"), place / "__init__.py"):
-            if path.is_file():
-                return path
-    return None
+        origin = getattr(sys.modules.get(top), "__file__", None) if spec is None else spec.origin
+        return Path(origin) if origin and Path(origin).is_file() else None
+    places = [Path(folder, *rest) for folder in (spec and spec.submodule_search_locations) or ()]
+    files = (file for place in places if place.parent.is_dir() for file in _module_files(place))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _module_files(place: Path) -> Iterator[Path]:
+    """Yield the possible files of the module at `place`, a path without suffix."""
+    for suffix in all_suffixes():
+        yield from (place.with_name(f"{place.name}{suffix}"), place / f"__init__{suffix}")
 
 
 @lru_cache(maxsize=64)
@@ -128,7 +174,7 @@ def _parse(name: str, path: Path, *state: int) -> tuple[str, tuple[str, ...]]:
     text = path.read_bytes()
     try:
         tree = _RunTimeCode().visit(ast.parse(text))
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # ValueError: zero bytes, as in a compiled module
         return hashlib.sha256(text).hexdigest(), ()
     code = " ".join(_tokens(tree))
     return hashlib.sha256(code.encode()).hexdigest(), tuple(sorted(set(_imports(name, path, tree))))

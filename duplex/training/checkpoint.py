@@ -23,9 +23,9 @@ from duplex.errors import DuplexError
 from duplex.evaluation.confidence import UNFITTED, Confidence
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Method, TaskContext
-from duplex.methods.registry import make_method, method_source, parse_options
+from duplex.methods.registry import find_method, make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options
-from duplex.system.code_hash import plugin_hash
+from duplex.system.code_hash import UNKNOWN_CODE, plugin_hash
 from duplex.system.files import write_tensors
 from duplex.system.plugins import module_of
 from duplex.training.calibration import Calibration
@@ -226,14 +226,22 @@ def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, enco
 
     `task`: labels and text tower to use. `encoder`: identity of the encoder of the features to score. Raises
     `DuplexError` if either differs from those of training, or if the tensors are damaged or do not fit the options.
-    Prints a line on stderr if the code of a plug-in method is not that of training.
+    Prints a line on stderr if the code of a plug-in method is not that of training, or cannot be compared.
     """
     header = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, meta, record = header.path, header.metadata, header.record
     check_inputs(path, record, task.labels, encoder)
     plugin = record.training.get("plugin")
-    if plugin is not None and plugin != plugin_hash(module_of(method_source(record.kind))):
-        print(f"duplex: the code of {record.kind!r} has changed since {path} was trained", file=sys.stderr)
+    if plugin is not None:
+        current = plugin_hash(module_of(method_source(record.kind)), find_method(record.kind))
+        if UNKNOWN_CODE in (plugin, current):
+            print(
+                f"duplex: the code of {record.kind!r} cannot be compared with that when {path} was trained, since its "
+                "source is unknown; put the class into a module",
+                file=sys.stderr,
+            )
+        elif plugin != current:
+            print(f"duplex: the code of {record.kind!r} has changed since {path} was trained", file=sys.stderr)
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     limit = max(PLAUSIBLE, sum(tensor.numel() for tensor in tensors.values()))

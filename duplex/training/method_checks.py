@@ -5,7 +5,7 @@ The checks are cheap enough for every step: nothing here reads a tensor's values
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,6 +26,21 @@ def checked_instance(place: str, value: Any, kind: type[Value]) -> Value:
     if not isinstance(value, kind):
         raise DuplexError(f"{place} returned {_describe(value)}; expected a {kind.__name__}")
     return value
+
+
+def checked_groups(place: str, groups: Any) -> list[dict[str, Any]]:
+    """Return parameter groups with lists of parameters; raise `UsageError` unless they are a list of dicts."""
+    checked = []
+    for group in checked_instance(place, groups, list):
+        params = group.get("params") if isinstance(group, dict) else None
+        listed = list(params) if isinstance(params, Iterable) and not isinstance(params, Tensor) else [None]
+        if not all(isinstance(parameter, Tensor) for parameter in listed):
+            kind = "a dict without a list of parameters" if isinstance(group, dict) else _describe(group)
+            raise UsageError(
+                f'{place} returned a list with {kind}; expected dicts such as {{"params": list(self.parameters())}}'
+            )
+        checked.append({**group, "params": listed})
+    return checked
 
 
 def checked_losses(place: str, losses: Any) -> Tensor:

@@ -14,7 +14,7 @@ from duplex.errors import DuplexError, shown
 from duplex.methods.base import Method
 from duplex.options import TrainingOptions
 from duplex.training.hooks import TrainingHooks
-from duplex.training.method_checks import checked_instance
+from duplex.training.method_checks import checked_groups, checked_instance
 
 
 def make_optimiser(
@@ -24,7 +24,7 @@ def make_optimiser(
 
     hooks: `hooks.optimiser`, if given, builds the optimiser in place of the options.
     """
-    groups = checked_instance(f"{method.class_name}.groups()", method.groups(), list)
+    groups = checked_groups(f"{method.class_name}.groups()", method.groups())
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
         with_rates = [{"lr": settings.learning_rate, **group} for group in groups]

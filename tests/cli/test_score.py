@@ -119,6 +119,11 @@ INVALID = {
     "complex": (lambda a: a | {"scores": a["scores"] * 1j}, "'scores' must be numbers"),
     "short target": (lambda a: a | {"target": a["target"][1:]}, "'target' has the shape (199,)"),
     "nan target": (lambda a: a | {"target": a["target"] * np.nan}, "whole numbers"),
+    "an unknown mask": (
+        lambda a: a | {"feasible": np.ones(20, bool)},
+        "holds 'feasible', which is no part of a score file; expected only scores, target, seen, feasible_mask, k",
+    ),
+    "a missing name": (lambda a: a | {"state": np.full(20, np.nan)}, "'state' has no name for column 0"),
     "strange mask": (lambda a: a | {"feasible_mask": np.full(20, np.nan)}, "true or false"),
     "short state": (lambda a: a | {"state": np.arange(3)}, "'state' has the shape (3,)"),
     "nan": (lambda a: a | {"scores": np.where(a["scores"] > 2.5, np.nan, a["scores"])}, "contain NaN"),
@@ -180,6 +185,30 @@ def test_invalid_options_are_refused(tmp_path: Path, arrays: dict[str, Any]) -> 
     refused("choose a smaller --k", path, "--k", 10**9)
     other = save(tmp_path / "b.npz", arrays | {"target": arrays["target"][::-1]})
     refused("differ in 'target'", path, other)
+
+
+def test_files_with_other_candidates_or_another_k_are_not_compared(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    names = {"state": np.repeat(["rød", "wet"], 10), "object": np.arange(20) % 10}
+    path = save(tmp_path / "a.npz", arrays | names | {"k": 3})
+    encoded = names | {"state": np.char.encode(names["state"], "utf-8"), "k": [3, 5]}
+    shown = run(path, save(tmp_path / "b.h5", arrays | encoded))
+    assert shown.count("top-3") == 2 and "top-5" not in shown
+    assert "top-1" in run(path, save(tmp_path / "c.npz", arrays), "--k", 1)
+    for change, says in (
+        ({"state": names["state"][::-1]}, "differ in 'state'; use scores of the same images and candidates"),
+        ({"state": np.arange(20)}, "differ in 'state'"),
+        ({"object": np.roll(names["object"], 1)}, "differ in 'object'"),
+        ({"scores": arrays["scores"][:, :-1], "seen": arrays["seen"][:-1], "state": names["state"][:-1],
+          "object": names["object"][:-1], "target": arrays["target"] % 19}, "differ in"),
+        ({"k": 1}, f"k is 3 in {path} and 1 in {tmp_path / 'd.npz'}; choose one with --k"),
+    ):  # fmt: skip
+        refused(says, path, save(tmp_path / "d.npz", arrays | names | {"k": 3} | change))
+
+
+def test_the_k_of_each_table_is_printed(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    path = save(tmp_path / "a.npz", arrays | {"k": [3, 1]})
+    lines = run(path).splitlines()
+    assert lines[0] == "top-3" and lines.count("top-1") == 1
 
 
 def test_infeasible_labels_are_announced(tmp_path: Path, arrays: dict[str, Any]) -> None:

@@ -143,6 +143,15 @@ def test_jpegs_with_equal_thumbnails_and_other_pixels_have_keys_of_their_own(tmp
     assert len(set(content_keys(tmp_path, ["flat.jpg", "grid.jpg"]))) == 2
 
 
+def test_images_of_16_bits_have_keys_of_their_own(tmp_path: Path) -> None:
+    """Conversion to RGB would make all of them white."""
+    for seed, name in enumerate(("a.png", "b.png", "b_again.tiff")):
+        values = np.random.default_rng(min(seed, 1)).integers(256, 65536, (24, 40)).astype(np.uint16)
+        Image.fromarray(values).save(tmp_path / name)
+    first, second, again = content_keys(tmp_path, ["a.png", "b.png", "b_again.tiff"])
+    assert first != second == again
+
+
 @pytest.mark.parametrize("number", [None, 1])
 def test_a_folder_with_every_image_twice_has_no_content_in_two_splits(tmp_path: Path, number: int | None) -> None:
     make_folder(tmp_path, "nested")

@@ -187,3 +187,7 @@ def test_an_older_list_of_suspects_undoes_no_correction(tmp_path: Path, monkeypa
         relabelled_manifest(params, "own", Path("old.csv"))
     listed.drop(columns=["old_state", "old_object"])[1:3].pipe(corrected, second).to_csv("plain.csv", index=False)
     assert relabelled_manifest(params, "own", Path("plain.csv")).changed == 1, "a list of one's own needs no old labels"
+    for wrong, right in (("Old_state", "old_state"), ("OLD_OBJECT", "old_object"), ("old state", "old_state")):
+        corrected(listed, second).rename(columns={right: wrong}).to_csv("wrong.csv", index=False)
+        with pytest.raises(UsageError, match=f"has a column '{wrong}'; write '{right}'"):
+            relabelled_manifest(params, "own", Path("wrong.csv"))

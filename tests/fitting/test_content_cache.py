@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from duplex.config.params import EncoderParams
 from duplex.data.dataset import labels_of
 from duplex.encoders import load_encoder
+from duplex.errors import DuplexError
 from duplex.features.extraction import extract
 from duplex.features.store import open_features
 from duplex.features.tokens import read_tokens
@@ -22,8 +24,8 @@ from duplex.fitting.content_cache import (
     ContentCache,
     ContentFeatures,
     ContentInputs,
-    content_digests,
 )
+from duplex.fitting.image_digests import content_digests
 from duplex.library.inputs import InputRequest
 from duplex.options import FinetuneOptions
 from tests.recognition.drawn_folder import draw_pair
@@ -108,6 +110,74 @@ def test_a_damaged_cache_is_made_again_and_gives_no_image_the_features_of_anothe
     DAMAGE[damage](sound.path.parent)
     again, _ = filled(tmp_path / "cache", root, images)
     np.testing.assert_allclose(again.stored.cls[again.at(digests)], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("before", [0, 5], ids=["a new cache", "an extended cache"])
+@pytest.mark.parametrize("change", ["replaced", "removed"])
+def test_features_of_an_image_that_changes_during_the_encoding_are_not_kept(
+    root, tmp_path, monkeypatch, before, change
+):
+    images = names(root)[:10]
+    if before:
+        filled(tmp_path / "cache", root, images[:before])
+    own = shutil.copytree(root, tmp_path / "images")
+    changed, reports = own / images[7], []
+
+    def extract_meanwhile(*arguments: Any, **options: Any) -> Any:
+        changed.unlink(missing_ok=True)
+        if change == "replaced":
+            shutil.copy(root / images[0], changed)
+        reports.append(extract(*arguments, **{**options, "max_bad": 0.5}))
+        return reports[-1]
+
+    monkeypatch.setattr("duplex.fitting.content_cache.extract", extract_meanwhile)
+    with pytest.raises(DuplexError, match=f"{images[7]} changed while it was being encoded; run the command again"):
+        filled(tmp_path / "cache", own, images)
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        "duplex.fitting.content_cache.extract", lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1]
+    )
+    shutil.copy(root / images[7], changed)
+    again, digests = filled(tmp_path / "cache", own, images)
+    expected, _ = plain(tmp_path, root, images, 0)
+    np.testing.assert_allclose(again.stored.cls[again.at(digests)], expected, atol=2e-3)
+    assert reports[-1].rows - reports[-1].resumed == 1  # the others were kept
+
+
+def test_a_single_image_that_changes_leaves_no_features(root, tmp_path, monkeypatch):
+    own = shutil.copytree(root, tmp_path / "images")
+    image, other, *_ = names(root)
+
+    def extract_meanwhile(*arguments: Any, **options: Any) -> Any:
+        shutil.copy(own / other, own / image)
+        return extract(*arguments, **options)
+
+    monkeypatch.setattr("duplex.fitting.content_cache.extract", extract_meanwhile)
+    with pytest.raises(DuplexError, match="changed while it was being encoded"):
+        filled(tmp_path / "cache", own, [image])
+    assert not list((tmp_path / "cache").rglob(FEATURES))
+
+
+def test_features_without_their_list_are_not_trusted(root, tmp_path, monkeypatch):
+    """As after a fit that was killed before it compared the files with their digests."""
+    own = shutil.copytree(root, tmp_path / "images")
+    images = names(root)[:4]
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def extract_meanwhile(*arguments: Any, **options: Any) -> Any:
+        shutil.copy(own / images[1], own / images[0])
+        return extract(*arguments, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("duplex.fitting.content_cache.extract", extract_meanwhile)
+        patch.setattr("duplex.fitting.content_cache.changed_images", killed)
+        filled(tmp_path / "cache", own, images)
+    shutil.copy(root / images[0], own / images[0])
+    features, digests = filled(tmp_path / "cache", own, images)
+    expected, _ = plain(tmp_path, root, images, 0)
+    np.testing.assert_allclose(features.stored.cls[features.at(digests)], expected, atol=2e-3)
 
 
 def test_further_encoders_outputs_have_a_folder_of_their_own(root, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from duplex import Recognizer
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction
-from duplex.fitting import fit_folder, folder_recipes
+from duplex.fitting import fit_folder, folder_recipes, image_digests
 from duplex.library import recipe_runs
 from duplex.recognition.fitted_files import read_fit
 from duplex.training.checkpoint import read_record
@@ -231,6 +231,28 @@ def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
     fit_folder.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     (report,) = reports
     assert report.rows - report.resumed == 3
+
+
+def test_a_second_fit_decodes_no_image_to_compare_pixels(fitted, drawn, monkeypatch):
+    model, _ = fitted
+    before = model_bytes(model)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(image_digests, "_pixel_digest", refuse)
+    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
+    assert model_bytes(model) == before
+
+
+def test_a_damaged_file_of_pixel_digests_is_made_again(fitted, drawn):
+    model, _ = fitted
+    file = fit_folder.cache_folder(model) / image_digests.PIXELS
+    before, pixels = model_bytes(model), file.read_bytes()
+    file.write_bytes(pixels[:-100])
+    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
+    assert file.read_bytes() == pixels
+    assert model_bytes(model) == before
 
 
 def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):

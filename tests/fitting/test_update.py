@@ -6,17 +6,19 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from duplex import Recognizer
 from duplex.encoders import load_encoder
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.store import open_features
-from duplex.fitting import fit_folder, folder_recipes
+from duplex.fitting import fit_folder, folder_recipes, update
 from duplex.fitting.update import NewImages, update_model, updated_model
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
@@ -195,6 +197,58 @@ def test_an_image_of_the_fit_is_not_counted_twice(model, drawn, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def saved_again(images: Path, copies: Path) -> Path:
+    """Return the folder `copies` with lossless copies of images, of other bytes and equal pixels."""
+    for path in images.rglob("*.*"):
+        copy = copies / path.relative_to(images).with_suffix(".bmp")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            image.save(copy)
+    return copies
+
+
+def test_an_image_that_was_saved_again_is_not_counted_twice(model, drawn, further, tmp_path):
+    """Neither one of the fit nor one of an update."""
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    for images, count in ((drawn, 132), (further, 10)):
+        copies = saved_again(images, tmp_path / f"copies of {count}")
+        with pytest.raises(UsageError, match=f"{count} of the {count} images are in the model already, first "):
+            update_model(tmp_path / "out", copies, tmp_path / "twice", say=lambda _: None)
+    assert not (tmp_path / "twice").exists()
+
+
+def test_a_copy_that_the_fit_left_out_is_in_the_model(drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    shop = shutil.copytree(drawn, tmp_path / "shop")
+    copies = saved_again(shop / "red", tmp_path / "copies" / "red")
+    shutil.copytree(copies, shop / "red", dirs_exist_ok=True)
+    out = fit_folder.fit_folder(shop, tmp_path / "model", encoder="tiny", say=lambda _: None)
+    assert int(read_statistics(out, load_file(out / "model.safetensors")).statistics.counts.sum()) == 132
+    shutil.copytree(drawn / "red", tmp_path / "first" / "red")
+    for images in (copies.parent, tmp_path / "first"):  # the fit used one of both
+        with pytest.raises(UsageError, match="24 of the 24 images are in the model already"):
+            update_model(out, images, tmp_path / "twice", say=lambda _: None)
+
+
+def test_an_update_with_the_same_images_saved_again_loses_none(model, further, tmp_path):
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    update_model(model, saved_again(further, tmp_path / "copies"), tmp_path / "out", say=lambda _: None)
+    assert [update["images"] for update in read_fit(tmp_path / "out")["updates"]] == [10]
+
+
+def test_an_image_that_changes_while_it_is_encoded_is_not_added(model, further, tmp_path, monkeypatch):
+    encode = update.encode_files
+
+    def replaced_meanwhile(*arguments: Any, **options: Any) -> Any:
+        shutil.copy(further / "green/cloud/0020.png", further / "red/star/0020.png")
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(update, "encode_files", replaced_meanwhile)
+    with pytest.raises(DuplexError, match=r"red/star/0020\.png changed while it was being encoded; run the command"):
+        update_model(model, further, tmp_path / "out", say=lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
 def test_another_spelling_of_a_label_is_the_same_label(model, tmp_path):
     said: list[str] = []
     update_model(model, draw_pair_as(tmp_path / "more", "red", "star"), tmp_path / "plain", say=said.append)
@@ -214,8 +268,19 @@ def test_the_fit_json_of_before_an_update_is_refused(model, drawn, further, tmp_
     """By it, the same images could be added again."""
     update_model(model, further, tmp_path / "out", say=lambda _: None)
     shutil.copyfile(model / "fit.json", tmp_path / "out" / "fit.json")
-    with pytest.raises(UsageError, match="lists fewer images than the model has; put back"):
+    with pytest.raises(UsageError, match=r"belongs to other tensors than .* holds; put back the fit\.json of this"):
         update_model(tmp_path / "out", further, tmp_path / "twice", say=lambda _: None)
+
+
+def test_the_fit_json_of_another_model_is_refused(model, further, tmp_path):
+    """Both have as many images, but other ones."""
+    draw_pair(tmp_path / "more", "blue", "heart", range(30, 40))
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    update_model(model, tmp_path / "more", tmp_path / "mixed", say=lambda _: None)
+    shutil.copyfile(tmp_path / "out" / "fit.json", tmp_path / "mixed" / "fit.json")
+    with pytest.raises(UsageError, match=r"mixed/fit\.json belongs to other tensors than .*mixed holds"):
+        update_model(tmp_path / "mixed", tmp_path / "more", tmp_path / "twice", say=lambda _: None)
+    assert not (tmp_path / "twice").exists()
 
 
 def test_two_updates_in_place_do_not_lose_one(model, further, tmp_path):
@@ -400,7 +465,7 @@ def test_no_image_changes_nothing_but_the_masks(model):
     rows = pd.DataFrame({"image": ["x.png"], "state": ["red"], "object": ["star"]})
     cls = torch.from_numpy(np.random.default_rng(0).normal(size=(1, stored["likelihood.whitening"].shape[0]))).float()
     assert isinstance(recognizer.trained, ExportedModel)
-    updated = updated_model(recognizer.trained, stored, fitted, NewImages(rows, ["0"], {"cls": cls}, cls))
+    updated = updated_model(recognizer.trained, stored, fitted, NewImages(rows, {"0": "0"}, {"cls": cls}, cls))
     labels = recognizer.labels
     pair = labels.index(["red"], ["star"])[0]
     grown = updated.fitted.statistics.counts - fitted.statistics.counts

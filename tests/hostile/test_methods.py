@@ -68,6 +68,12 @@ FAULTS: dict[str, dict[str, Any]] = {  # message -> functions of a method
         "losses": lambda self, batch, _: {"a": batch.cls.sum()}
     },
     r"groups\(\) returned None; expected a list": {"groups": lambda _: None},
+    r"groups\(\) returned a list with a tensor \[\d+, \d+\] of float32; expected dicts": {
+        "groups": lambda self: list(self.parameters())
+    },
+    r"groups\(\) returned a list with a dict without a list of parameters": {
+        "groups": lambda self: [{"parameters": list(self.parameters())}]
+    },
     r"shared\(\) returned a list; expected a tuple": {"shared": lambda _: []},
     r"scorer\(\) returned NoneType; expected a function": {"scorer": lambda *_: None},
     r"scorer\(\) returned None; expected a float32": score(lambda scores, _: None),

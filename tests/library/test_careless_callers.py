@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ import duplex
 from duplex.data.shapes import draw
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
+from duplex.library import dataset as library_dataset
 from duplex.methods.kg_sp import KgSp
 from duplex.methods.registry import find_method, installed_methods
 from duplex.options import Options
 from tests.library.test_ten_lines import arrays, small
+from tests.recognition.drawn_folder import draw_folder
 
 
 def trained(data: duplex.Dataset, seed: int = 0, method: Any = "kg_sp", **settings: Any) -> list[float]:
@@ -131,7 +134,7 @@ def test_changes_to_the_manifest_do_not_reach_the_data_set():
     assert len(data.manifest) == 33 and without_nan(trained(data)) == before
 
 
-@pytest.mark.parametrize("name", ["Split", "split ", "SPLIT"])
+@pytest.mark.parametrize("name", ["Split", "split ", "SPLIT", "splits", "spilt", "Set", "subset", "FOLDS", "partition"])
 def test_a_misspelt_split_is_not_ignored(tmp_path, name):
     table = pd.DataFrame(arrays()["table"]).rename(columns={"split": name})
     with pytest.raises(UsageError, match="write 'split'"):
@@ -140,6 +143,76 @@ def test_a_misspelt_split_is_not_ignored(tmp_path, name):
         table.assign(image=[f"{row}.png" for row in range(33)]).to_csv(tmp_path / "table.csv", index=False)
         with pytest.raises(UsageError, match=f"has a column '{name}'; write 'split'"):
             duplex.load_dataset(tmp_path / "table.csv", encoder="tiny", cache=tmp_path / "cache")
+
+
+def test_further_columns_are_ignored():
+    table = pd.DataFrame(arrays()["table"]).assign(
+        set="a", image_id="b", spot="c", stage="d", age="e", old_state="f", better_object="g"
+    )
+    without = table.drop(columns="set")
+    assert small(table=table).manifest.equals(small().manifest)
+    assert small(table=without.rename(columns={"split": "site"})).labels.states == small().labels.states
+
+
+def by_index(order: list[int], **more: Any) -> dict[str, Any]:
+    """Return columns of `arrays`, of which `object` is a Series in another order with its index."""
+    table = pd.DataFrame(arrays()["table"])
+    return {"state": table["state"], "object": table["object"].iloc[order], "split": table["split"].tolist(), **more}
+
+
+def test_columns_and_features_with_different_indexes_are_refused():
+    plain, backwards = small().manifest, list(range(33))[::-1]
+    assert small(table=by_index(list(range(33)))).manifest.equals(plain)
+    table, features = pd.DataFrame(arrays()["table"], index=backwards), pd.DataFrame(arrays()["features"])
+    named = {name: dict(enumerate(column)) for name, column in arrays()["table"].items()}
+    named["object"] = dict(sorted(named["object"].items(), reverse=True))
+    for wrong in (
+        {"table": by_index(backwards)},
+        {"table": named},
+        {"table": table, "features": features},
+        {"table": by_index(list(range(33))), "features": features.iloc[backwards]},
+    ):
+        with pytest.raises(
+            UsageError, match="have different pandas indexes, but rows are matched by position"
+        ) as caught:
+            small(**wrong)
+        assert "\n" not in str(caught.value)
+    for right in ({"features": features.iloc[backwards]}, {"table": table}):
+        assert small(**right).manifest.equals(plain)
+    assert small(table=table, features=features.set_axis(backwards)).manifest.equals(plain)
+
+
+def test_features_of_an_image_that_changes_while_it_is_encoded_are_not_kept(tmp_path, monkeypatch):
+    folder = draw_folder(tmp_path / "shop", images=4)
+    encode, (first, second) = library_dataset.extract, sorted(folder.rglob("*.png"))[:2]
+
+    def swap_first(*arguments, **options):
+        shutil.copy(second, first)
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(library_dataset, "extract", swap_first)
+    with pytest.raises(DuplexError, match=f"{first.name} changed while it was being encoded"):
+        duplex.load_dataset(folder, encoder="tiny", cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("features.h5"))
+
+
+def test_a_split_seed_without_a_random_split_is_refused(tmp_path):
+    root = draw_folder(tmp_path / "pics", 4)
+    table = pd.DataFrame(
+        [(str(path.relative_to(root)), *path.relative_to(root).parts[:2]) for path in sorted(root.rglob("*.png"))],
+        columns=["image", "state", "object"],
+    )
+    place: dict[str, Any] = {"images": root, "encoder": "tiny", "cache": tmp_path / "cache"}
+    table.to_csv(tmp_path / "plain.csv", index=False)
+    zero, one = (duplex.load_dataset(tmp_path / "plain.csv", split_seed=seed, **place) for seed in (0, 1))
+    assert not zero.manifest.equals(one.manifest)
+    assert zero.manifest.equals(duplex.load_dataset(tmp_path / "plain.csv", **place).manifest)
+    one.manifest.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises(
+        UsageError, match=r"split_seed is 1, but .*table\.csv has a split of its own; leave split_seed out"
+    ):
+        duplex.load_dataset(tmp_path / "table.csv", split_seed=1, **place)
+    assert duplex.load_dataset(tmp_path / "table.csv", **place).manifest.equals(one.manifest)
 
 
 def test_images_that_are_left_out_are_named(tmp_path, capsys):

@@ -298,3 +298,5 @@ def test_a_data_set_that_is_not_there_is_one_line(project, tmp_path):
         duplex.load_dataset("pictures")
     with inside(project.folder), pytest.raises(UsageError, match="weights, cache: only for image files"):
         duplex.load_dataset("own", weights="openai", cache="cache")
+    with inside(project.folder), pytest.raises(UsageError, match="split_seed, tokens: only for image files"):
+        duplex.load_dataset("own", split_seed=0, tokens="patch")

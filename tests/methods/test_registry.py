@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, version
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -160,7 +161,6 @@ def test_of_two_kinds_with_one_name_the_built_in_one_counts(monkeypatch):
 def test_a_kind_of_two_distributions_is_refused(monkeypatch):
     points = [EntryPoint("b", "z:Z", "duplex.methods"), EntryPoint("b", "alien:B", "duplex.methods")]
     monkeypatch.setattr(plugins, "entry_points", lambda group, name="b": points if name == "b" else [])
-    find_method.cache_clear()
     with pytest.raises(BrokenMethod, match=r"^method kind 'b' is both of alien and of z; uninstall one of them, or"):
         find_method("b")
     assert "uninstall one of them" in describe_method("b")["error"]
@@ -171,12 +171,21 @@ def test_only_module_and_class_are_looked_up_in_the_current_folder(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = list(sys.path)
-    find_method.cache_clear()
     find_method("prompts")
     assert sys.path == before
     assert issubclass(find_method("home_made:Made"), PromptMethod)
     assert sys.path == [*before, os.getcwd()]
     sys.modules.pop("home_made")
+
+
+def test_a_class_of_a_script_is_found_in_that_script_alone(monkeypatch):
+    script = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    with pytest.raises(BrokenMethod, match=r"'__main__:Probe' is a class of another script or notebook; move"):
+        find_method("__main__:Probe")
+    for _ in range(2):  # a notebook's cell may define the class again
+        script.Probe = type("Probe", (PromptMethod,), {"__module__": "__main__"})
+        assert find_method("__main__:Probe") is script.Probe
 
 
 def test_a_method_that_trains_nothing_cannot_fine_tune_the_encoder():

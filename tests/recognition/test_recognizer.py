@@ -252,6 +252,7 @@ def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
         ([None], "NoneType is not an image"),
         (Image.new("F", (8, 8)), "the Image cannot be used: pixel type"),
         ([np.zeros(3, np.float32), np.zeros(4, np.float32)], "features have different widths"),
+        (np.ones((8, 8, 3), np.float32), r"\(8, 8, 3\); .*arrays of floats are features, an image is uint8"),
     ],
 )
 def test_arrays_that_are_not_images_are_reported(recognizer, images, message):
@@ -311,6 +312,9 @@ def test_the_public_names_exist_and_are_documented():
         assert f"`{name}`" in text, f"docs/library.md does not list {name}"
     with pytest.raises(AttributeError, match="nothing"):
         duplex.nothing  # noqa: B018
+    names: dict[str, Any] = {}
+    exec("from duplex import *", names)
+    assert {name: names[name] for name in duplex.PUBLIC} == {name: getattr(duplex, name) for name in duplex.PUBLIC}
 
 
 def test_importing_the_package_loads_nothing_heavy():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import linecache
 import subprocess
 import sys
+import zipfile
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from duplex.system.code_hash import IGNORED_MODULES, code_hash, imported_modules
+from duplex.system.code_hash import IGNORED_MODULES, UNKNOWN_CODE, code_hash, imported_modules, plugin_hash
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 
@@ -129,3 +133,95 @@ def test_a_file_beside_the_method_is_followed_unless_it_is_installed(tmp_path, m
     (site / "my_neighbour.py").touch()
     monkeypatch.syspath_prepend(site)
     assert set(imported_modules("my_installed")) == {"my_installed"}
+
+
+SCRIPT = '"""Doc."""\nimport my_part\n\n\nclass Probe:\n    def scale(self):\n        return 1  # one\n'
+EDITS = [("return 1", "return 2", True), ("  # one", "", False), ("Doc.", "Another text.", False)]
+
+
+@pytest.fixture
+def script(monkeypatch) -> ModuleType:
+    """The module of a running script, empty and without a file."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module
+
+
+@pytest.mark.parametrize(("old", "new", "matters"), EDITS)
+def test_the_file_of_a_script_is_hashed(script, tmp_path, old, new, matters):
+    file = tmp_path / "my_script.py"
+    file.write_text(SCRIPT)
+    script.__file__ = str(file)
+    before = plugin_hash("__main__")
+    change(file, old, new)
+    assert before != UNKNOWN_CODE and (plugin_hash("__main__") != before) == matters
+
+
+def test_the_imports_of_a_script_are_followed(script, tmp_path, monkeypatch):
+    (tmp_path / "my_script.py").write_text(SCRIPT)
+    (tmp_path / "my_part.py").write_text("value = 1\n")
+    script.__file__ = str(tmp_path / "my_script.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(imported_modules("__main__")) == {"__main__", "my_part"}
+
+
+def test_a_module_that_runs_as_a_program_has_the_hash_of_its_name(script, package):
+    script.__spec__ = ModuleSpec("elsewhere.kind", None)
+    assert plugin_hash("__main__") == plugin_hash("elsewhere.kind") != UNKNOWN_CODE
+
+
+def cell(script: ModuleType, source: str, name: str) -> type:
+    """Run source code as IPython runs a cell; return the class `Probe`."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    exec(compile(source, name, "exec"), vars(script))
+    return vars(script)["Probe"]
+
+
+@pytest.mark.parametrize(("old", "new", "matters"), [*EDITS, ("\n\nclass", "\nother = 3\n\nclass", False)])
+def test_of_a_class_in_a_notebook_its_own_source_is_hashed(script, monkeypatch, old, new, matters):
+    monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
+    source = SCRIPT.replace("import my_part", "value = 1")
+    first, second = cell(script, source, "<cell 1>"), cell(script, source.replace(old, new), "<cell 2>")
+    hashes = [plugin_hash("__main__", each) for each in (first, second)]
+    assert UNKNOWN_CODE not in hashes and (hashes[0] != hashes[1]) == matters
+
+
+@pytest.mark.parametrize(("old", "new", "matters"), EDITS)
+def test_base_classes_in_the_notebook_are_hashed_too(script, monkeypatch, old, new, matters):
+    monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
+    base = SCRIPT.replace("import my_part", "").replace("Probe", "Base")
+    hashes = []
+    for number, text in enumerate((base, base.replace(old, new))):
+        source = f"{text}\n\nclass Probe(Base):\n    def other(self):\n        return 0\n"
+        hashes.append(plugin_hash("__main__", cell(script, source, f"<cell {number}>")))
+    assert UNKNOWN_CODE not in hashes and (hashes[0] != hashes[1]) == matters
+
+
+def test_code_without_source_is_unknown(script):
+    exec(SCRIPT.replace("import my_part", ""), vars(script))
+    assert plugin_hash("__main__", script.Probe) == plugin_hash("__main__") == UNKNOWN_CODE
+
+
+@pytest.mark.parametrize("place", ["my_compiled", "my_package/compiled"])
+def test_the_bytes_of_a_compiled_module_are_hashed(tmp_path, monkeypatch, place):
+    file = tmp_path / f"{place}{EXTENSION_SUFFIXES[0]}"
+    file.parent.mkdir(exist_ok=True)
+    if "/" in place:
+        (file.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    hashes = set()
+    for code in (b"\x7fELF\0\xff1", b"\x7fELF\0\xff22"):
+        file.write_bytes(code)
+        hashes.add(plugin_hash(place.replace("/", ".")))
+    assert len(hashes) == 2 and UNKNOWN_CODE not in hashes
+
+
+def test_a_module_in_an_archive_is_hashed_by_its_class(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as archive:
+        archive.writestr("my_zipped.py", SCRIPT.replace("import my_part", ""))
+    monkeypatch.syspath_prepend(tmp_path / "all.zip")
+    module = __import__("my_zipped")
+    try:
+        assert plugin_hash("my_zipped") == UNKNOWN_CODE != plugin_hash("my_zipped", module.Probe)
+    finally:
+        del sys.modules["my_zipped"]

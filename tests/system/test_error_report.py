@@ -74,11 +74,12 @@ def test_the_version_is_printed() -> None:
     assert (done.returncode, done.stdout) == (0, f"duplex {__version__}\n")
 
 
-def test_a_closed_pipe_is_not_an_error() -> None:
+@pytest.mark.parametrize("words", [["encoders"], ["extract", "--help"]])
+def test_a_closed_pipe_is_not_an_error(words: list[str]) -> None:
     """`duplex encoders | head -1`: a hundred lines into a closed pipe."""
     ours, theirs = os.pipe()
     os.close(ours)
-    command = [sys.executable, "-c", "from duplex.cli import main; main()", "encoders"]
+    command = [sys.executable, "-c", "from duplex.cli import main; main()", *words]
     done = subprocess.run(command, env=ENVIRONMENT, stdout=theirs, stderr=subprocess.PIPE, check=False)
     os.close(theirs)
     assert (done.returncode, done.stderr) == (141, b"")
