@@ -61,13 +61,14 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     """Classifier of states and objects by prototypes in closed form; it also predicts pairs without training images.
 
     Features are not normalised: put `Normalizer()` before the classifier for CLIP features. Training features whose
-    variance vanishes or overflows are refused: those of about 1e75 and more, and those that are all smaller than 1e-5,
-    but not all zero. With a single column of labels, it is linear discriminant analysis with shrunken means.
+    variance vanishes or overflows are refused: values of about 1e75 and more, and features whose absolute values are
+    all below 1e-5, though not all zero. With a single column of labels, it is linear discriminant analysis with
+    shrunken means.
 
     candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: every state with every object.
     ridge: number of images at which the effect of a state or an object is shrunk by half.
-    shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the mean composed of state and
-        object; None: chosen by marginal likelihood.
+    shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the sum of its state's and its
+        object's effects; None: chosen by marginal likelihood.
     prior: whether pairs with more training images get higher scores.
     bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose it by validation.
 

@@ -67,7 +67,7 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def prepare(dataset: Dataset) -> None:
-    """Write a data set's manifest, labels, statistics and a record of its source; first draw the images of `shapes`."""
+    """Write a data set's manifest, labels, statistics and source record; for `shapes`, first draw its images."""
     from duplex.artifacts import ArtifactPaths
     from duplex.stages import prepare as stage
 

@@ -203,7 +203,7 @@ def _encoder_entry(
 ) -> dict[str, Any]:
     """Return a data set's `encoder` entry: from the options, else the existing entry, else the Duplex paper's encoder.
 
-    Features of an unknown encoder (--encoder none, or no --encoder) get the encoder name `imported`.
+    For given features, the entry without --encoder, and with --encoder none, has the name `imported`.
     """
     from duplex.encoders.random_weights import is_random
     from duplex.features.identity import IMPORTED

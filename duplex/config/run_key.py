@@ -92,7 +92,7 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
 
 
 def _encoder_record(encoder: EncoderParams) -> Record:
-    """Return the entry of an encoder and, if its weights are a file or its name has a folder, digests of the files."""
+    """Return an encoder's entry, with digests of its files if the weights are a file or the name is `FAMILY:FOLDER`."""
     folder = Path(encoder.name.partition(":")[2]).expanduser()
     files = [path for path in sorted(folder.iterdir()) if path.is_file()] if _is_own_folder(encoder.name) else []
     if encoder.weights is not None and Path(encoder.weights).expanduser().is_file():

@@ -144,7 +144,7 @@ class Curve:
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
     """Return the share of images answered right at each of the P + 1 points of the bias curve.
 
-    until: last point at which each image is right [N]; -1: at none."""
+    until: last of these points at which each image is right [N]; -1: right at none. breakpoints: P."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 

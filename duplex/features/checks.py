@@ -79,7 +79,7 @@ def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
 
 
 def _hint(path: Path) -> str:
-    """Return how to make a cache again; for a file whose name is not that of a cache, which files are caches."""
+    """Return the end of an error message: how to make a cache again or, for names without .h5, which file to name."""
     is_named_so = {".h5", ".hdf5"}.intersection(path.suffixes)
     return repair_hint(path) if is_named_so else "name a file that `duplex extract` wrote"
 

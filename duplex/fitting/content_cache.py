@@ -72,8 +72,8 @@ class ContentCache:
         images: sha256 of an image file -> path below `root` of a file with that content.
         max_bad: share of unreadable images above which `DuplexError` is raised.
 
-        Raises `DuplexError` if the content of a file is no longer that of its sha256 after encoding. The features of
-        such files are removed, those of the others stay.
+        Raises `DuplexError` if a file has another sha256 after the encoding than before. The features of such files are
+        removed, all others stay.
         """
         caches = {}
         for cache in sorted(self.place.glob("*")):

@@ -42,9 +42,8 @@ class EncoderChoice:
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
     """Choose an encoder that encodes the images in half an hour at most.
 
-    If there are encoders with weights on disk, the most accurate of them is returned; else the packaged one if it knows
-    all words of the labels; else the most accurate one whose weights can be downloaded. Raises `UsageError` if there is
-    none.
+    Of these, the most accurate with weights on disk is returned; else the packaged one if its vocabulary has all words
+    of the labels; else the most accurate whose weights can be downloaded. Raises `UsageError` if there is none.
 
     images: number of images.
     gpu: whether a GPU encodes them, for which no time limit holds.

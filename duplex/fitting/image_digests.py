@@ -64,8 +64,9 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 
 
 def _pixel_digest(path: Path, data: bytes) -> str | None:
-    """Return the digest of the pixels and the size of the image file `path` with the content `data`; None for an
-    unreadable image."""
+    """Return a digest of an image's width, height and pixels; None for an unreadable image.
+
+    path: its file, for error messages. data: content of the file."""
     try:
         image = decode_image(io.BytesIO(data))
     except BadImageFile:
@@ -76,7 +77,7 @@ def _pixel_digest(path: Path, data: bytes) -> str | None:
 
 
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
-    """Return the images whose file no longer has the sha256 that it had before it was encoded.
+    """Return the paths of the images whose file no longer has the sha256 that it had before it was encoded.
 
     images: sha256 of an image file, from before -> path below `root`.
     """
@@ -91,7 +92,7 @@ def change_error(image: Path) -> DuplexError:
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:
-    """Read the pixel digests in a cache folder; none if the file is missing, damaged or of another decoder."""
+    """Return the pixel digests in a cache folder; none if the file is missing, damaged or of another Pillow version."""
     path = cache / PIXELS
     try:
         require_file(path)
@@ -103,6 +104,6 @@ def load_pixel_digests(cache: Path) -> dict[str, str]:
 
 
 def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
-    """Write pixel digests, by the sha256 of the file, into a cache folder, but those of unreadable images."""
+    """Write pixel digests, by the sha256 of the file, into a cache folder; unreadable images are left out."""
     decoded = {file: digest for file, digest in sorted(pixels.items()) if digest != file}
     write_json(cache / PIXELS, with_checksum({**DECODER, "pixels": decoded}))

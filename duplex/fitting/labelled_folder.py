@@ -34,7 +34,7 @@ class LabelledFolder:
 
     @property
     def contents(self) -> dict[str, str]:
-        """The sha256 of each row's file, sorted, with the digest of its pixels."""
+        """A dictionary from the sha256 of each row's file, sorted, to the digest of its pixels."""
         return {digest: self.pixels[digest] for digest in sorted(self.digests)}
 
 
@@ -96,7 +96,7 @@ def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
 def distinct_images(
     frame: pd.DataFrame, root: Path, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
-    """Return one row per image content, with notes that name the first rows left out.
+    """Return one row per image content, with notes that name some of the rows left out.
 
     Files have the same content if their bytes or their pixels are equal. Images whose copies have another label are all
     left out; more than one in a hundred raise `UsageError`.

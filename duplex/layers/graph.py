@@ -169,7 +169,7 @@ def aggregate(
 def message_sums(
     kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Return sums of weighted messages of one kind into each candidate [C, d], and of their weights [C, 1].
+    """Return the weighted sum of the messages of one kind to each candidate [C, d], and the sum of weights [C, 1].
 
     fusion: module that joins a state and an object feature to the feature of a counterfactual pair; None: their sum.
     """
@@ -230,7 +230,8 @@ def refine(
     momentum: float,
     renormalise: bool = True,
 ) -> RefinedPrototypes:
-    """Return the refined prototypes of a batch's candidates: messages of its local graph, blended with old prototypes.
+    """Return the refined prototypes of a batch's candidates: a weighted mean of the local graph's messages
+    and of the old prototypes.
 
     The old prototypes are the codebook's current ones, or the initial ones of an anchored codebook (Algorithm 1).
 

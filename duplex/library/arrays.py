@@ -82,7 +82,7 @@ def checked_table(
 
 
 def _require_equal(indexes: Sequence[pd.Index | None]) -> None:
-    """Raise `UsageError` unless the pandas indexes of features and columns are equal; None: not a pandas object."""
+    """Raise `UsageError` unless the pandas indexes of features and columns are equal; None is skipped."""
     present = [index for index in indexes if index is not None]
     if not all(index.equals(present[0]) for index in present):
         raise UsageError(
@@ -92,6 +92,6 @@ def _require_equal(indexes: Sequence[pd.Index | None]) -> None:
 
 
 def pandas_index(value: object) -> pd.Index | None:
-    """Return the index of a pandas object, and the keys of a mapping, which pandas aligns by; None for other values."""
+    """Return the index of a pandas object, or the keys of a mapping (pandas aligns by both); None for other values."""
     index = pd.Index(list(value)) if isinstance(value, Mapping) else getattr(value, "index", None)
     return index if isinstance(index, pd.Index) else None

@@ -143,8 +143,8 @@ def load_dataset(
 ) -> Dataset:
     """Return a data set of params.yaml in the current folder or, given an encoder, one of image files.
 
-    Features of image files are computed once: the cache recognises the files by content. All arguments but `device` are
-    for image files; params.yaml describes its own data sets.
+    Features of image files are computed once: the cache recognises the files by content. All arguments but `source` and
+    `device` are for image files; params.yaml describes its own data sets.
 
     source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, a benchmark's folder, or a table (CSV
         or Parquet) with the columns image, state, object and optionally split.

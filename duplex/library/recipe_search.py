@@ -72,9 +72,9 @@ def search_recipes(
 ) -> RecipeChoice:
     """Try training recipes, the cheapest first, and return the chosen one.
 
-    levels: lists of recipes of equal cost, such as two learning rates. Within a list the first recipe counts, unless
-        another one is better by more than the standard error; by the same rule, a later list replaces the choice so
-        far.
+    levels: lists of recipes of equal cost, such as two learning rates. The first recipe of a list is chosen,
+        unless another one has a higher validation metric by more than the standard error of the difference; by the
+        same rule, a later list replaces the choice so far.
     attempt: trains and validates a recipe.
     report: called with one line per recipe.
     """

@@ -111,7 +111,7 @@ def find_method(kind: str) -> type[Method[Any]]:
 
 @lru_cache(maxsize=256)
 def _load_method(kind: str, identity: int) -> type[Method[Any]]:
-    """Import the class of a kind; `identity` is the id of the class so far, which a notebook's cell may replace."""
+    """Import the class of a kind of method. `identity` is part of the cache's key: a redefined class has another id."""
     from duplex.methods.base import Method
 
     folder = os.getcwd()

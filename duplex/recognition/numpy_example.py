@@ -47,7 +47,7 @@ def load_model(folder: Path) -> tuple[Any, Any]:
 
 
 def require_exported(path: Path, config: Any) -> Path:
-    """Return the path of a file of the export; print one line and exit unless it is the file that was exported."""
+    """Return the path of a file of the export; print one line and exit unless its sha256 is that in `config`."""
     expected = config["files"].get(path.name)
     if expected is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
         sys.exit(f"{Path(sys.argv[0]).name}: {path} is missing, damaged or of another model; export the run again")

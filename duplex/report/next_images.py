@@ -68,7 +68,7 @@ def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tu
 
 
 def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
-    """Return the posterior variance `V` [M*N] of the mean of every composition, given image counts [M*N].
+    """Return the posterior variance `V` [M*N] of every composition's mean feature, given image counts [M*N].
 
     k: inverse variance of the pairs' interactions (deviations from state effect + object effect), counted in images.
     ridge: penalty on the effects of states and objects.

@@ -73,9 +73,9 @@ def _class_hash(plugin: type) -> str:
 
 
 def _class_node(plugin: type) -> ast.ClassDef | None:
-    """Return the syntax tree of a class, or None; its file, which may be a cell of IPython, is that of its functions.
+    """Return the syntax tree of a class, or None if its source is unknown.
 
-    `inspect.getsource` finds no source of classes of a notebook.
+    The source is found by the class's functions, since `inspect.getsource` fails for classes of a notebook.
     """
     for function in filter(inspect.isfunction, map(inspect.unwrap, vars(plugin).values())):
         text = "".join(linecache.getlines(function.__code__.co_filename, function.__globals__))
@@ -136,7 +136,8 @@ def imported_names(name: str, path: Path) -> set[str]:
 def _file(name: str) -> Path | None:
     """Return the file of a module, its source if there is one, or None.
 
-    Only the top-level package is searched by Python's import system. A script has no import spec, but a file.
+    Only a top-level package is searched by Python's import system; its modules are looked up by their paths. A running
+    script has no import spec, and its `__file__` is used.
     """
     top, *rest = name.split(".")
     spec = _spec(top, os.getcwd(), *sys.path) if top else None
