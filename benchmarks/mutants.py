@@ -71,12 +71,16 @@ TESTS = {  # module -> what mirrors it
     ],
     "duplex/features/layout.py": ["tests/features/test_layout.py", "tests/features/test_block_inputs.py"],
     "duplex/features/image_files.py": ["tests/features/test_image_files.py"],
-    "duplex/features/checks.py": ["tests/features/test_layout.py", "tests/features/test_block_inputs.py"],
+    "duplex/features/checks.py": [
+        "tests/features/test_layout.py", "tests/features/test_block_inputs.py", "tests/cli/test_features.py",
+    ],
     "duplex/features/shards.py": ["tests/features/test_shards.py"],
     "duplex/features/store.py": ["tests/features/test_store.py", "tests/features/test_layout.py"],
     "duplex/features/tokens.py": [f"tests/features/test_{name}.py" for name in ("tokens", "block_inputs")],
     "duplex/methods/co_cge.py": ["tests/methods/test_cge.py", *EVERY_KIND],
-    "duplex/methods/base.py": [f"tests/methods/test_{name}.py" for name in ("base", "registry", "closed_form")],
+    "duplex/methods/base.py": [
+        f"tests/methods/test_{name}.py" for name in ("base", "registry", "closed_form", "bad_arguments")
+    ],
     "duplex/methods/head.py": [f"tests/methods/test_{name}.py" for name in ("base", "cge", "compcos")],
     "duplex/methods/with_finetuning.py": ["tests/methods/test_with_finetuning.py"],
     "duplex/methods/three_paths.py": [

@@ -69,7 +69,7 @@ class ScoreFile:
 
 
 def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
-    """Raise `UsageError` if two score files differ in labels or seen columns, or in `state` or `object` if both have it."""
+    """Raise `UsageError` if two score files differ in labels, seen columns, or in states or objects that both list."""
     for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
         a, b = (_as_text(getattr(scores, field)) for scores in (first, second))
         if a is not None and b is not None and not np.array_equal(a, b):

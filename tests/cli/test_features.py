@@ -88,6 +88,7 @@ def test_imported_features_are_identified_as_such(folder: Path, command: Command
         (["extract", "-d", "pics", "--limit", "5"], 2, "name another file with --out"),
         (["extract", "-d", "pics", "--encoder", "ViT-B-32"], 2, "needs weights"),
         (["cache", "info", "absent.h5"], 1, "does not exist"),
+        (["cache", "info", "params.yaml"], 1, "name a file that `duplex extract` wrote"),
         (["cache", "verify", "absent.h5"], 1, "does not exist"),
         (["cache", "verify", "params.yaml"], 2, "--dataset"),
         (["cache", "join", "absent.h5"], 1, "no shard"),

@@ -20,6 +20,7 @@ from duplex.layers.word_feasibility import feasibility
 from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.training.calibration import (
+    LARGEST_BIAS,
     Calibration,
     calibrate,
     feasibility_by_likelihood,
@@ -211,3 +212,9 @@ def test_a_likelihood_of_wrong_shape_or_nan_is_refused(values: torch.Tensor) -> 
 def test_a_calibration_is_read_back_from_its_record() -> None:
     for found in (Calibration(1.0), calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "likelihood")):
         assert Calibration.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_only_the_bias_has_a_limit() -> None:
+    assert Calibration(LARGEST_BIAS, threshold=-10 * LARGEST_BIAS).threshold == -10 * LARGEST_BIAS
+    with pytest.raises(ValueError, match=r"calibration\.bias is"):
+        Calibration(10 * LARGEST_BIAS)
