@@ -117,7 +117,7 @@ def _check_run(
     from duplex.evaluation.uncertainty import Components
     from duplex.report.results import read_tree
     from duplex.stages.ablate import is_outdated
-    from duplex.stages.evaluate import metrics_difference, run_difference
+    from duplex.stages.outdated_runs import metrics_difference, run_difference
     from duplex.training.checkpoint import read_record
 
     paths, files = ArtifactPaths(), RunPaths(predictions.parent)

@@ -22,6 +22,7 @@ from duplex.errors import DuplexError, UsageError, install_command
 if TYPE_CHECKING:
     import torch
 
+    from duplex.recognition.added_words import Pair
     from duplex.recognition.neighbours import Neighbours
     from duplex.recognition.recognizer import Recognizer
 
@@ -64,7 +65,7 @@ def serve(
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours, trained = _training_images(recognizer), recognizer.trained
     where, options = model or trained.where, (world, device, add or [], compositions, new_share)
-    load = partial(_load_same, trained.fingerprint, where, *options)
+    load = partial(_load_same, (trained.fingerprint, recognizer.added), where, *options)
     count, threads = _processes(workers, recognizer.device)
     pool = image_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
@@ -88,11 +89,16 @@ def serve(
     typer.echo("stopped", err=True)
 
 
-def _load_same(fingerprint: str, where: str, *options: Any) -> Recognizer:
-    """Load the server's model in a worker process; raise `DuplexError` unless it has the given fingerprint."""
+def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) -> Recognizer:
+    """Load the server's model in a worker process; raise `DuplexError` if it is no longer the one that was loaded.
+
+    loaded: the model's fingerprint and added compositions when the server started.
+    """
     recognizer = load_model(where, *options)
-    if recognizer.trained.fingerprint != fingerprint:
+    if recognizer.trained.fingerprint != loaded[0]:
         raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
+    if recognizer.added != loaded[1]:
+        raise DuplexError("the file of --compositions has changed since the server started; start the server again")
     return recognizer
 
 

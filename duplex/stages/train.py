@@ -14,6 +14,7 @@ from duplex.artifacts import ArtifactPaths, RunPaths, log_folder
 from duplex.config.params import Params
 from duplex.config.run_key import run_records
 from duplex.encoders import resolve_device
+from duplex.errors import DuplexError
 from duplex.library.chosen_blocks import train_chosen_blocks
 from duplex.library.inputs import LoadInputs, RunInputs, load_inputs, make_deterministic
 from duplex.library.members import find_members
@@ -22,6 +23,7 @@ from duplex.library.requirements import require_inputs
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.registry import report_exits
 from duplex.options import AutoFinetune
+from duplex.stages.outdated_runs import outdated_member
 from duplex.system.files import json_digest, write_json
 from duplex.system.lock import sole_writer
 from duplex.system.threads import threads
@@ -53,6 +55,8 @@ def run(
     device = torch.device(resolve_device(params.device))
     with threads(spec.training.threads), report_exits(spec.kind):
         spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
+        if difference := outdated_member(spec.options, params, dataset, paths):
+            raise DuplexError(f"{method} cannot be made: {difference}; train that run again, or run `dvc repro`")
         inputs = members.add_to(load(params, dataset, paths, spec.request))
         with sole_writer(out.checkpoint, "training"):
             key = _resume_key(params, dataset, method, seed, inputs, device, members.fingerprints)

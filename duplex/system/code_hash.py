@@ -29,6 +29,7 @@ IGNORED_MODULES = tuple(
         "artifacts",
         "config",
         "errors",
+        "stages.outdated_runs",
         "system.allocator",
         "system.code_hash",
         "system.error_report",
@@ -122,10 +123,16 @@ def _own_name(module: str) -> str:
 
 def _own_folder(top: str) -> Path | None:
     """Return the folder that holds a top-level module or package; None if it is part of Python, or installed."""
-    path = None if top in sys.stdlib_module_names else _file(top)
+    path = None if top in sys.stdlib_module_names else _file(top) or _namespace(top)
     if path is None or {"site-packages", "dist-packages"} & set(path.parts):
         return None
     return path.parent.parent if path.name == "__init__.py" else path.parent
+
+
+def _namespace(top: str) -> Path | None:
+    """Return the first folder of a package without `__init__.py`, or None."""
+    spec = _spec(top, os.getcwd(), *sys.path)
+    return next(map(Path, (spec and spec.submodule_search_locations) or ()), None)
 
 
 def imported_names(name: str, path: Path) -> set[str]:
@@ -186,7 +193,8 @@ class _RunTimeCode(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
         self.generic_visit(node)
-        return node.orelse if "TYPE_CHECKING" in ast.dump(node.test) else node
+        name = node.test.attr if isinstance(node.test, ast.Attribute) else getattr(node.test, "id", None)
+        return node.orelse if name == "TYPE_CHECKING" else node
 
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
+from duplex.config.method_entries import MethodEntry
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError
 from duplex.features.store import read_contents_digest
 from duplex.library.inputs import load_inputs
-from duplex.stages import ablate, evaluate, report
+from duplex.stages import ablate, evaluate, report, train
 from duplex.stages.extract import extract
 from tests.projects import make_project
 
@@ -163,3 +164,23 @@ def test_ablations_run_with_other_settings_are_reported(project: Path, capfd: py
     assert capfd.readouterr().err == ""
     report.warn_of_outdated(changed(params, "evaluation", bootstrap=21), ArtifactPaths())
     assert "ablations/runs/row/own/0 was run with other settings of row; `make ablations`" in capfd.readouterr().err
+
+
+def test_a_product_of_members_with_other_settings_is_refused(project: Path) -> None:
+    entry = MethodEntry("product", {"of": ["clip", "csp"]})
+    params = load_params()
+    params = params.model_copy(update={"methods": {**params.methods, "both": entry}})
+    train.run(params, "own", "both", 0)
+    evaluate.run(params, "own", "both", 0)
+    other = changed(params, "evaluation", thresholds=7)
+    with pytest.raises(DuplexError, match=r"both cannot be made: (clip|csp) with seed 0, which it combines, is not as"):
+        train.run(other, "own", "both", 0)
+    with pytest.raises(DuplexError, match=r"is not of both with seed 0 as params.yaml has it: (clip|csp) with seed 0"):
+        evaluate.run(other, "own", "both", 0)
+
+
+def test_the_history_of_another_run_is_reported(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run, other = (ArtifactPaths().run("own", name, 0) for name in ("csp", "clip"))
+    shutil.copy(other.history, run.history)
+    report.warn_of_outdated(load_params(), ArtifactPaths())
+    assert "is not of csp as params.yaml has it: its history.csv is of another run" in capfd.readouterr().err

@@ -225,3 +225,25 @@ def test_a_module_in_an_archive_is_hashed_by_its_class(tmp_path, monkeypatch):
         assert plugin_hash("my_zipped") == UNKNOWN_CODE != plugin_hash("my_zipped", module.Probe)
     finally:
         del sys.modules["my_zipped"]
+
+
+def test_helpers_in_a_folder_without_init_are_part_of_the_code(tmp_path, monkeypatch):
+    (tmp_path / "helpers_of_probe").mkdir()
+    helper = tmp_path / "helpers_of_probe" / "scale.py"
+    helper.write_text("FACTOR = 1.0\n")
+    (tmp_path / "probe_of_folder.py").write_text("from helpers_of_probe.scale import FACTOR\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = plugin_hash("probe_of_folder")
+    helper.write_text("FACTOR = -0.05\n")
+    assert plugin_hash("probe_of_folder") != before
+
+
+@pytest.mark.parametrize("test", ["not TYPE_CHECKING", "TYPE_CHECKING or X"])
+def test_code_that_runs_although_its_condition_names_type_checking_is_hashed(tmp_path, monkeypatch, test):
+    module = tmp_path / "typed_probe.py"
+    text = f"from typing import TYPE_CHECKING\nX = 1\nif {test}:\n    SCALE = 1\n"
+    module.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = plugin_hash("typed_probe")
+    module.write_text(text.replace("SCALE = 1", "SCALE = 20"))
+    assert plugin_hash("typed_probe") != before

@@ -1,0 +1,115 @@
+"""Differences between runs on disk and params.yaml, by which commands refuse or report runs of other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params
+from duplex.errors import DuplexError
+from duplex.features.store import read_contents_digest
+from duplex.library.members import find_members
+from duplex.library.run_training import MethodSpec, calibration_settings
+from duplex.options import AutoFinetune, CombinedOptions, Options
+from duplex.system.files import sha256, sha256_once
+from duplex.training.checkpoint import WORD_VECTORS, Record, read_record
+
+
+def run_difference(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str:
+    """Return the first setting of a checkpoint that differs from a run of params.yaml, as text; "" if none does.
+
+    The members of a product and the blocks of `finetune: auto` are chosen in training. params.yaml has no values for
+    them, so they are not compared.
+    """
+    entry, options, finetune = params.entry(method), params.method(method, dataset), params.finetune(method, dataset)
+    stored = {"kind": record.kind, "seed": record.seed, "world": record.world, **vars(record.options)}
+    wanted = {"kind": entry.kind, "seed": seed, "world": entry.trained_for, **vars(options)}
+    if isinstance(options, CombinedOptions):
+        wanted.pop("members")
+        if difference := _member_difference(record, params, dataset, method, seed, paths):
+            return difference
+    elif isinstance(finetune, AutoFinetune):
+        stored["finetune"], wanted["finetune"] = "auto" if record.recipes else record.finetune, "auto"
+    else:
+        stored["finetune"], wanted["finetune"] = record.finetune, finetune
+        training = params.training(dataset, method).result_settings()
+        wanted |= {name: training[name] for name in record.training.keys() & training.keys()}
+        stored |= record.training
+    manifest, trained_on = paths.manifest(dataset), record.training.get("manifest")
+    if trained_on is not None and manifest.is_file() and trained_on != sha256(manifest):
+        return "its images, labels or splits were others"
+    features, trained_on = paths.features(dataset), record.training.get("features")
+    if trained_on is not None and features.is_file() and trained_on != read_contents_digest(features):
+        return "its features were others"
+    if difference := _encoder_difference(record, params, dataset):
+        return difference
+    chosen_by = record.training.get("calibration")
+    if chosen_by is not None and "open" in (record.calibration or {}):
+        stored["calibration"], wanted["calibration"] = chosen_by, calibration_settings(params.evaluation)
+    for name, value in wanted.items():
+        if stored.get(name) != value:
+            return f"{name} is {stored.get(name)!r} instead of {value!r}"
+    return ""
+
+
+def outdated_member(options: Options, params: Params, dataset: str, paths: ArtifactPaths) -> str:
+    """Return how a run that the options of a method combine differs from params.yaml, as text; "" if none does.
+
+    Runs that are not on disk are ignored.
+    """
+    for member in options.members if isinstance(options, CombinedOptions) else ():
+        method, seed = member["method"], member["seed"]
+        checkpoint = paths.run(dataset, method, seed).checkpoint
+        if method not in params.methods or not checkpoint.is_file():
+            continue
+        if difference := run_difference(read_record(checkpoint), params, dataset, method, seed, paths):
+            return f"{method} with seed {seed}, which it combines, is not as params.yaml has it: {difference}"
+    return ""
+
+
+def history_difference(record: Record, history: Path) -> str:
+    """Return a sentence if a run's history.csv has another validation AUC than `record` at its epoch; else ""."""
+    if not history.is_file():
+        return ""
+    table = pd.read_csv(history)
+    rows = table.loc[table["epoch"] == record.epoch, "val_auc"]
+    agrees = len(rows) == 1 and abs(rows.iloc[0] - record.val_auc) < 1e-6
+    return "" if agrees else "its history.csv is of another run"
+
+
+def _encoder_difference(record: Record, params: Params, dataset: str) -> str:
+    """Return how the encoder or the word vectors of a checkpoint differ from those in params.yaml, as text, or ""."""
+    entry, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
+    wanted = {"name": entry.name, "tag": entry.weights or "", "precision": entry.precision}
+    for name, value in wanted.items():
+        if record.encoder.get(name) != value:
+            return f"its encoder's {name} is {record.encoder.get(name)!r} instead of {value!r}"
+    digest = sha256_once(words) if words is not None and words.is_file() else None
+    return "" if record.encoder.get(WORD_VECTORS) == digest else "its word vectors were others"
+
+
+def metrics_difference(record: Record, metrics: Mapping[str, Any]) -> str:
+    """Return a sentence if a run's metrics were measured on another checkpoint than `record`'s; else ""."""
+    measured, of_record = (metrics.get("epoch"), metrics.get("val_auc")), (record.epoch, 100 * record.val_auc)
+    return "" if measured == of_record else "its metrics.json is of another checkpoint"
+
+
+def _member_difference(
+    record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths
+) -> str:
+    """Return how the runs that a run combines differ from those on disk or in params.yaml, as text; "" if none does.
+
+    Runs that are not on disk are ignored: the checkpoint contains what it needs of them.
+    """
+    spec = MethodSpec.of(params, dataset, method)
+    try:
+        _, members = find_members(spec, dataset, seed, params.run.seeds, paths)
+    except DuplexError:
+        return ""
+    if record.training.get("members") not in (None, members.fingerprints):
+        return "a run that it combines was trained again"
+    return outdated_member(record.options, params, dataset, paths)
