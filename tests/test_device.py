@@ -79,4 +79,4 @@ def test_statistics_computed_on_the_device_equal_those_on_the_cpu(
                 here.add(scores[rows, first:last], rows, first)
                 elsewhere.add(scores[rows, first:last].to(pretended.name), rows, first)
         for a, b in zip(here.cumulative(), elsewhere.cumulative(), strict=True):
-            assert all((getattr(a, part.name) == getattr(b, part.name)).all() for part in fields(a))
+            assert all(np.array_equal(getattr(a, part.name), getattr(b, part.name)) for part in fields(a))

@@ -127,8 +127,8 @@ def metrics(as_json: AsJson = False) -> None:
     from duplex.stages.report import evaluated_runs, warn_of_outdated
 
     paths, params = ArtifactPaths(), load_params()
-    table = read_metrics(paths.summary, "dvc repro report") if paths.summary.is_file() else {}
     runs, _ = evaluated_runs(params, paths)
+    table = read_metrics(paths.summary, "dvc repro report") if runs or paths.summary.is_file() else {}
     if not table and not runs:
         raise DuplexError(NO_RUN)
     if aggregate(runs) != table:
