@@ -34,9 +34,8 @@ EVERY_KIND = [f"tests/methods/test_{name}.py" for name in ("ranges", "modes")]  
 TESTS = {  # module -> what mirrors it
     "duplex/labels.py": ["tests/test_labels.py"],
     "duplex/layers/word_feasibility.py": ["tests/layers/test_word_feasibility.py"],
-    **{f"duplex/training/{name}.py": ["tests/training/test_loop.py", "tests/training/test_hooks.py"] for name in (
-        "epoch", "loop",
-    )},
+    "duplex/training/epoch.py": ["tests/training/test_loop.py", "tests/training/test_hooks.py"],
+    "duplex/training/loop.py": [f"tests/training/test_{name}.py" for name in ("loop", "hooks", "thread_choice")],
     "duplex/training/checkpoint.py": ["tests/training/test_checkpoint.py"],
     "duplex/training/calibration.py": ["tests/training/test_calibration.py", "tests/training/test_checkpoint.py"],
     "duplex/training/scoring.py": [

@@ -62,3 +62,4 @@ def test_state_embeddings_depend_on_the_image_only_if_conditional():
                 torch.nn.init.zeros_(layer.weight)
         to_states, _ = method.cosines(torch.nn.functional.normalize(batch(2).cls, dim=-1))
         assert torch.allclose(to_states[0], to_states[1]) is not conditional
+        assert any("scale_" in name for name, _ in method.named_parameters()) is conditional
