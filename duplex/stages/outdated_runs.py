@@ -72,12 +72,16 @@ def outdated_member(options: Options, params: Params, dataset: str, paths: Artif
 
 
 def history_difference(record: Record, history: Path) -> str:
-    """Return a sentence if a run's history.csv has another validation AUC than `record` at its epoch; else ""."""
-    if not history.is_file():
+    """Return a sentence if a run's history.csv has another validation AUC than `record` at its epoch; else "".
+
+    A file that is missing or damaged is not compared: the report names it where it is read.
+    """
+    try:
+        table = pd.read_csv(history, usecols=["epoch", "val_auc"], dtype=float)
+    except (OSError, ValueError):
         return ""
-    table = pd.read_csv(history)
-    rows = table.loc[table["epoch"] == record.epoch, "val_auc"]
-    agrees = len(rows) == 1 and abs(rows.iloc[0] - record.val_auc) < 1e-6
+    aucs = table.loc[table["epoch"] == record.epoch, "val_auc"].tolist()
+    agrees = len(aucs) == 1 and abs(aucs[0] - record.val_auc) < 1e-6
     return "" if agrees else "its history.csv is of another run"
 
 

@@ -184,3 +184,7 @@ def test_the_history_of_another_run_is_reported(project: Path, capfd: pytest.Cap
     shutil.copy(other.history, run.history)
     report.warn_of_outdated(load_params(), ArtifactPaths())
     assert "is not of csp as params.yaml has it: its history.csv is of another run" in capfd.readouterr().err
+    for content in (b"", b"epoch\n0\n", b"epoch,val_auc\nx,y\n", b"\xff\xfe\x00"):  # named where they are read
+        run.history.write_bytes(content)
+        report.warn_of_outdated(load_params(), ArtifactPaths())
+        assert "history.csv" not in capfd.readouterr().err
