@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
@@ -69,20 +66,6 @@ def outdated_member(options: Options, params: Params, dataset: str, paths: Artif
         if difference := run_difference(read_record(checkpoint), params, dataset, method, seed, paths):
             return f"{method} with seed {seed}, which it combines, is not as params.yaml has it: {difference}"
     return ""
-
-
-def history_difference(record: Record, history: Path) -> str:
-    """Return a sentence if a run's history.csv has another validation AUC than `record` at its epoch; else "".
-
-    A file that is missing or damaged is not compared: the report names it where it is read.
-    """
-    try:
-        table = pd.read_csv(history, usecols=["epoch", "val_auc"], dtype=float)
-    except (OSError, ValueError):
-        return ""
-    aucs = table.loc[table["epoch"] == record.epoch, "val_auc"].tolist()
-    agrees = len(aucs) == 1 and abs(aucs[0] - record.val_auc) < 1e-6
-    return "" if agrees else "its history.csv is of another run"
 
 
 def _encoder_difference(record: Record, params: Params, dataset: str) -> str:

@@ -26,7 +26,7 @@ from duplex.report.page_sections import build_report, find_provenance
 from duplex.report.results import DatasetResults, Results, read_run, read_tree
 from duplex.report.run_table import run_table
 from duplex.stages.ablate import is_outdated
-from duplex.stages.outdated_runs import history_difference, metrics_difference, run_difference
+from duplex.stages.outdated_runs import metrics_difference, run_difference
 from duplex.stages.report_images import image_parts
 from duplex.system.files import replace_file, write_json, write_text
 from duplex.system.progress import track
@@ -109,7 +109,6 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
                 record = read_record(run.checkpoint)
                 difference = run_difference(record, params, dataset, method, seed, paths)
                 difference = difference or metrics_difference(record, metrics)
-                difference = difference or history_difference(record, run.history)
                 if not difference and any(_is_exact(metrics[world]) != (params.evaluation.protocol == "exact")
                                           for world in WORLDS if world in metrics):  # fmt: skip
                     difference = "evaluation.protocol was another one"

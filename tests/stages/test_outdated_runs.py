@@ -177,14 +177,3 @@ def test_a_product_of_members_with_other_settings_is_refused(project: Path) -> N
         train.run(other, "own", "both", 0)
     with pytest.raises(DuplexError, match=r"is not of both with seed 0 as params.yaml has it: (clip|csp) with seed 0"):
         evaluate.run(other, "own", "both", 0)
-
-
-def test_the_history_of_another_run_is_reported(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run, other = (ArtifactPaths().run("own", name, 0) for name in ("csp", "clip"))
-    shutil.copy(other.history, run.history)
-    report.warn_of_outdated(load_params(), ArtifactPaths())
-    assert "is not of csp as params.yaml has it: its history.csv is of another run" in capfd.readouterr().err
-    for content in (b"", b"epoch\n0\n", b"epoch,val_auc\nx,y\n", b"\xff\xfe\x00"):  # named where they are read
-        run.history.write_bytes(content)
-        report.warn_of_outdated(load_params(), ArtifactPaths())
-        assert "history.csv" not in capfd.readouterr().err
