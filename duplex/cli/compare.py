@@ -125,7 +125,7 @@ def _check_run(
     if files.root == paths.run(dataset, entry, seed).root and files.checkpoint.is_file():
         record = read_record(files.checkpoint)
         difference = run_difference(record, params, dataset, entry, seed, paths)
-        if difference := difference or metrics_difference(record, metrics):
+        if difference := difference or metrics_difference(record, metrics, params, entry):
             message = f"{files.root} is not {entry} with seed {seed} as params.yaml has it: {difference}"
             typer.echo(f"duplex: {message}; `dvc repro` makes it again", err=True)
     elif files.root == paths.ablation_run(entry, dataset, seed).root and is_outdated(params, entry, dataset, files):

@@ -62,6 +62,13 @@ def tune(
     for row in rows:
         for error in row.errors[:1]:
             typer.echo(f"{row.method} {dict(row.settings)}: {error}", err=True)
+    for row in best.values():
+        tied = [other for other in rows if other.method == row.method and other.val_auc == row.val_auc]
+        if len(tied) > 1:
+            typer.echo(
+                f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; * marks the first",
+                err=True,
+            )
     if write:
         write_best(name, best)
     if any(row.errors for row in rows):

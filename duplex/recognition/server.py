@@ -176,6 +176,10 @@ async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[lis
     except HTTPException:
         raise
     except MultiPartException as error:
+        if error.message.startswith("Too many files"):
+            raise HTTPException(
+                413, f"the request has more than {limits.images} images; send fewer per request"
+            ) from error
         raise HTTPException(400, f"the form cannot be read: {error.message}") from error
     except OSError as error:  # no space for the upload
         raise HTTPException(503, f"the upload cannot be stored: {error.strerror}; try again later") from error

@@ -79,10 +79,23 @@ def _encoder_difference(record: Record, params: Params, dataset: str) -> str:
     return "" if record.encoder.get(WORD_VECTORS) == digest else "its word vectors were others"
 
 
-def metrics_difference(record: Record, metrics: Mapping[str, Any]) -> str:
-    """Return a sentence if a run's metrics were measured on another checkpoint than `record`'s; else ""."""
-    measured, of_record = (metrics.get("epoch"), metrics.get("val_auc")), (record.epoch, 100 * record.val_auc)
-    return "" if measured == of_record else "its metrics.json is of another checkpoint"
+def metrics_difference(record: Record, metrics: Mapping[str, Any], params: Params, method: str) -> str:
+    """Return how a run's metrics differ from what evaluation would write now, as text; "" if they don't.
+
+    They may be of another checkpoint than `record`'s, or measured with another `evaluation.protocol`, `worlds` or `k`.
+    """
+    if (metrics.get("epoch"), metrics.get("val_auc")) != (record.epoch, 100 * record.val_auc):
+        return "its metrics.json is of another checkpoint"
+    for world in params.worlds(method):
+        if world not in metrics:
+            return f"it was not evaluated in the {world} world"
+        exact = "tied" in metrics[world]  # only the exact protocol measures the share of ties
+        if exact != (params.evaluation.protocol == "exact"):
+            return "evaluation.protocol was another one"
+        ks = [1, *sorted(int(name.removeprefix("top_")) for name in metrics[world] if name.startswith("top_"))]
+        if ks != sorted({1, *params.evaluation.k}):
+            return f"evaluation.k was {ks} instead of {list(params.evaluation.k)}"
+    return ""
 
 
 def _member_difference(

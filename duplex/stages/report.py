@@ -18,7 +18,6 @@ from duplex.data.manifest import read_manifest
 from duplex.data.prepared_source import require_prepared
 from duplex.errors import DuplexError
 from duplex.features.checks import open_cache, read_identity
-from duplex.labels import WORLDS
 from duplex.report.aggregate import BAD_IMAGES, NO_RUN, Aggregate, Tree, aggregate, headlines
 from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
@@ -108,10 +107,7 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
             with suppress(DuplexError):  # a damaged checkpoint is reported where it is used
                 record = read_record(run.checkpoint)
                 difference = run_difference(record, params, dataset, method, seed, paths)
-                difference = difference or metrics_difference(record, metrics)
-                if not difference and any(_is_exact(metrics[world]) != (params.evaluation.protocol == "exact")
-                                          for world in WORLDS if world in metrics):  # fmt: skip
-                    difference = "evaluation.protocol was another one"
+                difference = difference or metrics_difference(record, metrics, params, method)
                 if difference:
                     print(
                         f"duplex: {run.metrics} is not of {method} as params.yaml has it: {difference}; the report "
@@ -119,11 +115,6 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
                         file=sys.stderr,
                     )
                     break
-
-
-def _is_exact(metrics: Tree) -> bool:
-    """Return whether metrics of one world come from `protocol: exact`; only these have the share of ties."""
-    return "tied" in metrics
 
 
 def with_datasets(params: Params, evaluated: Set[str]) -> Params:

@@ -118,6 +118,7 @@ def test_images_and_options_that_would_be_ignored_are_refused(trained, server):
         ("/predict?top=1&top=5", good, 422, "the parameter 'top' is given twice"),
         ("/predict?top=1.5", good, 422, "top is '1.5'; expected a whole number"),
         ("/predict/", good, 404, "Not Found"),
+        ("/predict", form(*[("a.png", data_of(trained))] * 33), 413, "more than 32 images; send fewer per request"),
     ):
         answered, reply = server.ask("POST", path, body, form_headers())
         assert answered == status and words in json.loads(reply)["error"], path

@@ -90,6 +90,12 @@ def test_a_failed_trial_leaves_the_others(params):
     assert all("lower training.learning_rate" in row.errors[0] for row in diverging)
 
 
+def test_settings_without_effect_are_reported_as_a_tie(project):
+    answer = command("--methods", "clip", "--grid", "learning_rate=0.001,0.1", "--seeds", "100", "--jobs", "1")
+    assert answer.exit_code == 0, answer.output
+    assert "clip: 2 settings have the same best AUC" in answer.stderr
+
+
 ENDING = """import os
 
 from duplex.methods.kg_sp import KgSp

@@ -83,6 +83,23 @@ def test_the_files_of_another_run_are_reported(project: Path, capfd: pytest.Capt
     assert "own/csp/1 is not csp with seed 1 as params.yaml has it: seed is 0 instead of 1" in compare(capfd)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"k": (1, 2)}, r"evaluation.k was [1, 2] instead of"),
+        ({"worlds": ("closed",)}, "it was not evaluated in the open world"),
+        ({"protocol": "sampled"}, "evaluation.protocol was another one"),
+    ],
+)
+def test_a_seed_evaluated_with_other_settings_is_reported(
+    project: Path, capfd: pytest.CaptureFixture[str], change: dict[str, object], message: str
+) -> None:
+    params = load_params()
+    evaluate.run(params.model_copy(update={"evaluation": params.evaluation.model_copy(update=change)}), "own", "csp", 1)
+    report.run(params)
+    assert f"own/csp/1/metrics.json is not of csp as params.yaml has it: {message}" in capfd.readouterr().err
+
+
 def test_doubled_lines_and_rounded_margins_are_not_compared(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = ArtifactPaths().run("own", "csp", 0).predictions
     table = pd.read_csv(file)
