@@ -25,7 +25,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.evaluation.accumulator import Floats, ScoreAccumulator, TopCompetitors
 from duplex.evaluation.confidence import log_probabilities
-from duplex.evaluation.crossfit import CrossFitGain, crossfit_gain, largest_gain, wins_by_pair
+from duplex.evaluation.crossfit import CrossFitGain, crossfit_gain, largest_clear_gain, wins_by_pair
 from duplex.evaluation.curve import Margins
 from duplex.evaluation.feasibility import FeasibilityValues, buckets, choose_threshold, thresholds
 from duplex.evaluation.uncertainty import Components
@@ -102,7 +102,7 @@ def rules(val: Accumulators, test: Accumulators, steps: dict[str, Floats]) -> di
         ("auto", "", [each.gain for each in chosen.values()]),
         ("penalty, auto", "penalty, ", [gain for _, gain in weights.values()]),
     ):
-        place = largest_gain(gains)
+        place = largest_clear_gain(gains)
         found[title] = found["none"] if place is None else found[prefix + list(steps)[place]]
         found[f"{title}, used"] = float(place is not None)
     return found

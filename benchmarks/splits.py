@@ -34,6 +34,7 @@ from duplex.data.dataset import split_name
 from duplex.evaluation.uncertainty import compare_splits
 from duplex.labels import WORLDS
 from duplex.report.aggregate import at_threshold
+from duplex.system.allocator import keep_freed_memory
 
 METHODS = "clip,cso,static,duplex,duplex_open,closed_form,dual"
 BY_RULE = {"auc_all": "all pairs", "auc_by_words": "by words"}  # further open-world metrics and their columns
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table")
     parser.add_argument("--csv", type=Path, help="write the table to this file, as in docs/results")
     wanted = parser.parse_args()
+    keep_freed_memory()
 
     names, seeds = wanted.methods.split(","), [int(seed) for seed in wanted.seeds.split(",")]
     params = with_blocks(load_params(), names, wanted.block_rate, wanted.block_epochs)

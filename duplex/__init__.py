@@ -1,6 +1,6 @@
 """Duplex: compositional zero-shot learning over cached CLIP features.
 
-The public names below are imported when they are first used (docs/library.md).
+Public names, such as `duplex.fit`, are imported when they are first used (docs/library.md explains them).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paths of all files that the pipeline writes."""
+"""Paths of all files that the DVC pipeline writes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ RESERVED = ("ablations", "inventory", "maps", "pages", "plan", "plots", "report"
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """Return the folder of a run's training log, outside of `artifacts/`: DVC does not search `artifacts/` for logs."""
+    """Return the folder of a run's training log, such as `dvclive/mit-states/duplex/0` (data set, method, seed).
+
+    It is not in `artifacts/`, because DVC does not search for logs there. `log`: kind of log, such as `dvclive`.
+    """
     return Path(log) / dataset / method / str(seed)
 
 
 class RunPaths:
-    """Files of one run: a method trained on a data set with a seed."""
+    """Paths of the files of one run: a method trained on a data set with a seed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -31,7 +34,7 @@ class RunPaths:
 
 
 class ArtifactPaths:
-    """Paths of the pipeline's files: in `artifacts/`, and in `ablations/` beside it."""
+    """Paths of the DVC pipeline's output files: in the folder `artifacts/`, and in `ablations/` beside it."""
 
     root = Path("artifacts")
 
@@ -57,7 +60,7 @@ class ArtifactPaths:
         return self.root / dataset / "labels.json"
 
     def source(self, dataset: str) -> Path:
-        """Path of the record of what `duplex prepare` read."""
+        """Path of a JSON file with the options and the digest of the source of a data set's images and labels."""
         return self.root / dataset / "source.json"
 
     def statistics(self, dataset: str) -> Path:
@@ -67,25 +70,28 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
-        """Path of the record of feature extraction: size of the cache, and images that could not be read."""
+        """Path of a file about feature extraction: the size of the feature cache, and images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
     def trained(self, dataset: str, method: str, seed: int) -> Path:
-        """Path of a file with the digest of a run's checkpoint; stages of products depend on these files."""
+        """Path of a file with the digest of a run's checkpoint.
+
+        DVC stages of products (methods that multiply the probabilities of several finished runs) depend on these files.
+        """
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def ablation_run(self, name: str, dataset: str, seed: int) -> RunPaths:
         return RunPaths(self.ablations / "runs" / name / dataset / str(seed))
 
     def ablation(self, name: str) -> Path:
-        """Path of a file with the metrics of all runs of an ablation."""
+        """Path of a file with the metrics of all runs of an ablation, a method with some options changed."""
         return self.ablations / "rows" / f"{name}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """Path of a folder with the hashes of a data set's files, and the name of its featured run."""
+        """Path of a folder with the hashes of a data set's files and the run that the report's examples use."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:

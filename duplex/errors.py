@@ -13,7 +13,7 @@ class DuplexError(Exception):
 
 
 class UsageError(DuplexError):
-    """Error for an invalid request: an unknown key, name or option; its message lists the allowed ones."""
+    """Error for an invalid request, such as an unknown key, name or option; its message lists what is allowed."""
 
     exit_code = 2
 
@@ -49,7 +49,7 @@ def require_whole(value: object, noun: str, low: int = 1, high: int | None = Non
 
 
 def shown(value: object) -> str:
-    """Return `repr(value)` on one line, cut after 80 characters, for a message.
+    """Return `repr(value)` on one line, cut after 80 characters, for use in error messages.
 
     >>> shown("red star")
     "'red star'"

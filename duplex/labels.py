@@ -1,4 +1,4 @@
-"""States, objects and their compositions as integers.
+"""States, objects and their compositions (state-object pairs) as integers.
 
 A composition `c = (s_m, o_n)` is the number `m * N + n` (`N` objects), so one division gives the states and objects of
 an array of compositions. States and objects are separate name spaces: a word may be both.
@@ -30,7 +30,7 @@ Bools = NDArray[np.bool_]
 
 
 class UnknownLabel(DuplexError):
-    """A name that is no state or object of a label space."""
+    """Error for a name that is neither a state nor an object of a data set."""
 
 
 def prompt_name(label: str) -> str:
@@ -40,7 +40,7 @@ def prompt_name(label: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
-    """`M` states, `N` objects and the compositions of each split.
+    """Labels of a data set: `M` states, `N` objects, and the compositions (pairs, as integers) of each split.
 
     Raises `DuplexError` for empty, repeated or too many names, and for compositions that are out of range or unsorted.
     """
@@ -70,7 +70,7 @@ class LabelSpace:
         for split, pairs in self.pairs.items():
             listed = checked_numbers(pairs, self.size, f"the pairs of {require(split, SPLITS, 'split')}")
             if listed.ndim != 1 or not (listed[1:] > listed[:-1]).all():
-                raise UsageError(f"{split} does not list its compositions sorted, once each")
+                raise UsageError(f"the compositions of {split} must be sorted, each listed once")
             checked[split] = listed
         object.__setattr__(self, "pairs", checked)
         object.__setattr__(self, "_state_index", {name: m for m, name in enumerate(self.states)})
@@ -78,7 +78,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Return the label space of all states and objects that occur in pairs, sorted.
+        """Return the label space of all states and objects that occur in `pairs`, sorted by name.
 
         pairs: split (train, val, test) -> its pairs of names (state, object).
         """
@@ -95,15 +95,15 @@ class LabelSpace:
         return len(self.states) * len(self.objects)
 
     def state_of(self, compositions: ArrayLike) -> Ints:
-        """Return the state indices of `compositions`."""
+        """Return the index of the state of each of the `compositions`."""
         return checked_numbers(compositions, self.size, "compositions") // len(self.objects)
 
     def object_of(self, compositions: ArrayLike) -> Ints:
-        """Return the object indices of `compositions`."""
+        """Return the index of the object of each of the `compositions`."""
         return checked_numbers(compositions, self.size, "compositions") % len(self.objects)
 
     def composition(self, states: ArrayLike, objects: ArrayLike) -> Ints:
-        """Return the numbers `m N + n` of compositions, given the indices m of their states and n of their objects."""
+        """Return the numbers `m N + n` of compositions of the `states` m and the `objects` n; N: number of objects."""
         m = checked_numbers(states, len(self.states), "states")
         n = checked_numbers(objects, len(self.objects), "objects")
         try:
@@ -112,19 +112,19 @@ class LabelSpace:
             raise UsageError(f"states has the shape {m.shape} and objects {n.shape}; expected equal shapes") from None
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Return the numbers [n] of compositions, given their states and objects by name, two lists of length n."""
+        """Return the numbers [n] of compositions, from the names of their `states` and `objects`, lists of length n."""
         m, n = _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
         if len(m) != len(n):
             raise UsageError(f"there are {len(m)} states and {len(n)} objects; expected one of each per composition")
         return m * len(self.objects) + n
 
     def name(self, composition: int) -> str:
-        """Return a composition's text in prompts and lists: `striped heart`."""
+        """Return the name of a `composition` as prompts and lists write it, such as `striped heart`."""
         m, n = divmod(require_whole(composition, "composition", 0, self.size - 1), len(self.objects))
         return f"{prompt_name(self.states[m])} {prompt_name(self.objects[n])}"
 
     def names(self, compositions: ArrayLike) -> list[str]:
-        """Return the texts of compositions [C], such as `striped heart`."""
+        """Return the names of `compositions` [C] as prompts and lists write them, such as `striped heart`."""
         listed = checked_numbers(compositions, self.size, "compositions")
         if listed.ndim != 1:
             raise UsageError(f"compositions has the shape {listed.shape}; expected one dimension")
@@ -134,20 +134,20 @@ class LabelSpace:
 
     @property
     def seen(self) -> Bools:
-        """Mask of seen compositions [M*N]: those of training images."""
+        """Mask [M*N] over all compositions: whether a composition is seen, that is, has training images."""
         mask = np.zeros(self.size, dtype=bool)
         mask[self.pairs["train"]] = True
         return mask
 
     def is_seen(self, compositions: ArrayLike) -> Bools:
-        """Return a mask [C]: whether each of the compositions [C] is seen."""
+        """Return a mask [C]: whether each of the `compositions` [C] is seen, that is, has training images."""
         return contains_sorted(self.pairs["train"], checked_numbers(compositions, self.size, "compositions"))
 
     def candidates(self, world: str, split: str) -> Ints:
-        """Return the candidates (the paper's `C_tgt`), sorted.
+        """Return the candidates, the compositions to choose from (the Duplex paper's `C_tgt`), sorted.
 
-        Closed world: the seen compositions and those of `split`; for "train" those of every split, since refinement may
-        update their prototypes. Open world: all compositions.
+        Closed world: the seen compositions and those of `split`; for "train" those of every split, since training may
+        update prototypes of all of them. Open world: all compositions.
         """
         require(world, WORLDS, "world")
         require(split, SPLITS, "split")
@@ -185,7 +185,7 @@ class LabelSpace:
 
     @classmethod
     def load(cls, path: Path | str) -> LabelSpace:
-        """Return the label space in the JSON file `path`, from `save`; raise DuplexError if it is missing or wrong."""
+        """Read a label space from the JSON file `path` that `save` wrote; raise DuplexError if that fails."""
         path = Path(path)
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
@@ -197,7 +197,10 @@ class LabelSpace:
 
 
 def _checked_pairs(pairs: Any) -> dict[str, list[tuple[str, str]]]:
-    """Return lists of pairs by split; raise UsageError for an unknown split or a value of another form."""
+    """Return the mapping `pairs` (split -> pairs of state and object names) with its values as lists.
+
+    Raises UsageError for an unknown split, or a value that is not a pair of two texts.
+    """
     if not isinstance(pairs, Mapping):
         raise UsageError(f"pairs is {pairs!r:.80}; expected lists of (state, object) by split")
     checked = {require(split, SPLITS, "split"): list(listed) for split, listed in pairs.items()}
@@ -239,14 +242,14 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """Candidates: the sorted compositions `listed`, or all `size` compositions if it is None."""
+    """The compositions to choose from: the sorted compositions `listed`, or all `size` compositions if it is None."""
 
     size: int
     listed: Ints | None
 
     @classmethod
     def of(cls, labels: LabelSpace, world: str, split: str) -> CandidateSet:
-        """Return the candidates of a world and split as a `CandidateSet`."""
+        """Return the candidates of a split in the closed or open world as a `CandidateSet`."""
         return cls(labels.size, None if world == "open" else labels.candidates(world, split))
 
     def __len__(self) -> int:
@@ -254,11 +257,11 @@ class CandidateSet:
 
     @property
     def compositions(self) -> Ints:
-        """The candidates as a sorted array [C]."""
+        """The candidates as a sorted array [C] of composition numbers."""
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
     def at(self, positions: Ints) -> Ints:
-        """Return the compositions at positions in the candidate list."""
+        """Return the compositions at the given `positions` in the sorted list of candidates."""
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:
@@ -266,7 +269,7 @@ class CandidateSet:
         return np.ones_like(compositions, bool) if self.listed is None else contains_sorted(self.listed, compositions)
 
     def positions(self, compositions: Ints) -> Ints:
-        """Return the positions of `compositions` in the candidate list; every one must be a candidate."""
+        """Return the positions of `compositions` in the sorted list of candidates; each must be a candidate."""
         return compositions if self.listed is None else np.searchsorted(self.listed, compositions)
 
 
@@ -279,14 +282,17 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """Frequency group of every composition, as indices into `GROUPS` (head to unseen); only seen ones are stored."""
+    """Frequency group of every composition by its number of training images: head, medium, tail or unseen.
+
+    Groups are indices into `GROUPS`. Only those of seen compositions are stored.
+    """
 
     size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted
     group: Ints  # [K] their groups
 
     def of(self, compositions: Ints) -> Ints:
-        """Return the frequency groups of compositions, as indices into `GROUPS`."""
+        """Return each composition's frequency group as an index into `GROUPS` (head, medium, tail, unseen)."""
         groups = np.full(compositions.shape, GROUPS.index("unseen"), dtype=np.int64)
         is_seen = contains_sorted(self.seen, compositions)
         groups[is_seen] = self.group[np.searchsorted(self.seen, compositions[is_seen])]
@@ -294,17 +300,17 @@ class FrequencyGroups:
 
     @property
     def sizes(self) -> Ints:
-        """Number of compositions in each group."""
+        """Number of compositions in each frequency group, in the order of `GROUPS` (head, medium, tail, unseen)."""
         sizes = np.bincount(self.group, minlength=len(GROUPS))
         sizes[GROUPS.index("unseen")] += self.size - len(self.seen)
         return sizes
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """Return the frequency groups of all compositions.
+    """Return the frequency group (head, medium, tail or unseen) of every composition, by its number of training images.
 
-    Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (the paper's
-    appendix). Of compositions with equal counts, the one with the lower number is ranked first.
+    Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (appendix of the
+    Duplex paper). Of compositions with equal counts, the one with the lower number is ranked first.
 
     train: composition of each training image.
     size: number of all compositions.

@@ -1,5 +1,4 @@
-"""Frozen dataclasses of options that check their values: the base of every method's options, training options,
-and options of fine-tuned blocks.
+"""Frozen dataclasses of options that check their values: of methods, of training, and of fine-tuning the image tower.
 
 A wrong value such as `context="lerned"` raises an error when the object is created, from Python or from a file.
 """
@@ -50,7 +49,7 @@ Template = Annotated[str, AfterValidator(_has_words)]  # words before the names 
 
 
 class OptionError(UsageError, ValueError):
-    """A wrong option. `key` is the option's name, None if several options contradict each other.
+    """Error for a wrong option. `key` is the option's name, None if several options contradict each other.
 
     It is a ValueError so that pydantic adds the option's place in the file to the message.
     """
@@ -63,7 +62,7 @@ class OptionError(UsageError, ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """Base of frozen dataclasses whose fields are checked against their annotations, then against `rules`."""
+    """Base of frozen dataclasses whose fields are checked by their type annotations, then by the method `rules`."""
 
     def __post_init__(self) -> None:
         """Check all fields and convert lists to tuples; raise OptionError for a wrong value."""
@@ -85,7 +84,10 @@ class Options:
                 raise OptionError(message)
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        """Yield pairs (condition, error message if it is false) that relate options to each other or to a range."""
+        """Yield pairs (condition that must hold, error message) for options that depend on each other or have a range.
+
+        Subclasses override it; by default there are no rules.
+        """
         return ()
 
     @classmethod
@@ -100,7 +102,7 @@ class Options:
 
     @classmethod
     def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
-        """Return the options of a record, a mapping read from a file; raise OptionError for unknown or missing keys."""
+        """Return options from `record`, a mapping read from a file; raise OptionError for unknown or missing keys."""
         known = {field.name: field for field in fields(cls)}
         if not isinstance(record, Mapping):
             raise OptionError(f"expected a table of keys and values (it is {record!r})")
@@ -126,7 +128,7 @@ def _describe(hint: Any) -> str:
 
 
 def _literals(hint: Any) -> set[object]:
-    """Return all literal values inside a type annotation."""
+    """Return the values of every `Literal[...]` inside a type annotation."""
     if get_origin(hint) is Literal:
         return set(get_args(hint))
     return {value for part in get_args(hint) for value in _literals(part)}
@@ -140,8 +142,11 @@ def _adapters(cls: Any) -> dict[str, TypeAdapter[Any]]:
 
 @dataclass(frozen=True)
 class TrainingOptions(Options):
-    """Options of training. The paper's Tab. 2 gives learning rate, batch size and epochs per data set; it uses
-    Adam and halves the learning rate every five epochs."""
+    """Options of training (`training:` in params.yaml).
+
+    The Duplex paper's Tab. 2 gives learning rate, batch size and epochs per data set; the paper uses Adam and halves
+    the learning rate every five epochs.
+    """
 
     learning_rate: LearningRate  # of the method's parameters
     batch_size: Count  # images per batch
@@ -165,7 +170,7 @@ class TrainingOptions(Options):
     log: str = "none"  # where losses, rates and validation are logged: dvclive, tensorboard, a plug-in, or none
 
     def result_settings(self) -> dict[str, Any]:
-        """Return the options that results depend on: all but `log`."""
+        """Return the training options that a run's results depend on: all but `log`, the choice of a training log."""
         return {key: value for key, value in self.to_dict().items() if key != "log"}
 
     def rules(self) -> Iterable[tuple[object, str]]:
@@ -181,8 +186,10 @@ DEFAULT_WIDTHS = {"bottleneck": 64, "lora": 8}
 
 @dataclass(frozen=True)
 class FinetuneOptions(Options):
-    """Options of `finetune:`: how many of the image tower's last blocks are fine-tuned, and how. The feature cache must
-    hold their inputs (`block_inputs`)."""
+    """Options of `finetune:` in params.yaml: how many of the image tower's last blocks are fine-tuned, and how.
+
+    The feature cache must hold the activations that enter these blocks (`block_inputs`).
+    """
 
     blocks: int  # number of the image tower's last blocks to fine-tune
     adapter: Literal["bottleneck", "lora", "full"] = "bottleneck"  # added bottlenecks, low-rank updates, or all weights
@@ -205,7 +212,7 @@ class FinetuneOptions(Options):
 
 @dataclass(frozen=True)
 class CombinedOptions(Options):
-    """Base of the options of kinds that combine finished runs of other methods."""
+    """Base of the options of methods that combine finished runs of other methods by adding their log probabilities."""
 
     of: tuple[str, ...]  # methods whose runs are combined
     seeds: Literal["own", "all"] = "own"  # own: runs with the seed of this run; all: runs with every seed under `run:`
@@ -220,7 +227,7 @@ class CombinedOptions(Options):
 
 @dataclass(frozen=True)
 class AutoFinetune(Options):
-    """Options of `finetune: auto`: validation chooses the number of fine-tuned blocks and their learning rate."""
+    """Options of `finetune: auto`: validation chooses how many image-tower blocks to train, and their learning rate."""
 
     blocks: Literal["auto"] = "auto"
     minutes: float = 30.0  # time per run to try blocks and learning rates, planned from timed steps
@@ -230,7 +237,7 @@ class AutoFinetune(Options):
 
 
 def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:
-    """Return the options in a table `finetune:` of params.yaml; None for an empty table."""
+    """Return the checked fine-tuning options of a table `finetune:` of params.yaml; None for an empty table."""
     if not record:
         return None
     return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)

@@ -1,4 +1,4 @@
-"""The closed form as an estimator of scikit-learn: `CompositionClassifier`, for `Pipeline` and `GridSearchCV`.
+"""`CompositionClassifier`: a scikit-learn estimator of states and objects, fitted in closed form (without gradients).
 
     from duplex.sklearn import CompositionClassifier
     from sklearn.pipeline import make_pipeline
@@ -8,9 +8,12 @@
     model.fit(X, y)                                                # X [n, d], y [n, 2]: state and object of each image
     model.predict(X_new)                                           # [n, 2], unseen pairs among them
 
-The model is linear discriminant analysis with composed means of unseen pairs (duplex/layers/gaussian_prototypes.py):
+The model is linear discriminant analysis; means of unseen pairs are sums of effects (layers/gaussian_prototypes.py):
 
     log p(c|x) = g_c(x) + bias [c is unseen] - log Z
+
+where g_c(x) is the Gaussian log-likelihood of the features x for the pair c, up to a constant, and Z normalises over
+the candidate pairs.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
-    raise UsageError(f"duplex.sklearn needs scikit-learn 1.6 or later: {install_command('sklearn')}") from error
+    raise UsageError(f"duplex.sklearn needs scikit-learn 1.6 or later; run {install_command('sklearn')}") from error
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -49,7 +52,7 @@ TOO_SMALL = "the features are so small that their variance vanishes; multiply th
 
 @dataclass(frozen=True)
 class EstimatorOptions(Options):
-    """Parameters of `CompositionClassifier` that are single values; checked when the estimator is fitted."""
+    """Parameters of `CompositionClassifier` other than `candidates`, as options that `fit` and `partial_fit` check."""
 
     ridge: Positive
     shrinkage: Positive | None
@@ -58,7 +61,7 @@ class EstimatorOptions(Options):
 
 
 class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifier of states and objects by prototypes in closed form; it also predicts pairs without training images.
+    """Classifier of states and objects by class means in closed form; it also predicts pairs without training images.
 
     Features are not normalised: put `Normalizer()` before the classifier for CLIP features. Training features whose
     variance vanishes or overflows are refused: values of about 1e75 and more, and features whose absolute values are
@@ -66,14 +69,14 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     shrunken means.
 
     candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: every state with every object.
-    ridge: number of images at which the effect of a state or an object is shrunk by half.
+    ridge: number of images at which a state's or an object's effect on the mean feature is halved (shrinkage).
     shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the sum of its state's and its
         object's effects; None: chosen by marginal likelihood.
     prior: whether pairs with more training images get higher scores.
     bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose it by validation.
 
     As in scikit-learn, parameters that `set_params` changes act at the next `fit` or `partial_fit`. Labels may be a
-    DataFrame; later ones, and `candidates`, must then have its columns in the same order.
+    DataFrame; later labels, and `candidates`, must then have the same columns in the same order.
     """
 
     closed_form_: ClosedForm | None
@@ -98,7 +101,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.bias = bias
 
     def fit(self: Self, X: Any, y: Any) -> Self:
-        """Fit the prototypes to the features of training images; earlier fits are discarded.
+        """Fit the model to the features of training images; earlier fits are discarded.
 
         X: features [n, d].
         y: labels [n, 2], the state and the object of each image.
@@ -110,7 +113,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def partial_fit(self: Self, X: Any, y: Any, classes: Any = None) -> Self:
         """Add training images: the result equals that of `fit` on all images so far.
 
-        This only adds to the statistics; the prototypes are fitted when they are next needed.
+        This only updates sums of features per pair; the model is fitted from them when it is next needed.
 
         X: features [n, d].
         y: labels [n, 2]; states and objects that did not occur before are added.
@@ -121,7 +124,10 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self
 
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
-        """Add images to the statistics, or start new statistics if `first`; a call that raises changes nothing."""
+        """Add images to the sums of features per pair, from which the model is fitted, or start new sums if `first`.
+
+        A call that raises an error leaves the earlier sums and settings as they were.
+        """
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
         label_names = None if first else self.label_names_
         for table, parameter in ((y, "y"), (self.candidates, "candidates")):
@@ -158,7 +164,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.candidates_ = pairs[:, : len(names)]
 
     def fitted_closed_form(self) -> ClosedForm:
-        """Return the model fitted in closed form to all images so far; fit it now if it is out of date."""
+        """Return the closed-form model of all training images so far; fit it first if images were added."""
         check_is_fitted(self)
         if self.closed_form_ is None:
             if 0 < self.largest_ < LEAST:
@@ -171,11 +177,11 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return self.closed_form_
 
     def _names(self) -> list[Array]:
-        """Return the labels of each column of `y`, sorted."""
+        """Return the sorted distinct labels of each column of the training labels `y`."""
         return self.classes_ if isinstance(self.classes_, list) else [self.classes_]
 
     def _numbered_candidates(self, names: list[Array], seen: Ints) -> Ints:
-        """Return the candidates as sorted composition numbers [C].
+        """Return the pairs to choose from as sorted composition numbers `m N + n` [C] (state m, object n of N).
 
         names: sorted labels per column of `y`.
         seen: sorted numbers of the compositions of training images.
@@ -196,14 +202,14 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.unique(composition_numbers(_two_columns(listed), states, objects))
 
     def composition_scores(self, X: Any) -> Floats:
-        """Return log p(candidate | x) [n, C] in the order of `candidates_`.
+        """Return the log probability of each candidate pair for each image [n, C], in the order of `candidates_`.
 
         X: features [n, d].
         """
         return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
 
     def predict(self, X: Any) -> Array:
-        """Return the state and the object [n, 2] of the likeliest candidate.
+        """Return the state and the object [n, 2] of the likeliest candidate pair of each image.
 
         X: features [n, d].
         """
@@ -214,7 +220,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def predict_proba(self, X: Any) -> Any:
         """Return the probabilities of states [n, M] and of objects [n, N] as a list, in the order of `classes_`.
 
-        Each probability is a sum over candidates. With a single column of labels, return one array.
+        Each probability is a sum over candidate pairs. With a single column of labels, return one array.
 
         X: features [n, d].
         """
@@ -247,7 +253,10 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return float(np.average((columns == labels).all(axis=1), weights=_checked_weights(sample_weight, len(y))))
 
     def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
-        """Return `reduce(scores)` [n, ...] of features `X` [n, d]; blocks of images bound the memory."""
+        """Return `reduce(scores)` [n, ...] for features `X` [n, d], computed in blocks of images to bound the memory.
+
+        reduce: function of the candidates' scores [images, C], such as a softmax.
+        """
         closed_form = self.fitted_closed_form()
         X = validate_data(self, X, reset=False, dtype=np.float64)
         with np.errstate(over="ignore"):
@@ -265,9 +274,10 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
 
 def composition_numbers(pairs: Array, states: Array, objects: Array) -> Ints:
-    """Return the numbers `m N + n` [C] of pairs of labels [C, 2]; raise OptionError for an unknown label.
+    """Return the number `m N + n` of each of C pairs (state m, object n); raise OptionError for an unknown label.
 
-    states, objects: sorted labels [M], [N].
+    pairs: labels of states and objects [C, 2].
+    states, objects: all labels, sorted [M], [N].
     """
     numbers = np.zeros(len(pairs), dtype=np.int64)
     for column, (names, kind) in enumerate(((states, "state"), (objects, "object"))):
@@ -280,7 +290,10 @@ def composition_numbers(pairs: Array, states: Array, objects: Array) -> Ints:
 
 
 def _checked_names(table: Any, names: list[str] | None, parameter: str) -> list[str] | None:
-    """Return the column names of a table of labels, or `names` if it has none; raise OptionError if both differ."""
+    """Return the column names of a table of labels, or the expected `names` if the table has none.
+
+    Raises OptionError if the table's column names differ from the expected names of the first fit.
+    """
     columns = list(getattr(table, "columns", ()))
     if not columns or not all(isinstance(column, str) for column in columns):
         return names
@@ -290,7 +303,10 @@ def _checked_names(table: Any, names: list[str] | None, parameter: str) -> list[
 
 
 def _check_listed(columns: Sequence[Array], classes: Sequence[Array]) -> None:
-    """Raise OptionError for a label of a column that is not in the column's classes, if there are classes."""
+    """Raise OptionError if a label of a column of `y` is missing in the column's `classes`.
+
+    `classes`: the argument of `partial_fit`, an array per column; if it is empty, nothing is checked.
+    """
     for column, listed in zip(columns, classes or columns, strict=True):
         for label in np.setdiff1d(column, listed).tolist()[:1]:
             expected = "all labels of y, a list per column and in the order of the columns"
@@ -298,7 +314,7 @@ def _check_listed(columns: Sequence[Array], classes: Sequence[Array]) -> None:
 
 
 def _check_missing(y: Any) -> None:
-    """Raise OptionError for pandas' NA among labels, which scikit-learn's checks cannot handle."""
+    """Raise OptionError if a label is pandas' NA, which scikit-learn's checks cannot handle."""
     if any(label is pd.NA for label in np.asarray(y, dtype=object).flat):
         raise OptionError("a label is missing (NA); leave its image out", "y")
 
@@ -333,7 +349,7 @@ def _sorted_labels(columns: Sequence[Array]) -> Array:
 
 
 def _listed_classes(classes: Any, columns: int) -> list[Array]:
-    """Return the argument `classes` of `partial_fit` as one array per column of labels; empty for None."""
+    """Return the argument `classes` of `partial_fit` as one array per column of labels; an empty list for None."""
     if classes is None:
         return []
     try:
@@ -346,10 +362,10 @@ def _listed_classes(classes: Any, columns: int) -> list[Array]:
 
 
 def _two_columns(labels: Array) -> Array:
-    """Return labels as two columns [n, 2]; a single column gets a second one with an object that all images share."""
+    """Return labels as two columns [n, 2]; a single column gets a second one, a dummy object that all images share."""
     return labels if labels.shape[1] == 2 else np.column_stack([labels, np.zeros(len(labels), labels.dtype)])
 
 
 def _two_names(names: Sequence[Array]) -> tuple[Array, Array]:
-    """Return the sorted labels of states and of objects; with a single column, one object."""
+    """Return the sorted labels of states and of objects; with a single column of labels, one dummy object."""
     return names[0], names[1] if len(names) == 2 else np.zeros(1, names[0].dtype)

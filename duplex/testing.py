@@ -1,13 +1,13 @@
-"""Checks for authors of methods: `check_method(MyMethod)` tests a class against the protocol of methods.
+"""Checks for authors of methods: `check_method(MyMethod)` tests that training, evaluation and export can use a class.
 
     from duplex.testing import check_method
     check_method(MyMethod)                       # default options
     check_method(MyMethod, {"width": 32})
 
-The method is built for a small task: 4 states, 3 objects, the packaged encoder's text tower, random features and patch
-tokens; it is trained, saved, loaded, evaluated in both worlds and, if `portable` returns tensors, exported, with the
-functions that the commands of `duplex` use. The first violation of the protocol (docs/your_method.md) raises
-`MethodFault`.
+The method is built for a small task: 4 states, 3 objects, the text tower of the tiny encoder in the package, random
+features and patch tokens; it is trained, saved, loaded, evaluated in the closed and open world and, if its function
+`portable` returns tensors, exported, with the functions that the commands of `duplex` use. The first violation of the
+protocol of methods (docs/your_method.md) raises `MethodFault`.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "hear
 
 
 class MethodFault(AssertionError):
-    """A violation of the method protocol; the message names the method and what is wrong."""
+    """Error: a class violates the protocol of methods (docs/your_method.md); the message names class and fault."""
 
 
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
-    """Raise `MethodFault` if a method class violates the method protocol.
+    """Raise `MethodFault` if a method class violates the protocol of methods (docs/your_method.md).
 
     kind: the class, a subclass of `Method`.
     options: the method's options by name; None: the defaults.
@@ -82,7 +82,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
 
 @contextmanager
 def _faults(name: str) -> Iterator[None]:
-    """Context manager: turn all exceptions and exits of the method's code into a `MethodFault` of one line."""
+    """Context manager: turn exceptions and exits of the code of the method `name` into a `MethodFault` of one line."""
     try:
         with report_exits(name):
             yield
@@ -96,7 +96,7 @@ def _faults(name: str) -> Iterator[None]:
 
 
 def small_labels() -> LabelSpace:
-    """Return a label space of 12 compositions: 8 seen, 2 unseen in val and 2 unseen in test."""
+    """Return a label space for checks with 12 compositions: 8 seen, 2 unseen in val and 2 unseen in test."""
     pairs = [(s, o) for s in STATES for o in OBJECTS]
     seen = [pairs[i] for i in (0, 1, 3, 5, 7, 8, 9, 10)]
     return LabelSpace.from_pairs(
@@ -111,14 +111,14 @@ def _tower() -> TextTower:
 
 
 def small_task() -> TaskContext:
-    """Return a small task for checks, with all inputs that a method can need."""
+    """Return a small `TaskContext` to build a method for: labels, input shapes, text tower and word vectors."""
     labels, tower = small_labels(), _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
     return TaskContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
-    """Return a batch of `count` images: features in one random cluster per composition, and random patch tokens."""
+    """Return `count` images for checks: CLS features in one random cluster per composition, and random patch tokens."""
     labels, random = small_labels(), torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
     compositions = listed[torch.arange(count) % len(listed)]
@@ -132,14 +132,14 @@ def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
 
 
 def _demand(condition: object, kind: object, fault: str) -> None:
-    """Raise `MethodFault` with the name of the method `kind` and the text `fault` unless `condition` holds."""
+    """Raise `MethodFault` with the name of the method `kind` and the text `fault` unless `condition` is true."""
     if not condition:
         name = kind.__name__ if isinstance(kind, type) else type(kind).__name__
         raise MethodFault(f"{name}: {fault}")
 
 
 def _demand_unchanged(method: Method[Any], place: str, batch: Batch, original: Batch) -> None:
-    """Raise `MethodFault` unless both batches have equal inputs; `place` names the function that changed them."""
+    """Raise `MethodFault`, which names the method's function `place`, if inputs of `batch` and `original` differ."""
     for name, values in original.inputs.items():
         _demand(torch.equal(values, batch.inputs[name]), method, f"{place} changes the cached input {name!r}")
 
@@ -165,7 +165,7 @@ def _check_needs(kind: type[Method[Any]], needs: frozenset[str]) -> None:
 
 
 def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
-    """Return a new method after its `start`; raise `MethodFault` if `start` changes the cached inputs."""
+    """Return a new method, initialised by its `start` from images; raise `MethodFault` if that changes the images."""
     task, train = small_task(), small_batch(IMAGES)
     torch.manual_seed(0)
     method = kind(task, options)
@@ -175,7 +175,7 @@ def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
 
 
 def _check_device(method: Method[Any]) -> None:
-    """Check that all tensors are parameters or buffers, which move with the method to a GPU."""
+    """Check that every tensor of a method is a parameter or a buffer, which moves with the method to a GPU."""
     for path, module in method.named_modules():
         registered = {*module._parameters, *module._buffers}
         for name, value in vars(module).items():
@@ -209,7 +209,7 @@ def _check_losses(method: Method[Any]) -> None:
 
 
 def _check_training(kind: type[Method[Any]], options: Options) -> None:
-    """Check that two runs with the same seed are equal bit for bit, and that training changes the state."""
+    """Check that training twice with one seed gives the same tensors, bit for bit, and that training changes them."""
     states = []
     for _ in range(2):
         method, train = _start(kind, options), small_batch(IMAGES)
@@ -265,7 +265,7 @@ def _check_scores(method: Method[Any]) -> None:
 
 
 def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]) -> None:
-    """Check that a new method that loads another one's state gives the same scores without `start`."""
+    """Check that a new method that loads `method`'s tensors gives the same scores without `start` (initialisation)."""
     torch.manual_seed(11)
     loaded, state = kind(small_task(), options), method.state_dict()
     different = sorted({*loaded.state_dict()} ^ {*state})
@@ -280,7 +280,7 @@ def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]
 
 
 def _check_run(kind: str, options: Options, folder: Path) -> None:
-    """Check a method with the functions of `duplex train`, `duplex evaluate` and `duplex export`; write to `folder`."""
+    """Train, save, reload, evaluate and, if possible, export a method as the commands of `duplex` do, in `folder`."""
     inputs, settings = small_inputs(), EvaluationParams(bootstrap=10)
     spec = MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed")
     run = train_method(spec, inputs, 0, CPU, settings)
@@ -301,7 +301,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
 
 
 def small_inputs() -> RunInputs:
-    """Return the inputs of a run on a small task for checks, as if read from a feature cache."""
+    """Return all that a training run reads (labels, random features, text tower), as if from a feature cache."""
     labels, examples, images = small_labels(), {}, []
     for number, split in enumerate(("train", "val", "test")):
         batch = small_batch(IMAGES, number, split)
@@ -332,7 +332,10 @@ def _check_inspectable(method: Method[Any]) -> None:
 
 
 def _check_predictions(method: Method[Any]) -> None:
-    """Check that score terms sum to the scores, probabilities to 1, likelihoods are finite, exported scores equal."""
+    """Check that a method's scores are the sum of its score terms (summands), and its probabilities sum to 1.
+
+    Also check that the exported model gives the same scores, and that the method's `likelihood()`, if any, is finite.
+    """
     values, size = method.likelihood(), small_labels().size
     valid = values is None or (values.shape == (size,) and bool(torch.isfinite(values).all()))
     _demand(valid, method, f"likelihood() is not one finite number for each of the {size} compositions")

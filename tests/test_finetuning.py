@@ -178,7 +178,7 @@ def test_onnxruntime_runs_the_finetuned_blocks(project, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     where = project.checkpoint("deep").parent
     process = start_duplex("export", where, tmp_path / "plain", cwd=project.folder)
-    assert "reads features of the fine-tuned blocks; --onnx-encoder adds" in process.communicate()[1]
+    assert "reads features of the fine-tuned image tower; --onnx-encoder exports" in process.communicate()[1]
     assert start_duplex("export", where, tmp_path / "out", "--onnx-encoder", cwd=project.folder).wait() == 0
     run, files = Recognizer.load(where, device="cpu"), project.pictures()[:18]
     pixels = torch.stack([run.encoder.image_transform(open_image(file)) for file in files]).numpy()
@@ -262,7 +262,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
 
 
 def test_more_blocks_than_the_encoder_has_are_reported_with_its_number(project) -> None:
-    with pytest.raises(UsageError, match=r"'tiny' has \d+ blocks; its last 99 cannot be taken; set finetune\.blocks"):
+    with pytest.raises(UsageError, match=r"'tiny' has \d+ blocks; its last 99 were requested; set finetune\.blocks"):
         project.inputs(FinetuneOptions(blocks=99))
 
 

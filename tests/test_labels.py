@@ -241,7 +241,7 @@ def test_wrong_arguments_are_errors_of_one_line() -> None:
         (lambda: space(("red",), (5,), empty), "objects is (5,); expected a tuple of names"),
         (lambda: space(("red",), ("star",), [0]), "pairs is [0]; expected arrays of compositions by split"),
         (lambda: space(("red",), ("star",), {"train": ["a"]}), "the pairs of train is ['a']; expected an array"),
-        (lambda: space(("red",), ("star",), {"train": np.array(0)}), "train does not list its compositions sorted"),
+        (lambda: space(("red",), ("star",), {"train": np.array(0)}), "the compositions of train must be sorted"),
     ]
     for call, message in calls:
         with pytest.raises(UsageError) as caught:

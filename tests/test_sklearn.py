@@ -312,4 +312,4 @@ def test_classes_in_another_order_than_the_columns_are_refused():
 def test_without_scikit_learn_the_command_that_installs_it_is_named():
     script = "import sys; sys.modules['sklearn'] = None; import duplex.sklearn"
     done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert "needs scikit-learn 1.6 or later: pip install 'duplex-czsl[sklearn]'" in done.stderr
+    assert "needs scikit-learn 1.6 or later; run pip install 'duplex-czsl[sklearn]'" in done.stderr

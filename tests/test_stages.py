@@ -167,7 +167,7 @@ def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folde
     before = manifest.read_text()
     try:
         manifest.write_text(before.replace(",test\n", ",train\n", 1))
-        with pytest.raises(DuplexError, match="its images, labels or splits were others; `duplex train"):
+        with pytest.raises(DuplexError, match="its images, labels or splits have changed; `duplex train"):
             evaluate.run(params, "own", "csp", 5, paths)
         with pytest.raises(DuplexError, match=r"csp/5/predictions.csv has other images .*manifest.csv; `dvc repro`"):
             report.read_results(load_params(changed), {}, paths)
@@ -287,7 +287,7 @@ def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     train.run(changed, "own", "clip", 0, paths)
     other = evaluate.run(changed, "own", "clip", 0, paths)["open"]["threshold"]
     assert other != own
-    with pytest.raises(DuplexError, match="its word vectors were others"):
+    with pytest.raises(DuplexError, match="its word vectors have changed"):
         evaluate.run(params, "own", "clip", 0, paths)
     model = paths.run("own", "clip", 0).root
     wanted = Recognizer.load(model, device="cpu", word_vectors=words).candidates("open")
@@ -340,7 +340,7 @@ def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, 
         assert first["likelihood"][name] == second[name] and second["words"][name] == first[name]
     assert first["threshold"] != second["threshold"] and second["by_likelihood"] == 1 and "by_likelihood" not in first
     assert found["words", "clip"] == found["likelihood", "clip"] and "likelihood" not in found["words", "clip"]
-    assert "clip has no likelihood of compositions; feasibility is by words" in capsys.readouterr().err
+    assert "clip has no likelihood of compositions; feasibility is from word vectors" in capsys.readouterr().err
     assert summary({("own", "m"): [{"open": first}]})["own"]["m"]["open"]["auc_by_likelihood"] == second["auc"]
 
 

@@ -23,7 +23,10 @@ MODULES = ["data", "own_data", "features", "methods", "score", "compare", "repor
 
 
 class CommandGroup(TyperGroup):
-    """Group of commands that handles Ctrl-C and closed pipes as the pipeline's scripts do, instead of as typer does."""
+    """Typer's command group with this package's handling of Ctrl-C, closed pipes and a plug-in's `sys.exit`.
+
+    An error is one line on stderr; a stop by Ctrl-C or a closed pipe has the exit code that shells expect.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -35,7 +38,9 @@ class CommandGroup(TyperGroup):
             with report_errors():
                 if isinstance(error.__context__, BrokenPipeError):  # or from rich, which prints help
                     raise error.__context__ from None
-                raise DuplexError(f"a plug-in called sys.exit({error.code!r}); nothing after it was done") from error
+                raise DuplexError(
+                    f"a method or encoder called sys.exit({error.code!r}), which ended the command; fix its code"
+                ) from error
 
 
 app = typer.Typer(
@@ -80,7 +85,7 @@ def _run() -> None:
         raise UsageError("the current folder has been deleted; change to another one") from None
     for word in sys.argv[1:]:
         if word == "":  # an empty path would mean the current folder
-            raise UsageError("an argument is empty, perhaps a variable that is not set; give a value or leave it out")
+            raise UsageError("an argument is empty, perhaps an unset shell variable; give a value or leave it out")
         if message := renamed_option(word.partition("=")[0]):
             raise UsageError(message)
     app()

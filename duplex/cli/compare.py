@@ -28,9 +28,13 @@ NAMES = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods or ablations: FIRST SECOND.")],
-    seed: Annotated[int | None, seed_option("One seed; default: all that both methods have.")] = None,
-    world: Annotated[str, typer.Option("--world", help="closed or open world.")] = "closed",
+    methods: Annotated[
+        tuple[str, str], typer.Option("--methods", help="Two methods or ablations to compare: FIRST SECOND.")
+    ],
+    seed: Annotated[
+        int | None, seed_option("Seed of the runs to compare; default: all seeds that both methods have.")
+    ] = None,
+    world: Annotated[str, typer.Option("--world", help="World to compare in: closed or open.")] = "closed",
     splits: Annotated[
         int | None, typer.Option("--splits", min=2, help="Number of re-splits to average over; default: none.")
     ] = None,
@@ -38,8 +42,9 @@ def compare(
 ) -> None:
     """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
 
-    Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds and re-splits. Reads
-    the runs' predictions.csv, where margins have nine digits; equal margins count as ties.
+    Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds and re-splits (other
+    random choices of unseen pairs). Margins, the biases at which images turn right or wrong, are read from the runs'
+    predictions.csv with nine digits; equal margins count as ties.
     """
     from duplex.data.dataset import split_name
     from duplex.evaluation.uncertainty import compare_seeds
@@ -49,7 +54,9 @@ def compare(
     require(world, WORLDS, "world")
     names = [dataset] if splits is None else [split_name(dataset, number + 1) for number in range(splits)]
     if missing := next((name for name in names if name not in params.datasets), None):
-        raise UsageError(f"params.yaml has no {missing}; `duplex data split {dataset} --splits {splits}` adds it")
+        raise UsageError(
+            f"params.yaml has no data set {missing}; `duplex data split {dataset} --splits {splits}` adds it"
+        )
     runs = {name: _margins_of_runs(params, name, methods, seed, world) for name in names}
     report: dict[str, Any] = {"dataset": dataset, "world": world, "first": methods[0], "second": methods[1]}
     if splits is None:
@@ -81,7 +88,10 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
 def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    """Return the seeds and, per method, a list of `Margins`, one per seed. Raises `UsageError` if images differ."""
+    """Return the seeds to compare and, per method, the `Margins` of its test images for each seed.
+
+    Margins are the biases at which images turn right or wrong. Raises `UsageError` if the runs' test images differ.
+    """
     from duplex.artifacts import ArtifactPaths
     from duplex.data.prepared_source import require_prepared
     from duplex.evaluation.curve import Margins
@@ -111,7 +121,7 @@ def _check_run(
 ) -> None:
     """Warn if a run was trained with other settings than params.yaml has now.
 
-    Raise `DuplexError` if the AUC computed from its stored margins differs from that in its metrics.json.
+    Raises `DuplexError` if the AUC computed from the margins in its predictions.csv differs from its metrics.json.
     """
     from duplex.artifacts import ArtifactPaths, RunPaths
     from duplex.evaluation.uncertainty import Components
@@ -126,23 +136,28 @@ def _check_run(
         record = read_record(files.checkpoint)
         difference = run_difference(record, params, dataset, entry, seed, paths)
         if difference := difference or metrics_difference(record, metrics, params, entry):
-            message = f"{files.root} is not {entry} with seed {seed} as params.yaml has it: {difference}"
+            message = f"{files.root} does not match {entry} with seed {seed} in params.yaml: {difference}"
             typer.echo(f"duplex: {message}; `dvc repro` makes it again", err=True)
     elif files.root == paths.ablation_run(entry, dataset, seed).root and is_outdated(params, entry, dataset, files):
         typer.echo(
-            f"duplex: {files.root} was run with other settings of {entry}; `make ablations` runs it again", err=True
+            f"duplex: {files.root} was run with other settings of {entry} than params.yaml has; "
+            "`make ablations` runs it again",
+            err=True,
         )
     stated, auc = metrics.get(world, {}), Components.of(margins).auc
     if "tied" in stated and auc is not None and abs(100 * auc - stated["auc"]) > ROUNDING:
         run = f"--dataset {dataset} --method {entry} --seed {seed}"
         raise DuplexError(
-            f"the margins in {predictions} give an AUC of {100 * auc:.2f} and metrics.json has {stated['auc']:.2f}; "
+            f"{predictions} gives an AUC of {100 * auc:.2f}, but metrics.json says {stated['auc']:.2f}; "
             f"`duplex evaluate {run}` writes both again"
         )
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    """Return the seeds that both methods were evaluated with; if there are none, one seed for the error message."""
+    """Return the seeds that both methods were evaluated with.
+
+    If there are none, return a list of one seed, which the error message for a missing run then names.
+    """
     planned = [params.ablation_run.seeds if entry in params.ablations else params.run.seeds for entry in entries]
     seeds = sorted({*planned[0], *planned[1]})
     evaluated = [
@@ -152,7 +167,10 @@ def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]
 
 
 def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Path:
-    """Return the path of a run's predictions: for an ablation in `ablations/runs/`, if it was run there."""
+    """Return the path of a run's predictions.csv, below `artifacts/`.
+
+    For an ablation that was run for the tables of the report, the file is below `ablations/runs/`.
+    """
     from duplex.artifacts import ArtifactPaths
 
     paths = ArtifactPaths()
@@ -162,7 +180,10 @@ def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Pa
 
 
 def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
-    """Return a run's predictions in one world, one line per image in the order of the feature cache."""
+    """Read a run's predictions in one world, one row per test image in the order of the feature cache.
+
+    Raises `DuplexError` if the file is missing or incomplete. `run`: the command-line options that name the run.
+    """
     import pandas as pd
 
     from duplex.report.results import read_table, require_own
@@ -182,9 +203,9 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
         )
     margin, row = (pd.to_numeric(images[name], errors="coerce") for name in ("margin", "row"))
     if (margin.isna() & images["margin"].notna()).any() or row.isna().any():
-        raise DuplexError(f"{file} has cells that are no numbers; `duplex evaluate {run}` writes it again")
+        raise DuplexError(f"{file} has values that are not numbers; `duplex evaluate {run}` writes it again")
     if row.duplicated().any():
-        raise DuplexError(f"{file} has two lines of one image; `duplex evaluate {run}` writes it again")
+        raise DuplexError(f"{file} lists an image twice; `duplex evaluate {run}` writes it again")
     return images.assign(margin=margin, row=row).sort_values("row", kind="stable").reset_index(drop=True)
 
 

@@ -84,9 +84,9 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def download(
-    name: Annotated[str, typer.Argument(help="mit-states, ut-zappos or cgqa.")],
+    name: Annotated[str, typer.Argument(help="Benchmark to download: mit-states, ut-zappos or cgqa.")],
     to: Annotated[
-        Path | None, typer.Option(help="Folder to write; default: its root in params.yaml, or data/NAME.")
+        Path | None, typer.Option(help="Folder to write; default: the root of NAME in params.yaml, or data/NAME.")
     ] = None,
 ) -> None:
     """Download a benchmark and unpack it. The same command resumes an interrupted download."""
@@ -97,7 +97,7 @@ def download(
     known = _known() if Path("params.yaml").exists() else {}
     root = to or (known[name].root if name in known else Path("data") / name)
     fetch(name, root, _log)
-    _log(f"{name} is in {root}; `duplex data check {name} --root {root}` opens every image")
+    _log(f"{name} is in {root}; `duplex data check {name} --root {root}` checks that every image can be read")
 
 
 def _known() -> dict[str, SourceOptions]:
@@ -119,7 +119,10 @@ def _source(name: str, root: Path | None) -> SourceOptions:
 
 
 def _load(source: SourceOptions) -> tuple[LabelSpace, LabelledImages | None]:
-    """Return the labels and labelled images; None for the images if a benchmark has only pair lists on disk."""
+    """Return a data set's labels and its labelled images.
+
+    None takes the place of the images for a benchmark of which only the pair lists are on disk.
+    """
     from duplex.data.czsl_layout import METADATA, has_pair_lists, read_pair_lists
     from duplex.data.dataset_source import load_source
 

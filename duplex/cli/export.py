@@ -24,11 +24,17 @@ def export(
     run: Annotated[str, typer.Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
     out: Annotated[Path | None, typer.Argument(help="The folder to write; optional with --push.")] = None,
     world: Annotated[
-        str | None, typer.Option("--world", help="closed or open; default: closed, if calibrated for it.")
+        str | None,
+        typer.Option("--world", help="World of the candidates: closed or open; default: closed, if calibrated for it."),
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Add trained.onnx, which scores features.")] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Add trained.onnx, a model in ONNX format that scores image features.")
+    ] = False,
     onnx_encoder: Annotated[
-        bool, typer.Option("--onnx-encoder", help="Add the image tower as encoder.onnx, and see.py, which uses it.")
+        bool,
+        typer.Option(
+            "--onnx-encoder", help="Add encoder.onnx, the image tower, and see.py, which recognises images with it."
+        ),
     ] = False,
     push: Annotated[str | None, typer.Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, typer.Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
@@ -48,7 +54,7 @@ def export(
             "choose another folder"
         )
     if not LICENCE.fullmatch(licence):  # it becomes a line of the card's YAML
-        raise UsageError(f"--licence is {licence!r}; expected an identifier of the hub, such as cc-by-4.0")
+        raise UsageError(f"--licence is {licence!r}; expected a licence that the hub knows, such as cc-by-4.0")
     recognizer = load_model(run, world, "cpu", [], None)
     chosen = recognizer.worlds[0] if world is None else world
     facts = model_card_facts(Path(run), name=name, licence=licence, repository=push)
@@ -57,7 +63,7 @@ def export(
         add_onnx = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder)
         export_folder.export(recognizer.trained, chosen, folder, facts, add_onnx)  # type: ignore[arg-type]
         if out is not None:
-            typer.echo(f"{out} holds {run}", err=True)
+            typer.echo(f"exported {run} to {out}", err=True)
         if push is not None:
             typer.echo(f"uploaded to {export_folder.upload(folder, push)}", err=True)
 
@@ -65,7 +71,7 @@ def export(
 def _add_onnx(trained: TrainedModel, folder: Path, scores: bool, tower: bool) -> None:
     if trained.finetuned is not None and not tower:
         names = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
-        typer.echo(f"{names} features of the fine-tuned blocks; --onnx-encoder adds a tower with them", err=True)
+        typer.echo(f"{names} features of the fine-tuned image tower; --onnx-encoder exports this tower", err=True)
     if not scores:
         return
     from safetensors.torch import load_file

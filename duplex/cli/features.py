@@ -17,7 +17,7 @@ from duplex.system.precision import PRECISIONS
 if TYPE_CHECKING:
     from duplex.config.params import Params
 
-CachePath = Annotated[Path, typer.Argument(help="A feature cache.")]
+CachePath = Annotated[Path, typer.Argument(help="File of the feature cache, such as artifacts/shapes/features.h5.")]
 
 
 cache = typer.Typer(help="Feature caches: inspect, verify, import features, join shards.", no_args_is_help=True)
@@ -29,12 +29,12 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    encoder: Annotated[str | None, typer.Option(help="Encoder, in place of the one in params.yaml.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights: a published tag or a file.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images per batch.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Name of the encoder; default: the one in params.yaml.")] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device of the encoder: auto, cpu or cuda.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Number of images encoded at once.")] = None,
     num_workers: Annotated[
-        str | None, typer.Option(help="Processes that decode images, or auto: CPU cores - 1.")
+        str | None, typer.Option(help="Number of processes that decode images, or auto: CPU cores - 1.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option(help=f"Number format of the encoder: {', '.join(PRECISIONS)}.")
@@ -43,9 +43,12 @@ def extract(
         float | None,
         typer.Option(min=0, max=1, help="Share of unreadable images, 0 to 1, above which extraction fails."),
     ] = None,
-    tokens: Annotated[str | None, typer.Option(help="none, or patch to store patch tokens too.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Tokens to store besides the features: none, or patch for patch tokens.")
+    ] = None,
     block_inputs: Annotated[
-        int | None, typer.Option(min=0, help="Number of last blocks of the image tower whose inputs are stored.")
+        int | None,
+        typer.Option(min=0, help="Number of last blocks of the image tower whose inputs are stored, for fine-tuning."),
     ] = None,
     bits: Annotated[
         int | None,
@@ -53,10 +56,14 @@ def extract(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Encode only this many images, the first ones.")] = None,
     shard: Annotated[str | None, typer.Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of resuming.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Encode all images again instead of keeping finished ones.")
+    ] = False,
     engine: Engine = "local",
-    shards: Annotated[int, typer.Option(min=1, help="Number of shards for the Ray engine.")] = 1,
+    shards: Annotated[int, typer.Option(min=1, help="Number of shards that the Ray engine extracts in parallel.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Encode a data set's images once and write its feature cache. Defaults come from params.yaml.
@@ -89,14 +96,16 @@ def extract(
         typer.echo("\n".join(report.lines()), err=True)
     if fresh and out is None and _is_in_dvc_lock(f"extract@{dataset}"):
         commit = f"`dvc commit -f extract@{dataset}`"
-        typer.echo(f"DVC has earlier features: `dvc repro` restores them, unless {commit} keeps the new ones", err=True)
+        typer.echo(
+            f"dvc.lock has earlier features: {commit} keeps the new ones, `dvc repro` restores the old", err=True
+        )
     if as_json:
         print_json([{"path": str(report.path), **report.to_dict()} for report in reports])
 
 
 @cache.command()
 def info(path: CachePath, as_json: AsJson = False) -> None:
-    """Print a cache's identity, number of images, unreadable images, and features that are NaN, zero or duplicates."""
+    """Print a feature cache's settings, number of images, unreadable images, and NaN, zero or duplicate features."""
     from duplex.features.inspection import inspect
 
     _print_record(inspect(path), as_json)
@@ -106,13 +115,18 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 def verify(
     path: CachePath,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", "-d", help="Data set of the images; default: the cache's own.")
+        str | None,
+        typer.Option(
+            "--dataset", "-d", help="Data set whose images are encoded; default: the one that the cache belongs to."
+        ),
     ] = None,
-    sample: Annotated[int, typer.Option(min=1, help="Number of images to encode again.")] = 32,
-    seed: Annotated[int, seed_option("Seed of the sample.", "--seed")] = 0,
+    sample: Annotated[
+        int, typer.Option(min=1, help="Number of random images to encode again and compare with the cache.")
+    ] = 32,
+    seed: Annotated[int, seed_option("Seed of the random choice of images.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Encode a random sample of a cache's images again and compare the results with the cache."""
+    """Encode a random sample of a feature cache's images again and compare the results with the cache."""
     from duplex.stages.extract import verify_cache
 
     _print_record(verify_cache(load_params(), path, dataset, sample=sample, seed=seed), as_json)
@@ -121,7 +135,10 @@ def verify(
 @cache.command("import")
 def import_(
     features: Annotated[
-        Path, typer.Argument(help="A .npy file [images, width] in the manifest's order, or .npz with image names.")
+        Path,
+        typer.Argument(
+            help="Features to import: .npy [images, width] in the manifest's order, or .npz with image names."
+        ),
     ],
     manifest: Annotated[
         Path | None, typer.Option(help="The manifest.csv that lists the images; or use --dataset.")
@@ -129,7 +146,9 @@ def import_(
     dataset: Annotated[
         str | None, typer.Option("--dataset", "-d", help="Data set whose manifest lists the images.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; default: the data set's own cache.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")
+    ] = None,
 ) -> None:
     """Write a feature cache from features that were computed elsewhere."""
     from duplex.artifacts import ArtifactPaths
@@ -150,7 +169,7 @@ def import_(
         entry, max_bad = params.dataset(dataset).encoder, params.extraction.max_bad
         refuse_other_width(FeatureFile.open(features), entry.name, entry.weights)
     if manifest is None or out is None:
-        raise UsageError("name the file to write with --out PATH")
+        raise UsageError("--manifest needs --out PATH, the cache file to write")
     images = read_manifest(manifest)["image"].tolist()
     import_features(features, len(images), sha256(manifest), out, images, max_bad)
     write_extraction_summary(out)
@@ -161,16 +180,16 @@ def import_(
 
 @cache.command()
 def join(
-    out: Annotated[Path, typer.Argument(help="The cache to write; its shards are beside it.")],
+    out: Annotated[Path, typer.Argument(help="Cache file to write, in the folder of its shards.")],
     copy: Annotated[bool, typer.Option("--copy", help="Copy features instead of linking to the shards.")] = False,
 ) -> None:
-    """Join all shards of a feature cache into one file."""
+    """Join all shards (parts encoded separately) of a feature cache into one file."""
     from duplex.features.shards import join_shards
     from duplex.stages.extract import write_extraction_summary
 
     rows = join_shards(out, copy=copy)
     write_extraction_summary(out)
-    typer.echo(f"{out} has {rows} rows", err=True)
+    typer.echo(f"joined shards: {out} has {rows} rows", err=True)
 
 
 @encoders.command("list")
@@ -187,14 +206,14 @@ def list_encoders(as_json: AsJson = False) -> None:
     typer.echo(f"{'encoder':{width}}  width  published  on disk")
     for entry in entries:
         typer.echo(f"{entry.name:{width}}  {entry.dim:5}  {len(entry.tags):9}  {', '.join(entry.on_disk) or '-'}")
-    typer.echo(f"also: {'; '.join(family.usage for family in families if family.usage)}")
+    typer.echo(f"other names: {'; '.join(family.usage for family in families if family.usage)}")
 
 
-@encoders.command()
-def convert(
-    archive: Annotated[Path, typer.Argument(help="A weights file, or a TorchScript archive of OpenAI.")],
-    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
-    encoder: Annotated[str, typer.Option(help="Architecture, such as ViT-L-14-quickgelu.")],
+@encoders.command("convert")
+def convert_encoder(
+    archive: Annotated[Path, typer.Argument(help="File to convert: weights, or a TorchScript archive of OpenAI.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write the converted encoder to.")],
+    encoder: Annotated[str, typer.Option(help="Architecture of the encoder, such as ViT-L-14-quickgelu.")],
     tag: Annotated[str | None, typer.Option(help="Published tag of these weights, for their preprocessing.")] = None,
 ) -> None:
     """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
@@ -204,7 +223,7 @@ def convert(
     from duplex.encoders.open_clip_source import convert_weights as write
 
     write(archive, folder, encoder, tag)
-    typer.echo(f"use it as local-dir:{folder}", err=True)
+    typer.echo(f"wrote {folder}; use it as encoder local-dir:{folder}", err=True)
 
 
 @encoders.callback()
@@ -222,13 +241,13 @@ def _check_images(params: Params, dataset: str, options: dict[str, Any]) -> None
     """Raise `UsageError` if an option for encoding images is given for a data set that has imported features."""
     if params.dataset(dataset).features is not None and (given := [key for key, value in options.items() if value]):
         option = {"name": "encoder"}.get(given[0], given[0].replace("_", "-"))
-        raise UsageError(f"--{option} is for images, and {dataset} has features of its own; leave it out")
+        raise UsageError(f"--{option} is for images, but {dataset} has imported features; leave the option out")
 
 
 def _override(
     params: Params, dataset: str, encoder_options: dict[str, Any], settings: dict[str, Any], device: str | None
 ) -> Params:
-    """Return values of params.yaml, overridden by command-line options, which are checked by the same rules."""
+    """Return the content of params.yaml with command-line options in place of its values, checked by the same rules."""
     from pydantic import ValidationError
 
     record = params.model_dump(mode="json", exclude={"methods", "ablations"})
@@ -257,7 +276,7 @@ def _check_precision(params: Params, dataset: str) -> None:
 
 
 def _check_shards(engine: str, shard: str | None, shards: int) -> None:
-    """Raise `UsageError` for an unknown engine, or for an option of shards that is for the other engine."""
+    """Raise `UsageError` for an unknown --engine, for --shard with engine ray, and for --shards with another engine."""
     require(engine, ENGINES, "engine")
     if engine == "ray" and shard is not None:
         raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")

@@ -15,13 +15,17 @@ MINUTES = 10.0
 
 @app.command()
 def fit(
-    source: Annotated[Path, typer.Argument(help="A folder state/object/*.jpg, or a CSV or Parquet table.")],
-    images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
+    source: Annotated[
+        Path, typer.Argument(help="Labelled images: a folder state/object/*.jpg, or a CSV or Parquet table.")
+    ],
+    images: Annotated[
+        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
+    ] = None,
     encoder: Annotated[
-        str | None, typer.Option(help="Frozen encoder; default: chosen by GPU, weights on disk, number of images.")
+        str | None, typer.Option(help="Frozen encoder; default: chosen by GPU, weights on disk and number of images.")
     ] = None,
     weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The model folder to write; default: SOURCE-model.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Model folder to write; default: SOURCE-model.")] = None,
     minutes: Annotated[
         float, typer.Option(help="Time limit of training, in minutes; encoding is not counted.")
     ] = MINUTES,
@@ -51,11 +55,17 @@ def fit(
 
 @app.command()
 def update(
-    model: Annotated[Path, typer.Argument(help="A model folder of `duplex fit`.")],
-    source: Annotated[Path, typer.Argument(help="A folder state/object/*.jpg, or a table, of images to add.")],
-    images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The model folder to write; default: MODEL-updated.")] = None,
-    in_place: Annotated[bool, typer.Option("--in-place", help="Replace MODEL itself.")] = False,
+    model: Annotated[Path, typer.Argument(help="Model folder that `duplex fit` wrote.")],
+    source: Annotated[
+        Path, typer.Argument(help="Images to add: a folder state/object/*.jpg, or a CSV or Parquet table.")
+    ],
+    images: Annotated[
+        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Model folder to write; default: MODEL-updated.")] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Replace MODEL instead of writing another folder.")
+    ] = False,
 ) -> None:
     """Add labelled images, also of new states and objects, to a model without training.
 

@@ -20,11 +20,14 @@ def print_json(record: object) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Return one line per issue of a data set, per note from reading it and per difference from published counts."""
+    """Return the result of checking a data set as text, one line per issue or difference from published counts.
+
+    `notes`: what was left out while reading the data set -> count; one line each.
+    """
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
-    lines += [f"left out or short: {note}: {count:,}" for note, count in notes.items()]
+    lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]
-    return "\n".join(map(escape_unprintable, lines)) or f"{name}: nothing to report"
+    return "\n".join(map(escape_unprintable, lines)) or f"{name}: no problems found"
 
 
 def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
@@ -40,7 +43,10 @@ def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """Return a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`, without the interval or p if it is None."""
+    """Return a metric as a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`.
+
+    The interval or p is left out if it is None.
+    """
     line = f"{name}{number(estimate['value'])}"
     if estimate["interval"] is not None:
         line += "   [{}, {}]".format(*map(number, estimate["interval"]))
@@ -49,5 +55,5 @@ def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with two decimals, or a dash for None."""
+    """Return a number with two decimals, or a dash for None, six characters wide."""
     return "     -" if value is None else f"{value:6.2f}"

@@ -13,7 +13,7 @@ from duplex.cli.options import AsJson, Dataset, load_params, seed_option
 from duplex.errors import DuplexError
 
 Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
-Seed = Annotated[int, seed_option("Seed of initial values, batches and dropout.")]
+Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
 if TYPE_CHECKING:
     from duplex.config.params import Params
 
@@ -22,7 +22,9 @@ HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 
 @app.command("params")
 def show_params(
-    check: Annotated[bool, typer.Option("--check", help="Print nothing if params.yaml is valid.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check params.yaml; print nothing if it is valid.")
+    ] = False,
 ) -> None:
     """Check params.yaml and print it as JSON, with all defaults filled in."""
     import json
@@ -37,7 +39,10 @@ def show_params(
 
 
 def _entry(params: Params, name: str) -> dict[str, Any]:
-    """Return a method's entry with default options filled in; `training` and `per_dataset` stay as they are written."""
+    """Return a method's entry in params.yaml as a dictionary, with default options filled in.
+
+    The keys `training` and `per_dataset` stay as they are written.
+    """
     entry = params.entry(name)
     overrides = {"training": dict(entry.training), "per_dataset": dict(entry.per_dataset), "shown_as": entry.shown_as}
     overrides = {key: value for key, value in overrides.items() if value}
@@ -46,7 +51,7 @@ def _entry(params: Params, name: str) -> dict[str, Any]:
 
 @app.command()
 def methods(as_json: AsJson = False) -> None:
-    """List the installed kinds of methods: the inputs they need, their options with defaults, and their packages."""
+    """List the installed kinds (classes) of methods: the inputs they need, their options, and their packages."""
     import json
 
     from duplex.methods.registry import describe_method, installed_methods
@@ -67,7 +72,11 @@ def methods(as_json: AsJson = False) -> None:
 
 @app.command()
 def prepare(dataset: Dataset) -> None:
-    """Write a data set's manifest, labels, statistics and source record; for `shapes`, first draw its images."""
+    """Write a data set's manifest (table of images), labels, statistics and a record of its source.
+
+    For the built-in data set `shapes`, draw its images first. By the record, later commands notice that the source
+    was edited.
+    """
     from duplex.artifacts import ArtifactPaths
     from duplex.stages import prepare as stage
 
@@ -107,9 +116,9 @@ def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_jso
 
 
 def headline(values: Mapping[str, Any]) -> str:
-    """Return a line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`, with a dash for undefined values.
+    """Return metrics as a line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`.
 
-    In the open world, AUC with every pair a candidate follows: `all pairs 7.10`.
+    Undefined values are a dash. In the open world, AUC with every pair a candidate follows: `all pairs 7.10`.
     """
     line = "  ".join(
         f"{name} {values[key]:.2f}" if values.get(key) is not None else f"{name} –" for name, key in HEADLINE
@@ -132,7 +141,9 @@ def metrics(as_json: AsJson = False) -> None:
     if not table and not runs:
         raise DuplexError(NO_RUN)
     if aggregate(runs) != table:
-        typer.echo(f"{paths.summary} is not of the runs in {paths.root}; `duplex report` writes it again", err=True)
+        typer.echo(
+            f"{paths.summary} does not match the runs in {paths.root}; `duplex report` writes it again", err=True
+        )
     warn_of_outdated(params, paths)
     if as_json:
         print_json(table)

@@ -19,12 +19,15 @@ Engine = Annotated[str, typer.Option("--engine", help="Where runs execute: local
 
 
 def seed_option(text: str, *names: str) -> Any:
-    """Return an option for a seed with its valid range; `text` is its help, `names` are by default `--seed`, `-s`."""
+    """Return a typer option for a seed with its valid range, by default named `--seed` and `-s`.
+
+    text: help text. names: other names of the option.
+    """
     return typer.Option(*(names or ("--seed", "-s")), min=0, max=LARGEST_SEED, help=text)
 
 
 def load_params() -> Params:
-    """Load and check params.yaml in the current folder. Imported late, to keep `--help` fast."""
+    """Load and check params.yaml in the current folder; the import happens in the call, to keep `--help` fast."""
     from duplex.config.params import load_params as load
 
     return load()

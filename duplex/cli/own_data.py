@@ -36,7 +36,9 @@ def _share(text: str, default: float) -> Any:
 def add(
     name: Annotated[str, typer.Argument(help="Name of the data set.")],
     path: Annotated[Path, typer.Argument(help="A folder of images, a CSV or Parquet table, or a benchmark's folder.")],
-    images: Annotated[Path | None, typer.Option(help="For a table: the folder that image paths start from.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
+    ] = None,
     split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
     test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
@@ -54,11 +56,11 @@ def add(
     ] = None,
     features: Annotated[
         Path | None,
-        typer.Option(help="Features computed elsewhere: .npy in the table's order, or .npz with image names."),
+        typer.Option(help="File of features computed elsewhere: .npy in the table's order, or .npz with image names."),
     ] = None,
     finetune: Annotated[
         str | None,
-        typer.Option(help="auto: choose the number of fine-tuned encoder blocks by validation; default: none."),
+        typer.Option(help="auto: fine-tune last blocks of the encoder, as many as validation favours; default: none."),
     ] = None,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Do not add the data set to run.datasets of params.yaml.")
@@ -83,7 +85,7 @@ def add(
     encoder_entry = _encoder_entry(encoder, weights, known, features)
     source, dataset = _load(path, images, split)
     if options and not dataset.made_split:
-        raise UsageError(f"{path} has a split of its own; leave out the options for making one")
+        raise UsageError(f"{path} already has a split; leave out the options for making one")
     depth = 0 if finetune is None else _room_for_blocks(finetune, params, encoder_entry, len(dataset.manifest))
     _print_findings(name, dataset, [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)])
     entry: dict[str, Any] = {"source": _source_entry(source, dataset, split)}
@@ -107,14 +109,17 @@ def add(
 
 
 def _report_unsupported(name: str, unsupported: list[str], supported: list[str]) -> None:
-    """Print why a data set is not in `run.datasets`, and how to train a method that supports it."""
+    """Print that a new data set was not added to `run.datasets` of params.yaml, since it lacks inputs of some methods.
+
+    The line ends with the command that trains a method which supports the data set.
+    """
     message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need {NEED}"
     other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
     typer.echo(message + other, err=True)
 
 
 def _load(path: Path, images: Path | None, split: SplitOptions) -> tuple[SourceOptions, LabelledImages]:
-    """Return the source options detected at a path, and the labelled images that they describe."""
+    """Detect the kind of data set at a path (folder, table, benchmark); return its options and its labelled images."""
     from duplex.data.dataset_source import detect_source, load_source
 
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
@@ -135,7 +140,7 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
 @group.command()
 def split(
     name: DatasetName,
-    splits: Annotated[int, typer.Option(min=1, max=100, help="Number of re-splits.")] = 5,
+    splits: Annotated[int, typer.Option(min=1, max=100, help="Number of re-splits to make.")] = 5,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets of params.yaml.")
     ] = False,
@@ -173,12 +178,17 @@ def split(
         typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)
     entries = {**params.methods, **params.ablations}
     if special := [method for method, entry in entries.items() if name in entry.per_dataset]:
-        typer.echo(f"{', '.join(special)}: per_dataset has {name} but not its re-splits; add them there", err=True)
+        typer.echo(
+            f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them", err=True
+        )
 
 
 @group.command()
 def remove(
-    name: DatasetName, results: Annotated[bool, typer.Option("--results", help="Delete artifacts/NAME too.")] = False
+    name: DatasetName,
+    results: Annotated[
+        bool, typer.Option("--results", help="Also delete artifacts/NAME, the features, runs and results.")
+    ] = False,
 ) -> None:
     """Remove a data set from params.yaml, dvc.lock and the report. Images are never deleted."""
     import shutil
@@ -201,9 +211,10 @@ def remove(
 def _encoder_entry(
     name: str | None, weights: str | None, known: DatasetParams | None, features: Path | None
 ) -> dict[str, Any]:
-    """Return a data set's `encoder` entry: from the options, else the existing entry, else the Duplex paper's encoder.
+    """Return the `encoder` entry of a data set for params.yaml.
 
-    For given features, the entry without --encoder, and with --encoder none, has the name `imported`.
+    The command's options come first, then the existing entry, then the default, the Duplex paper's encoder. For a new
+    data set with --features and no --encoder, and for --encoder none, the encoder is named `imported`.
     """
     from duplex.encoders.random_weights import is_random
     from duplex.features.identity import IMPORTED
@@ -213,7 +224,7 @@ def _encoder_entry(
             raise UsageError("--encoder none needs --features and no --weights; name the encoder instead")
         return {"name": IMPORTED}
     if features is not None and is_random(weights):
-        raise UsageError("--weights random is for images; its text tower would not fit the features of --features")
+        raise UsageError("--weights random is for images; its text tower would not fit imported features; leave it out")
     if name is None and known is not None:
         encoder: EncoderParams = known.encoder
         return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
@@ -223,15 +234,18 @@ def _encoder_entry(
 
 
 def _set_finetune(dataset: str) -> None:
-    """Write `finetune: auto` to params.yaml, for the method `FINETUNED` on a data set."""
+    """Write `finetune: auto` (validation chooses the blocks) for `dual_finetuned` on a data set to params.yaml."""
     from duplex.cli.params_file import set_for_dataset
 
     set_for_dataset(FINETUNED, dataset, {"finetune": "auto"})
-    typer.echo(f"methods.{FINETUNED} has finetune: auto for {dataset}", err=True)
+    typer.echo(f"params.yaml now has finetune: auto for {dataset} in methods.{FINETUNED}", err=True)
 
 
 def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], images: int) -> int:
-    """Return the number of the encoder's last blocks whose inputs fit on the disk; print it with the reason."""
+    """Return how many last blocks of the encoder can be fine-tuned, and print this number and what limits it.
+
+    Raises `UsageError` if the method to fine-tune is not in params.yaml or the encoder's weights are not on disk.
+    """
     from duplex.artifacts import ArtifactPaths
     from duplex.encoders import load_encoder, missing_weights
     from duplex.features.identity import IMPORTED
@@ -252,7 +266,7 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
 
 
 def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOptions) -> dict[str, Any]:
-    """Return a data set's `source` entry."""
+    """Return the `source` entry of a data set for params.yaml: kind, folder, table and options of a random split."""
     entry: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
     if source.table:
         entry["table"] = str(source.table)
@@ -294,7 +308,10 @@ def _supported_methods(
 
 
 def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
-    """Yield an issue if the encoder's vocabulary lacks words, or if its weights are not on disk."""
+    """Yield the issues of an encoder for a data set's labels, and of its weights.
+
+    Issues are words that its vocabulary lacks, prompts that are too long, and weights that are random or not on disk.
+    """
     from duplex.data.check import DataIssue
     from duplex.encoders import missing_weights, unknown_words
     from duplex.encoders.hub import is_reachable

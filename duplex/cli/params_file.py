@@ -1,8 +1,8 @@
-"""Edit data sets and methods in params.yaml, without changing any other line or comment, and stages in dvc.lock.
+"""Edit params.yaml without changing any other line or comment, and remove stages from dvc.lock.
 
 ruamel.yaml's round trip would reformat lines that nobody changed and attach a comment to the entry above it. Its parser
-gives the positions of all keys and values instead, and the text is edited there. An edit is written only if parsing
-the new text gives exactly the intended values.
+gives the positions of all keys and values instead, and the text is edited there. An edit is written only if parsing the
+new text gives exactly the intended values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ MAX_NAME_LENGTH = 100  # a name becomes a folder and part of other names
 
 
 def check_name(name: str, path: Path = PARAMS) -> None:
-    """Raise `UsageError` unless params.yaml is valid and `name` can name a key, a folder and a part of DVC's stages."""
+    """Raise `UsageError` unless `name` can name a data set in params.yaml, in paths and in DVC's stages.
+
+    Also raises it if params.yaml is not valid.
+    """
     load_params(path)
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", name) or len(name) > MAX_NAME_LENGTH:
         raise UsageError(
@@ -38,7 +41,9 @@ def check_name(name: str, path: Path = PARAMS) -> None:
             f"(DVC reads a dot as a separator of keys), at most {MAX_NAME_LENGTH} characters"
         )
     if not isinstance(_parse(name), str):
-        raise UsageError(f"{name!r} is not a valid name for a data set: YAML does not read it as text")
+        raise UsageError(
+            f"{name!r} is not a valid name for a data set: YAML reads it as a number or the like; choose another"
+        )
     if name in RESERVED:
         raise UsageError(f"{name!r} is not a valid name for a data set: it is reserved; choose another")
 
@@ -65,7 +70,10 @@ def add_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = 
 
 
 def set_for_dataset(method: str, dataset: str, record: Mapping[str, Any], path: Path = PARAMS) -> None:
-    """Write `record` to params.yaml as `methods.METHOD.per_dataset.DATASET`, in place of an existing entry."""
+    """Write a method's options for one data set to params.yaml, as `methods.METHOD.per_dataset.DATASET`.
+
+    An existing entry for the data set is replaced.
+    """
     text = path.read_text(encoding="utf-8")
     intended = _parse(text)
     entry = intended["methods"][method]
@@ -79,7 +87,10 @@ def set_for_dataset(method: str, dataset: str, record: Mapping[str, Any], path: 
 
 
 def remove_dataset(name: str, path: Path = PARAMS) -> None:
-    """Remove `datasets.NAME` with the comment above it, and the name from `run`, `ablation_run` and `per_dataset`."""
+    """Remove `datasets.NAME` and the comment above it from params.yaml, and all other uses of the name.
+
+    These are in `run.datasets`, in `ablation_run.datasets` and in the `per_dataset` of methods and ablations.
+    """
     params = load_params(path)
     require(name, params.datasets, "data set")
     for section, names in (("run", params.run.datasets), ("ablation_run", params.ablation_run.datasets)):
@@ -101,7 +112,10 @@ def remove_dataset(name: str, path: Path = PARAMS) -> None:
 def set_method(
     name: str, dataset: str, options: Mapping[str, Any], training: Mapping[str, Any], path: Path = PARAMS
 ) -> None:
-    """Write options and training options of a method or ablation for one data set, to its `per_dataset.DATASET`."""
+    """Set options and training options of a method or ablation for one data set in params.yaml.
+
+    They are written to the entry `per_dataset.DATASET` of the method; other options there stay.
+    """
     text = path.read_text(encoding="utf-8")
     intended = _parse(text)
     section = next((key for key in ("methods", "ablations") if name in (intended.get(key) or {})), "methods")
@@ -120,7 +134,7 @@ def set_method(
 
 
 def forget_stages(dataset: str, lock: Path) -> int:
-    """Remove the stages of `dataset` from a dvc.lock; return the number of removed stages."""
+    """Remove the DVC stages of `dataset` from a dvc.lock; return the number of removed stages."""
     if not lock.is_file():
         return 0
     yaml = YAML()
@@ -139,14 +153,18 @@ def forget_stages(dataset: str, lock: Path) -> int:
 
 
 def _is_for(command: object, dataset: str) -> bool:
-    """Whether a stage command such as `python pipeline/train.py shapes duplex 0` is for `dataset`."""
+    """Return whether a DVC stage's command, such as `python pipeline/train.py shapes duplex 0`, is for `dataset`."""
     words = shlex.split(command) if isinstance(command, str) else []
     arguments = words[3:] if words[2:3] == ["inputs"] else words[2:]
     return arguments[:1] == [dataset]
 
 
 def _write(path: Path, text: str, intended: object, by_hand: str) -> None:
-    """Write `text` to the file, or to the target of a link, if it is valid YAML with the intended values."""
+    """Write edited text to params.yaml, or to the target of a link, if it has exactly the intended values.
+
+    Raises `DuplexError` with the advice `by_hand` if parsing `text` does not give the values `intended`, and
+    `UsageError` if these are not valid in params.yaml.
+    """
     try:
         edited = _parse(text)
     except YAMLError:
@@ -162,7 +180,7 @@ def _write(path: Path, text: str, intended: object, by_hand: str) -> None:
 
 
 def _with_value(text: str, keys: tuple[str, ...], value: Any) -> str:
-    """Return the text with the value at `keys` replaced, or added if the last key is missing."""
+    """Return YAML text with the value at the path `keys` replaced, or added if the last key is missing."""
     node = _node(text, keys)
     if node is None:
         return _with_item(text, keys[:-1], keys[-1], value)
@@ -171,7 +189,10 @@ def _with_value(text: str, keys: tuple[str, ...], value: Any) -> str:
 
 
 def _with_item(text: str, keys: tuple[str, ...], name: str, value: Any = None) -> str:
-    """Return the text with `- name` appended to the list at `keys`, or `name: value` to the table."""
+    """Return YAML text with an item added to the collection at the path `keys`.
+
+    The item is `- name` in a list and `name: value` in a table.
+    """
     parent = _collection(text, keys)
     is_table = isinstance(parent, MappingNode)
     if parent.flow_style:
@@ -187,7 +208,12 @@ def _with_item(text: str, keys: tuple[str, ...], name: str, value: Any = None) -
 
 
 def _without_item(text: str, keys: tuple[str, ...], name: str, *, with_comment: bool = False) -> str:
-    """Return the text without the item `name` of the list or table at `keys`, which becomes `{}` if none is left."""
+    """Return YAML text without the item `name` of the list or table at the path `keys`.
+
+    If no item is left, the list or table is written as `{}`, since YAML would read nothing there as null.
+
+    with_comment: remove the comment above the item too.
+    """
     parent = _collection(text, keys)
     items = _items(parent)
     place = next(place for place, (key, _) in enumerate(items) if key.value == name)
@@ -224,12 +250,12 @@ def _node(text: str, keys: tuple[str, ...]) -> Any:
 
 
 def _items(parent: CollectionNode) -> list[tuple[Node, Node]]:
-    """Return the first and the last YAML node of each item: key and value in a table, the same node twice in a list."""
+    """Return a pair of nodes per item of a YAML collection: in a table, key and value; in a list, the node twice."""
     return parent.value if isinstance(parent, MappingNode) else [(item, item) for item in parent.value]
 
 
 def _end(text: str, block: Node) -> int:
-    """Return the position of the end of a block's last line; comments and blank lines below are not part."""
+    """Return the position in `text` of the end of a YAML block's last line, before comments and blank lines below."""
     last: Any = block
     while isinstance(last, CollectionNode) and not last.flow_style and last.value:
         last = _items(last)[-1][1]

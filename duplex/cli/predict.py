@@ -33,15 +33,21 @@ FIRST_BYTES = re.compile(  # of answers in CSV and jsonl
 SOME_UNREADABLE = 3  # exit code
 World = Annotated[
     str | None,
-    typer.Option("--world", help="closed or open world; default: closed, or open if calibrated for open alone."),
+    typer.Option(
+        "--world", help="Candidates: closed or open world; default: closed, or open if calibrated for that alone."
+    ),
 ]
 Add = Annotated[list[str] | None, typer.Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
-Compositions = Annotated[Path | None, typer.Option(help="A CSV file of additional candidates: state,object.")]
+Compositions = Annotated[
+    Path | None, typer.Option(help="CSV file of additional candidates, with the columns state,object.")
+]
 NewShare = Annotated[
     float | None,
-    typer.Option(help="Expected share of images whose pair has no training image; default: the model's, 0.1."),
+    typer.Option(
+        help="Expected share of images whose pair has no training image; default: as in the model, mostly 0.1."
+    ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="Device of the encoder: auto, cpu or cuda.")]
 
 
 @app.command()
@@ -51,7 +57,11 @@ def predict(
     ],
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="A run's folder, an exported one, or hf-hub:OWNER/NAME; default: best run."),
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC.",
+        ),
     ] = None,
     top: Annotated[
         int, typer.Option("--top", min=1, help="Number of compositions to print per image, the most probable first.")
@@ -60,11 +70,11 @@ def predict(
     new_share: NewShare = None,
     add: Add = None,
     compositions: Compositions = None,
-    form: Annotated[str, typer.Option("--format", help="table, jsonl or csv.")] = "table",
+    form: Annotated[str, typer.Option("--format", help="Output format: table, jsonl or csv.")] = "table",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images encoded at once.")] = 64,
     num_workers: Annotated[
-        int | None, typer.Option(min=0, help="Processes that decode images; default: by CPU cores.")
+        int | None, typer.Option(min=0, help="Number of processes that decode images; default: by CPU cores.")
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -106,9 +116,9 @@ def load_model(
     *,
     hint: str = "name a model with --model",
 ) -> Recognizer:
-    """Return the recognizer of a model, by default the best run, with added candidates.
+    """Load a model for prediction, by default the best run of the project, and add candidates that the user names.
 
-    model, world, device, new_share: as the options of `duplex predict`. add: candidates such as "rusty kettle".
+    new_share: expected share of images of unseen pairs. add: candidates such as "rusty kettle".
     compositions: CSV file of further candidates. hint: part of an error message, on how to name a model.
     """
     from duplex.labels import WORLDS
@@ -135,13 +145,13 @@ def load_model(
 
 
 def _added_lines(recognizer: Recognizer) -> Iterator[str]:
-    """Yield one line per added pair: which of its words the model knows."""
+    """Yield a line of text per candidate that the user added: whether the model knows its state and its object."""
     from duplex.recognition.added_words import known_words
 
     for state, name in recognizer.added:
         known = known_words((state, name), recognizer.labels)
         words = [f"state {state!r} is {_known(known.state)}", f"object {name!r} is {_known(known.object)}"]
-        yield f"added {state} {name}: {', '.join(words)}"
+        yield f"added candidate {state} {name}: {', '.join(words)}"
 
 
 def _known(known: bool) -> str:
@@ -150,7 +160,7 @@ def _known(known: bool) -> str:
 
 @contextmanager
 def _open_output(out: Path | None) -> Iterator[TextIO]:
-    """Yield stdout, or a temporary file that replaces `out` at the end of the block."""
+    """Context manager: give stdout, or a temporary file that replaces the file `out` at the end."""
     from duplex.system.files import replace_file
 
     if out is None:
@@ -170,11 +180,11 @@ def _check_output(out: Path) -> None:
                 with out.open("rb") as file:
                     if FIRST_BYTES.match(file.read(1 << 16)):  # a path has at most 4,096 bytes
                         return
-        raise UsageError(f"{out} exists and holds no answers in CSV or jsonl; move it or choose another --out")
+        raise UsageError(f"{out} exists and `duplex predict` did not write it; move it or choose another --out")
 
 
 def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
-    """Write each answer as soon as it is ready; return the number of files that are not images."""
+    """Write the answer for each image as soon as it is ready; return the number of files that are not images."""
     unreadable, lines = 0, csv.writer(target, lineterminator="\n")
     if form == "csv":
         lines.writerow(COLUMNS)

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from duplex.report.prototype_retrieval import Hit
 
 Method = Annotated[
-    str | None, typer.Option("--method", "-m", help="Method; default: the last of run.methods with visual prototypes.")
+    str | None,
+    typer.Option("--method", "-m", help="Method of the run; default: the last of run.methods with visual prototypes."),
 ]
 Seed = Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")]
 
@@ -47,7 +48,7 @@ def report(
         import webbrowser
 
         if not webbrowser.open(page.resolve().as_uri()):
-            typer.echo("no browser found; open the file above", err=True)
+            typer.echo(f"no browser found; open {page}", err=True)
 
 
 @app.command()
@@ -59,7 +60,7 @@ def retrieve(
     top: Annotated[int, typer.Option("--top", min=1, help="Number of nearest images to show per prototype.")] = 4,
     as_json: AsJson = False,
 ) -> None:
-    """Print the test images nearest to a pair's semantic and visual prototypes, side by side."""
+    """Print two lists: the test images nearest to a pair's semantic prototype (from text) and to its visual one."""
     from duplex.stages import queries
 
     run = queries.load_queried_run(load_params(), dataset, method, seed)
@@ -83,10 +84,10 @@ def swap(
     dataset: Dataset,
     method: Method = None,
     seed: Seed = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of test images to print answers of.")] = 5,
+    top: Annotated[int, typer.Option("--top", min=1, help="Number of nearest test images to print.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Print the test images nearest to the state of one image combined with the object of another."""
+    """Print the test images nearest to a vector computed from the state of one image and the object of another."""
     from duplex.stages import queries
 
     params = load_params()

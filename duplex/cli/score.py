@@ -27,18 +27,23 @@ METRICS = ("seen", "unseen", "hm", "auc")
 def score(
     file: Annotated[
         Path,
-        typer.Argument(help=".npz or .h5 with scores [N, C], target [N], seen [C]; optional: feasible_mask [C], k."),
+        typer.Argument(
+            help="Score file, .npz or .h5, of N images and C candidates: scores [N, C], target [N], seen [C]; "
+            "optional: feasible_mask [C], k."
+        ),
     ],
     other: Annotated[Path | None, typer.Argument(help="A second score file for the same images, to compare.")] = None,
     k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k; repeatable; default: the k in FILE.")] = None,
     protocol: Annotated[
         str, typer.Option(help="Seen-unseen curve: exact, or sampled at about 20 biases, as in published tables.")
     ] = "exact",
-    rounds: Annotated[int, typer.Option(min=0, help="Bootstrap rounds; 0: intervals for AUC only.")] = 1000,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Number of bootstrap rounds for intervals; 0: intervals for AUC only.")
+    ] = 1000,
     seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Print the seen and unseen accuracy, best harmonic mean and AUC of scores, in percent, with 95 % intervals."""
+    """Print seen and unseen accuracy, best harmonic mean and AUC of a score file, in percent, with 95 % intervals."""
     require(protocol, PROTOCOLS, "protocol")
     if k is not None and min(k) < 1:
         raise UsageError(f"--k is {min(k)}; expected a whole number from 1 on")
@@ -52,7 +57,10 @@ def score(
 
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
-    """Return the metrics of a score file for top-k accuracy at the first k; `top` holds those at further k."""
+    """Return the metrics of a score file as a dictionary: accuracies and AUC of the top k answers, k = `ks[0]`.
+
+    The metrics for the further k in `ks` are under the key `top`.
+    """
     from duplex.evaluation.sampled import sampled_metrics
     from duplex.evaluation.scores import open_scores
 
@@ -71,7 +79,7 @@ def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: i
 
 def _check_k(scores: ScoreFile, k: int) -> None:
     if k > scores.seen.size:
-        raise UsageError(f"{scores.path}: k is {k}, with {scores.seen.size} candidates; choose a smaller --k")
+        raise UsageError(f"{scores.path}: k is {k}, but there are {scores.seen.size} candidates; choose a smaller --k")
 
 
 @contextmanager
@@ -83,7 +91,7 @@ def _path_in_errors(path: Path) -> Iterator[None]:
 
 
 def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
-    """Yield blocks of images with their scores from a file, with a progress bar on stderr."""
+    """Yield batches (slice of images, their scores) from a score file, with a progress bar on stderr."""
     from duplex.system.progress import track
 
     return track(scores.blocks(), scores.path.name, len(scores.steps))
@@ -92,14 +100,14 @@ def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
 def _measure(
     scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int
 ) -> tuple[TopCompetitors, list[dict[str, Any]]]:
-    """Read a score file; return its score statistics, and one dict of top-k metrics per k in `ks`."""
+    """Read a score file; return score statistics (numbers per image), and top-k metrics for each k in `ks`."""
     from duplex.evaluation.accumulator import ScoreAccumulator
     from duplex.evaluation.metrics import measure
 
     accumulator = ScoreAccumulator(scores.target, scores.seen, k=max(ks), feasible_mask=scores.feasible_mask)
     if scores.feasible_mask is not None and not scores.feasible_mask[scores.target].all():
         lost = int((~scores.feasible_mask[scores.target]).sum())
-        typer.echo(f"{scores.path}: the labels of {lost} images are infeasible; these images count as wrong", err=True)
+        typer.echo(f"{scores.path}: feasible_mask excludes the labels of {lost} images; they count as wrong", err=True)
     with _path_in_errors(scores.path):
         for rows, block in _blocks(scores):
             accumulator.add(block, rows)

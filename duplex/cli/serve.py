@@ -30,24 +30,27 @@ if TYPE_CHECKING:
 @app.command()
 def serve(
     model: Annotated[
-        str | None, typer.Argument(help="A run's folder, an exported one, or hf-hub:OWNER/NAME; default: the best run.")
+        str | None,
+        typer.Argument(help="Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 for other machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0: any free port.")] = 8000,
     world: World = None,
     add: Add = None,
     compositions: Compositions = None,
     new_share: NewShare = None,
     device: Device = "auto",
     max_megabytes: Annotated[int, typer.Option(min=1, help="Largest request, in megabytes.")] = 32,
-    max_images: Annotated[int, typer.Option(min=1, help="Number of images allowed in a request.")] = 32,
+    max_images: Annotated[int, typer.Option(min=1, help="Largest number of images in a request.")] = 32,
     workers: Annotated[
         int | None,
         typer.Option(
-            min=1, max=64, help="Server processes, each with the model; default: 2, or 1 with a GPU or one core."
+            min=1, max=64, help="Number of processes, each with the model; default: 2, or 1 with a GPU or one core."
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds allowed to receive a request, or to answer.")] = 20,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time limit in seconds, for receiving a request and for answering it.")
+    ] = 20,
 ) -> None:
     """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
@@ -90,7 +93,7 @@ def serve(
 
 
 def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) -> Recognizer:
-    """Load the server's model in a worker process; raise `DuplexError` if it is no longer the one that was loaded.
+    """Load the server's model in a worker process; raise `DuplexError` if its files changed since the server started.
 
     loaded: the model's fingerprint and added compositions when the server started.
     """
@@ -103,7 +106,10 @@ def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) 
 
 
 def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """Return the numbers of workers and of torch threads per worker. Two workers overlap Python code with encoding."""
+    """Return the number of server processes and the number of torch threads in each.
+
+    workers: number that the user gave; None: 1 on a GPU, else up to 2, which overlap Python code with encoding.
+    """
     import torch
 
     cores = torch.get_num_threads()
@@ -124,7 +130,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _training_images(recognizer: Recognizer) -> Neighbours | None:
-    """Return the training images of the model's run with their features; None if its project is not here."""
+    """Return the training images of the model's data set with features, to show images similar to an uploaded one.
+
+    None if the run is not in the current project, or if its images and features cannot be read.
+    """
     from duplex.stages.trained_runs import dataset_of_run, training_images
 
     dataset = dataset_of_run(Path(recognizer.trained.where))
@@ -133,5 +142,5 @@ def _training_images(recognizer: Recognizer) -> Neighbours | None:
     try:
         return training_images(load_params(), dataset, check=recognizer.check_cache)
     except DuplexError as error:
-        typer.echo(f"no similar training images: {error}", err=True)
+        typer.echo(f"similar training images are not shown: {error}", err=True)
         return None

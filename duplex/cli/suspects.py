@@ -69,10 +69,10 @@ def suspects(
 @group.command()
 def relabel(
     name: DatasetName,
-    edited: Annotated[Path, typer.Argument(help="A CSV file: image,state,object of the images to correct.")],
+    edited: Annotated[Path, typer.Argument(help="CSV file of corrected labels, with the columns image,state,object.")],
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
 ) -> None:
-    """Write a table of a data set's images with corrected labels to a new file. The original stays unchanged."""
+    """Write a new table of a data set's images, with labels corrected by a CSV file. The original stays unchanged."""
     from duplex.data.check import SHOWN
     from duplex.data.manifest import write_manifest
     from duplex.stages.suspects import relabelled_manifest
@@ -88,7 +88,7 @@ def relabel(
     hint = f"`duplex data add {name}-relabelled {target} --images {root}` adds it"
     typer.echo(f"wrote {target} with {result.changed} corrected labels; {hint}", err=True)
     if result.outdated:
-        why = f"{name} has other labels than those that the list was made from"
+        why = f"their labels in {name} have changed since the list was made"
         named = ", ".join(result.outdated[:SHOWN]) + (", ..." if len(result.outdated) > SHOWN else "")
         typer.echo(f"{len(result.outdated):,} images keep their labels, since {why}: {named}", err=True)
     if result.new:

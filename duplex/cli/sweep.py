@@ -34,14 +34,16 @@ def sweep(
     ] = None,
     ablations: Annotated[
         str | None,
-        typer.Option(help="Ablations instead of methods, comma-separated, or all; uses ablation_run in params.yaml."),
+        typer.Option(
+            help="Ablations to run instead, comma-separated, or all; data sets and seeds: ablation_run in params.yaml."
+        ),
     ] = None,
     engine: EngineOption = "local",
     as_json: AsJson = False,
 ) -> None:
     """Train and evaluate all missing runs (data set × method × seed) in parallel, and commit them to DVC.
 
-    Writes the same files as `dvc repro`, byte for byte, so `dvc repro` repeats none of them. An interrupted sweep is
+    Writes the same files as `dvc repro`, byte for byte, so `dvc repro` repeats no run. An interrupted sweep is
     resumed by the same command. A failed run does not stop the others; failures are listed at the end, and the command
     exits with 1.
     """
@@ -74,17 +76,20 @@ def sweep(
 
 
 def summary(report: SweepReport) -> str:
-    """Return a line such as `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`."""
+    """Return the result of a sweep (many training runs) as one line of text.
+
+    An example is `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`.
+    """
     trained = f"trained and evaluated in {report.seconds:.0f} s"
     runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
-    outside = (report.outside_pipeline, "not in params.yaml's `run`, unknown to DVC")
+    outside = (report.outside_pipeline, "not tracked by DVC, since `run` of params.yaml lacks them")
     parts = (runs, [(report.committed, "committed to DVC"), outside])
     texts = [", ".join(f"{count} {text}" for count, text in part if count) for part in parts]
     return f"{report.runs} runs: {'; '.join(filter(None, texts))}"
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """Return the names in a comma-separated text; None for None."""
+    """Return the names in a comma-separated text as a list; None for None."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 

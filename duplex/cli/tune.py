@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @app.command()
 def tune(
     grid: Annotated[
-        list[str], typer.Option(help="Setting and values to try, such as learning_rate=3e-4,1e-3; can be repeated.")
+        list[str], typer.Option(help="Setting and its values to try, such as learning_rate=3e-4,1e-3; repeatable.")
     ],
     methods: Annotated[
         str | None, typer.Option(help="Methods, comma-separated; default: run.methods of params.yaml.")
@@ -76,7 +76,10 @@ def tune(
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse texts such as `learning_rate=3e-4,1e-3` to setting -> values; values are read as in params.yaml."""
+    """Parse texts such as `learning_rate=3e-4,1e-3` to a dictionary from settings to lists of values.
+
+    Values are read as in params.yaml. Raises `UsageError` for other texts.
+    """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -96,7 +99,10 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def table_lines(rows: Sequence[TuningRow], best: Sequence[TuningRow]) -> list[str]:
-    """Return a table as lines: per row method, settings, validation AUC with its standard error over seeds."""
+    """Return the results of tuning as lines of a table: method, settings, validation AUC with its standard error.
+
+    The standard error is over seeds. Rows in `best` are marked with *.
+    """
     head = ["", "method", "settings", "val AUC", "±", "all pairs", "epoch", "seconds"]
     lines = [head]
     for row in rows:
@@ -119,7 +125,10 @@ def _short(value: Any) -> str:
 
 
 def write_best(dataset: str, best: dict[str, TuningRow]) -> None:
-    """Write each method's best settings to its `per_dataset.DATASET` in params.yaml; `best`: method -> row."""
+    """Write each method's best settings to params.yaml, as `per_dataset.DATASET` of the method.
+
+    best: method -> its best row of the tuning results.
+    """
     from dataclasses import fields
 
     from duplex.cli.params_file import set_method

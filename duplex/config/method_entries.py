@@ -1,4 +1,4 @@
-"""Entries of `methods:` and `ablations:` in params.yaml: a kind of method with options, worlds and training options.
+"""Entries of `methods:` and `ablations:` in params.yaml: a method's class (`kind`), worlds and (training) options.
 
     duplex_open:
       {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
@@ -26,7 +26,7 @@ Table = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class MethodEntry:
-    """One entry of `methods:` or `ablations:`, including what it takes from the entry that it extends."""
+    """One entry of `methods:` or `ablations:` in params.yaml, merged with the entry that it extends."""
 
     kind: str
     options: Table = field(default_factory=dict)
@@ -38,30 +38,33 @@ class MethodEntry:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Methods whose finished runs this one combines (its option `of`); empty for other methods."""
+        """Methods whose finished runs' probabilities this method multiplies (option `of`); empty if it trains."""
         return tuple(self.options.get("of", ()))
 
     @property
     def worlds(self) -> tuple[World, ...]:
-        """The worlds in which the method is scored."""
+        """The worlds (closed, open) in which the method is scored."""
         return WORLDS if self.world == "both" else (self.world,)
 
     @property
     def trained_for(self) -> World:
-        """The world whose candidates are used in training."""
+        """The world (closed or open) whose candidates are used in training."""
         return "open" if self.world == "open" else "closed"
 
     def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """Return the kind's options on a data set, unchecked; None: a data set that `per_dataset` does not list."""
+        """Return the options that the method's class takes on a data set, before they are checked.
+
+        dataset: its entry in `per_dataset` changes the options; None: the options without such changes.
+        """
         changes = self.per_dataset.get(dataset, {}) if dataset else {}
         return {**self.options, **{key: value for key, value in changes.items() if key not in TABLES}}
 
     def training_for(self, dataset: str) -> dict[str, Any]:
-        """Return the method's training options on a data set, which override those of the data set."""
+        """Return the training options that the method sets for a data set; they override those of the data set."""
         return {**self.training, **self.per_dataset.get(dataset, {}).get("training", {})}
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
-        """Return the options of fine-tuned blocks, unchecked; empty if no block is fine-tuned."""
+        """Return the options of fine-tuning the image tower on a data set, unchecked; empty without fine-tuning."""
         changes = self.per_dataset.get(dataset, {}).get("finetune", {}) if dataset else {}
         is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
         replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
@@ -69,7 +72,7 @@ class MethodEntry:
 
 
 def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, MethodEntry]]:
-    """Parse the tables `methods:` and `ablations:`; return `{"methods": {name: entry}, "ablations": …}`."""
+    """Parse `methods:` and `ablations:` of params.yaml; return `{"methods": {name: entry}, "ablations": …}`."""
 
     def entry(place: str, record: Table, path: tuple[str, ...]) -> MethodEntry:
         return _parse(place, _with_base(place, record, methods, path), datasets)
@@ -84,7 +87,7 @@ def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) ->
 
 
 def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
-    """Return an entry's table merged over the table of the entry that it extends.
+    """Return an entry's table, completed from the entry that its key `extends` names.
 
     place: where params.yaml has the entry, such as `methods.duplex`, for messages.
     path: names of the entries that led to this one by `extends`, to find circles.
@@ -101,7 +104,7 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
 
 
 def _merge(base: Table, record: Table) -> Table:
-    """Return the table `record` merged over the table `base` without its `extends`, `world` and `shown_as`."""
+    """Return the entry `base` without `extends`, `world`, `shown_as`, updated by the entry `record` that extends it."""
     taken = {key: value for key, value in base.items() if key not in ("extends", "world", "shown_as")}
     merged = {**taken, **{key: value for key, value in record.items() if key != "extends"}}
     for key in (*TABLES, "per_dataset"):
@@ -111,7 +114,7 @@ def _merge(base: Table, record: Table) -> Table:
 
 
 def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
-    """Return the entry in the table `record` at `place` in params.yaml; raise UsageError for a wrong value."""
+    """Return the `MethodEntry` of the table `record` at `place` in params.yaml; raise UsageError for a wrong value."""
     kind = record.get("kind", DEFAULT_KIND)
     if not isinstance(kind, str) or not kind:
         raise UsageError(f"{place}.kind is {kind!r}; expected a name that `duplex methods` lists, or module:Class")
@@ -132,7 +135,7 @@ def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
         for key in TABLES:
             check_table(f"{where}.{key}", _check_keys(where, changes).get(key, {}))
         for key in SHARED_KEYS & changes.keys():
-            raise UsageError(f"{where}.{key}: all data sets have the same `{key}`; set it in {place}, or add a method")
+            raise UsageError(f"{where}.{key}: `{key}` cannot differ by data set; set it in {place}, or add a method")
     options = {key: value for key, value in record.items() if key not in RESERVED_KEYS}
     _check_members(place, options, per_dataset)
     training = check_table(f"{place}.training", record.get("training", {}))
@@ -141,13 +144,13 @@ def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
 
 
 def _with_finetune_table(record: Any) -> Any:
-    """Return a table with `finetune: auto` written in full, as `finetune: {blocks: auto}`."""
+    """Return a method entry with `finetune: auto` (depth from validation) written as `finetune: {blocks: auto}`."""
     is_auto = isinstance(record, Mapping) and record.get("finetune") == "auto"
     return {**record, "finetune": {"blocks": "auto"}} if is_auto else record
 
 
 def _check_members(place: str, options: Table, per_dataset: Table) -> None:
-    """Raise UsageError if the option `of`, the methods whose runs are combined, is wrong or differs by data set."""
+    """Raise UsageError if the option `of` (methods whose runs are multiplied) is wrong or differs between data sets."""
     if "of" not in options:
         return
     for name in options["of"]:
@@ -161,7 +164,7 @@ def _check_members(place: str, options: Table, per_dataset: Table) -> None:
 
 
 def _check_keys(place: str, record: Any) -> Table:
-    """Return `record`; raise UsageError unless it is a table without keys that were renamed since earlier versions."""
+    """Return the table `record` at `place` in params.yaml; raise UsageError for a key that has been renamed."""
     for key, value in check_table(place, record).items():
         is_list = key == "of" and isinstance(value, list)  # an option of methods that combine runs
         if not is_list and (hint := renamed_key(key, RESERVED_KEYS)):

@@ -73,7 +73,7 @@ class RunParams(AblationRunParams):
 
 
 class EncoderParams(ParamsSection):
-    """Section `encoder:`. The frozen image and text encoder of a data set."""
+    """Section `encoder:` of a data set. The frozen image and text encoder, and what the feature cache stores."""
 
     name: str  # a name that `duplex encoders` lists, hf-hub:OWNER/MODEL, or a file or folder
     weights: str | None = None  # published tag, or a file; random:SEED for untrained weights
@@ -94,7 +94,7 @@ class DatasetParams(ParamsSection):
 
 
 class ExtractionParams(ParamsSection):
-    """Section `extraction:`. How encoders compute features and what caches store."""
+    """Section `extraction:`. How encoders compute features and what feature caches store."""
 
     batch_size: Count = 64  # images per batch
     num_workers: Workers = "auto"  # processes that decode images; auto: one per core, less one
@@ -117,7 +117,7 @@ class EvaluationParams(ParamsSection):
 
 
 class Params(ParamsSection):
-    """All sections of params.yaml."""
+    """All sections of params.yaml, the project's settings."""
 
     run: RunParams
     ablation_run: AblationRunParams
@@ -129,11 +129,11 @@ class Params(ParamsSection):
     ablations: dict[str, MethodEntry] = {}
 
     def dataset(self, name: str) -> DatasetParams:
-        """Return the entry of a data set. Raises UsageError for an unknown name."""
+        """Return the entry of a data set under `datasets:`. Raises UsageError for an unknown name."""
         return self.datasets[require(name, self.datasets, "data set")]
 
     def block_inputs(self, dataset: str) -> int:
-        """Return the number of the image tower's last blocks whose inputs a data set's cache keeps."""
+        """Return the number of last image tower blocks whose inputs a data set's cache stores, to fine-tune them."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
 
@@ -142,17 +142,20 @@ class Params(ParamsSection):
         return self._entries[require_method(name, self._entries)]
 
     def method_for_world(self, name: str, world: World) -> str:
-        """Return the method whose runs are shown as `name` in a world: itself, or one with `shown_as: name`."""
+        """Return the method whose results are shown as `name` in a world: itself, or a method with `shown_as: name`.
+
+        Raises UsageError if no method is for this world.
+        """
         if world in self.entry(name).worlds:
             return name
         for other, entry in self._entries.items():
             if entry.shown_as == name and world in entry.worlds:
                 return other
         only = self.entry(name).world
-        raise UsageError(f"{name} is for the {only} world alone; change --world, or `world` of the method")
+        raise UsageError(f"method {name} is for the {only} world alone; change --world, or its `world` in params.yaml")
 
     def worlds(self, name: str) -> tuple[World, ...]:
-        """Return the worlds in which a method is evaluated. Raises UsageError if there is none."""
+        """Return the worlds (closed, open) in which a method is evaluated. Raises UsageError if there is none."""
         worlds = tuple(world for world in self.entry(name).worlds if world in self.evaluation.worlds)
         if not worlds:
             only = self.entry(name).world
@@ -163,25 +166,25 @@ class Params(ParamsSection):
         return worlds
 
     def method(self, name: str, dataset: str | None = None) -> Options:
-        """Return a method's options on a data set, checked by its kind."""
+        """Return a method's options on a data set, checked by the options class of its kind."""
         entry = self.entry(name)
         with self._located(name):
             return registry.parse_options(entry.kind, entry.options_for(dataset))
 
     def training(self, dataset: str, name: str) -> TrainingOptions:
-        """Return the training options of a method on a data set: those of the data set, changed by the method's."""
+        """Return a method's training options on a data set: those of the data set, overridden by the method's."""
         base = self.dataset(dataset).training
         with self._located(name, ".training"):
             return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
-        """Return a method's options of fine-tuned blocks, or `AutoFinetune`; None if it fine-tunes no block."""
+        """Return a method's `finetune:` options, `AutoFinetune` if validation chooses them; None if it has none."""
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, ".finetune"):
             return finetune_options(record)
 
     def check_entries(self) -> None:
-        """Check the options of all methods and ablations, on all data sets. Raises UsageError."""
+        """Raise UsageError if an option of a method or ablation in params.yaml is not allowed, on any data set."""
         for name, entry in self._entries.items():
             for dataset in (None, *entry.per_dataset):
                 self.method(name, dataset)
@@ -226,10 +229,10 @@ class Params(ParamsSection):
                     )
 
     def _check_products(self) -> None:
-        """Check that methods that combine runs are under `run.products`, and their members under `run.methods`."""
+        """Check that methods that combine finished runs are in `run.products`, the runs' methods in `run.methods`."""
         for name, entry in self._entries.items():
             if entry.members and name in self.ablations:
-                raise UsageError(f"params.yaml: ablations.{name}: ablations combine no runs; move it to methods")
+                raise UsageError(f"params.yaml: ablations.{name}: an ablation cannot combine runs; move it to methods")
             for member in entry.members:
                 place = f"params.yaml: methods.{name}.of:"
                 if self.entry(require_method(member, self.methods, f" in {place}")).members:
@@ -246,7 +249,7 @@ class Params(ParamsSection):
                 raise UsageError(f"params.yaml: run.methods: {name} combines runs; list it under run.products")
 
     def _check_shown_as(self) -> None:
-        """Check that each method is evaluated in some world, and that no two have the same name in one world."""
+        """Check that each method is evaluated in some world, and that no two share a name in one world's tables."""
         names: dict[tuple[str, str], str] = {}
         for name in self.run.methods:
             self.worlds(name)
@@ -295,7 +298,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
 
 
 def shipped_project() -> Path:
-    """Return the folder of the pipeline and params.yaml that ship with the package."""
+    """Return the folder of the files dvc.yaml and params.yaml that ship with the package."""
     for folder in (PACKAGE / "project", PACKAGE.parent):  # in a wheel (setup.py), in a clone
         if (folder / "dvc.yaml").is_file():
             return folder
@@ -303,14 +306,17 @@ def shipped_project() -> Path:
 
 
 def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
-    """Return `name` if it is among `known`. Raises UsageError, with `where` after the word "method" in its message."""
+    """Return the method's `name` if it is among `known`; otherwise raise UsageError.
+
+    where: text for the message after the word "method", such as " in params.yaml, run.methods:".
+    """
     if name not in known and (hint := renamed_method_hint(name)):
         raise UsageError(hint)
     return require(name, known, f"method{where}")
 
 
 def _read_entries(key: str, value: Any) -> Mapping[str, Any]:
-    """Return the table `value` of `methods:` or `ablations:`; raise UsageError if a key cannot name a folder."""
+    """Return the table `value` of `methods:` or `ablations:`; raise UsageError for a name that no folder can have."""
     table = check_table(f"params.yaml: {key}", value)
     for name in table:
         if not re.fullmatch(NAME, name):
@@ -319,7 +325,7 @@ def _read_entries(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """Return the first fault in one line: `datasets.a.training.epochs: input should be greater than 0 (it is 0)`."""
+    """Return a pydantic error's first fault in one line, such as `run.seeds: input should be … (it is 0)`."""
     unknown = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in unknown), faults[0])

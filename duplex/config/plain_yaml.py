@@ -19,7 +19,7 @@ MAX_BITS = 128  # of a whole number
 
 
 class _Refused(Exception):
-    """Error: a YAML file has a value beyond the limits."""
+    """Error: a value in a YAML file is too long or too large, contains itself, or has a key that is not a word."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -52,7 +52,9 @@ def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
     outer: ids of the tables and lists that contain `value`.
     """
     if isinstance(value, str) and (len(value) > MAX_CHARACTERS or value.encode(errors="ignore").decode() != value):
-        raise _Refused(f"{value[:20]!r}... is too long or not Unicode; expected at most {MAX_CHARACTERS} characters")
+        raise _Refused(
+            f"text {value[:20]!r}... is too long or not Unicode; expected at most {MAX_CHARACTERS} characters"
+        )
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise _Refused(f"a whole number has {value.bit_length()} bits; expected at most {MAX_BITS}")
     if not isinstance(value, Mapping | list | tuple | set):

@@ -1,4 +1,4 @@
-"""Records of everything that a stage depends on besides the files of earlier stages (docs/sweep.md).
+"""Records of the options and code that each pipeline stage depends on besides files of earlier stages (docs/sweep.md).
 
 The stage `plan` writes them as small files, and the other stages of dvc.yaml depend on those: a stage runs again if its
 record changes. Unfinished training continues, and `duplex sweep` skips a run, only if the record is still the same.
@@ -25,7 +25,7 @@ CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluati
 
 
 def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> dict[str, Record]:
-    """Return, by stage, the record of what the stage depends on, for the stages that run once per data set."""
+    """Return stage -> options and code hash that it depends on, for the pipeline stages that run once per data set."""
     entry, settings = params.dataset(dataset), params.extraction
     other_images = () if entry.source.kind == "shapes" else DRAWN
     extraction: Record = {
@@ -52,14 +52,15 @@ def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = Artifac
 
 
 def report_record(params: Params) -> Record:
-    """Return the record of everything that the stage `report` depends on besides files."""
+    """Return what the pipeline stage `report` depends on besides files: the hash of its code."""
     return {"code": _methods_code(params, "duplex.stages.report")}
 
 
 def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
-    """Return the records of the stages `train` and `evaluate` for a method on a data set; all seeds share them.
+    """Return the options and code hashes that the stages `train` and `evaluate` of a method on a data set depend on.
 
-    A method's options are recorded as params.yaml gives them; their defaults are part of its code.
+    All seeds share these records. A method's options are recorded as params.yaml gives them; option defaults are part
+    of the method's code.
     """
     entry = params.entry(method)
     training, finetune = params.training(dataset, method), params.finetune(method, dataset)
@@ -92,7 +93,7 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
 
 
 def _encoder_record(encoder: EncoderParams) -> Record:
-    """Return an encoder's entry, with digests of its files if the weights are a file or the name is `FAMILY:FOLDER`."""
+    """Return an encoder's settings in params.yaml, with digests of the files that they name."""
     folder = Path(encoder.name.partition(":")[2]).expanduser()
     files = [path for path in sorted(folder.iterdir()) if path.is_file()] if _is_own_folder(encoder.name) else []
     if encoder.weights is not None and Path(encoder.weights).expanduser().is_file():
@@ -102,13 +103,13 @@ def _encoder_record(encoder: EncoderParams) -> Record:
 
 
 def _is_own_folder(encoder: str) -> bool:
-    """Return whether an encoder's name is `FAMILY:FOLDER` with an existing folder."""
+    """Return whether an encoder's name is `FAMILY:FOLDER` with an existing folder, the user's own model."""
     folder = encoder.partition(":")[2]
     return bool(folder) and Path(folder).expanduser().is_dir()
 
 
 def _words_record(params: Params) -> Record:
-    """Return the digest of the file of word vectors; empty if none is used."""
+    """Return `{"word_vectors": sha256}` of the file of word vectors in params.yaml; empty if no file is named."""
     words = params.evaluation.word_vectors
     return {} if words is None else {"word_vectors": sha256_once(words) if words.is_file() else None}
 
@@ -120,11 +121,11 @@ def _digest(features: Path, dataset: str) -> str:
 
 
 def _encoder_code(params: Params, dataset: str, *entries: str, ignored: tuple[str, ...]) -> str:
-    """Return the hash of the code that the modules `entries` and the module that loads a data set's encoder use."""
+    """Return the hash of all code that the modules `entries` and the loader of a data set's encoder import and use."""
     return code_hash(*entries, family_module(params.dataset(dataset).encoder.name), ignored=ignored)
 
 
 def _methods_code(params: Params, entry: str) -> str:
-    """Return the hash of the code that the module `entry` and all methods under `run:` use."""
+    """Return the hash of all code that the module `entry` and the methods under `run:` in params.yaml use."""
     kinds = sorted({params.entry(name).kind for name in params.run.methods})
     return code_hash(entry, *(module_of(method_source(kind)) for kind in kinds), ignored=DRAWN)

@@ -72,15 +72,18 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
-    """Return warnings about states and about objects that prompts write alike, most likely one label in two spellings.
+    """Return warnings about labels that read alike in prompts, most likely one label in two spellings.
 
-    There is one line of text for states and one for objects, each only if some are alike.
+    There is at most one line of text for states and one for objects.
     """
     return [str(issue) for issue in check_labels_of(dataset) if issue.count and issue.what.endswith(ALIKE)]
 
 
 def _check_splits(dataset: LabelledImages) -> DataIssue:
-    """Return the issue of val or test splits without images of seen or of unseen pairs, so that AUC is undefined."""
+    """Return an issue that lists which of the splits val and test lack images of seen or of unseen pairs.
+
+    Such splits cannot be evaluated, since their AUC is undefined.
+    """
     labels, manifest = dataset.labels, dataset.manifest
     known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
     missing = [
@@ -127,7 +130,9 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 
 
 def content_issues(manifest: pd.DataFrame, digests: Mapping[str, str | bytes]) -> list[DataIssue]:
-    """Return one issue per kind of problem with images whose files have equal bytes, also for kinds that do not occur.
+    """Return an issue for images with the same file contents as another, and one for those that are also in two splits.
+
+    An issue without images has a count of 0.
 
     digests: image -> digest of its file; images that are missing or unreadable have none.
     """
@@ -135,13 +140,16 @@ def content_issues(manifest: pd.DataFrame, digests: Mapping[str, str | bytes]) -
     known = manifest.assign(content=manifest["image"].map(content))
     same = content[content.duplicated(keep=False)].sort_values(kind="stable")
     return [
-        _issue("images have the content of another", same.index[same.duplicated()], False),
+        _issue("images have the same content as another image", same.index[same.duplicated()], False),
         _issue("image contents are in two splits (a leak)", _in_two_splits(known.dropna(), "content"), True),
     ]
 
 
 def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
-    """Return, for each value of column `key` in several splits, the first image of each split."""
+    """Return texts such as `a.jpg (train) = b.jpg (test)`, one per image that occurs in several splits.
+
+    key: column by which images count as the same: path or content. A text names the first such image of each split.
+    """
     firsts = rows.drop_duplicates([key, "split"])
     shared = firsts[firsts[key].duplicated(keep=False)]
     named = (shared["image"] + " (" + shared["split"] + ")").groupby(shared[key], sort=False)

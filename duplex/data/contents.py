@@ -1,7 +1,7 @@
-"""Keys of image contents: equal for files with the same bytes, or with the same pixels when decoded upright.
+"""Find images of equal content, by a key per image: equal for files with the same bytes or the same upright pixels.
 
-Only images of equal size can have equal pixels; the others are not decoded. JPEGs among themselves are first compared
-at an eighth of their size, which is several times as fast, and completely only where that is equal.
+Only images of equal width and height can have equal pixels; the others are not decoded. JPEGs are first compared with
+each other at an eighth of their size, which is several times as fast, and completely only where that is equal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duplex.system.progress import track
 
 @dataclass(frozen=True)
 class FileHead:
-    """The digest of a file's bytes, and the kind and size of its image."""
+    """The sha256 of an image file, width and height, and whether it is a JPEG: known without decoding pixels."""
 
     digest: str
     size: tuple[int, int]  # smaller side first: EXIF may swap them
@@ -49,7 +49,7 @@ def content_keys(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def _head(path: Path) -> FileHead | None:
-    """Return the `FileHead` of an image, without decoding its pixels; None for a file that is missing or no image."""
+    """Return an image file's sha256, width, height and whether it is a JPEG; None if it is missing or no image."""
     try:
         data = path.read_bytes()
         with Image.open(io.BytesIO(data)) as image:
@@ -62,7 +62,7 @@ def _head(path: Path) -> FileHead | None:
 
 
 def _pixels(path: Path, draft: bool) -> str:
-    """Return the digest of an image's upright RGB pixels and size; for an unreadable image, a text with its path.
+    """Return the sha256 of an image's shape and upright RGB pixels; for an unreadable image, a text with its path.
 
     draft: decode a JPEG at an eighth of its size.
     """

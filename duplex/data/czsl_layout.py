@@ -1,8 +1,8 @@
-"""The common layout of MIT-States, UT-Zappos and C-GQA.
+"""Load MIT-States, UT-Zappos and C-GQA from the folder layout that their CZSL releases share.
 
-`ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. An
-image's split is the `set` of its metadata record, whatever its pair. Image folders may be named with spaces or
-underscores (MIT-States) or as in the archive of UT-Zappos (the record's `_image`).
+It is `ROOT/images/...`, `ROOT/metadata_compositional-split-natural.t7` and
+`ROOT/compositional-split-natural/*_pairs.txt`. The metadata has a record per image; its field `set` is the split. Image
+folders may be named with spaces or underscores (MIT-States) or as in the archive of UT-Zappos (the record's `_image`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ ABSENT = "NA"
 
 
 def load_czsl(root: Path) -> LabelledImages:
-    """Load a benchmark's manifest and labels below `root`. Missing images keep the path that the metadata states."""
+    """Load the table of images and the labels of a benchmark (MIT-States, UT-Zappos, C-GQA) from its folder `root`.
+
+    Missing images stay in the table, with the path that the metadata states.
+    """
     lists = read_pair_lists(root)
     records = read_metadata(root / METADATA)
     listed = {split: set(pairs) for split, pairs in lists.pairs.items()}
@@ -55,17 +58,20 @@ def load_czsl(root: Path) -> LabelledImages:
     if not rows:
         raise DuplexError(f"{root / METADATA}: no row has a pair of the pair lists; take both from one data set")
     notes = {
-        "rows whose state, object or split is NA": absent,
-        "rows whose pair is in no list": unlisted,
-        "rows whose pair is only in another split's list": elsewhere,
-        "lines that repeat a pair of their list": lists.repeats,
+        "rows left out because their state, object or split is NA": absent,
+        "rows left out because their pair is in no list": unlisted,
+        "rows left out because their pair is only in another split's list": elsewhere,
+        "lines of the pair lists left out because they repeat a pair": lists.repeats,
     }
     manifest = pd.DataFrame(rows, columns=COLUMNS, dtype=str)
     return LabelledImages(manifest, lists.labels(), {text: count for text, count in notes.items() if count})
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """Read a list of dicts that torch saved. Only plain data is read: a pickle that would run code is refused."""
+    """Return the records of a benchmark's metadata file, which is a list of dicts that torch saved, one per image.
+
+    Only plain data is read: a pickle that would run code is refused.
+    """
     import torch
 
     data = read_bytes(path)
@@ -94,14 +100,17 @@ def _text(record: dict[str, Any], key: str, place: str) -> str:
 
 
 def _find(tree: ImageTree, record: dict[str, Any], place: str) -> str:
-    """Return the path of a record's image: the first possible path that exists, else the first possible path."""
+    """Return the path, below the data set's folder, of the image of a metadata record.
+
+    It is the first of the possible paths that exists; if none exists, the first.
+    """
     candidates = _candidates(record, place)
     first = next(candidates)
     return next((path for path in chain([first], candidates) if tree.has(path)), first)
 
 
 def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
-    """Yield the paths below the data root at which the image of a metadata record may be."""
+    """Yield the paths below the data set's folder at which the image of a metadata record may be."""
     image = relative_path(_text(record, "image", place), place)
     yield f"images/{image}"
     folder, slash, name = image.rpartition("/")
@@ -128,7 +137,7 @@ class PairLists:
         return LabelSpace.from_pairs(self.pairs)
 
 
-def list_files(root: Path) -> list[Path]:
+def label_files(root: Path) -> list[Path]:
     """Return the paths of the metadata and of the pair lists of a benchmark."""
     return [root / METADATA, *(_folder(root) / f"{split}_pairs.txt" for split in SPLITS)]
 
@@ -138,14 +147,17 @@ def has_pair_lists(root: Path) -> bool:
 
 
 def read_pair_lists(root: Path) -> PairLists:
-    """Read the pair lists of train, val and test in `root`, or in its folder `compositional-split-natural`."""
+    """Read a benchmark's pair lists (train, val, test), in `root` or its folder `compositional-split-natural`."""
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
     return PairLists(pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS))
 
 
 def read_pair_list(path: Path) -> list[Pair]:
-    """Return the (state, object) of every line that is not blank; raise DuplexError for a line without two words."""
+    """Return the (state, object) of each line of a pair list; raise DuplexError for a line that is not two words.
+
+    Blank lines are ignored.
+    """
     pairs: list[Pair] = []
     for number, line in enumerate(read_lines(path), 1):
         words = re.split(r"[ \t]+", line.strip(" \t"))

@@ -1,4 +1,4 @@
-"""A data set in memory: its manifest, its labels and notes on rows that were left out; random re-splits of it."""
+"""A data set in memory: table of images (manifest), labels and notes on rows left out; random re-splits of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duplex.labels import SPLITS, LabelSpace
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """A data set in memory: manifest, labels, and notes on rows left out."""
+    """A data set in memory: table of images, labels, and notes on rows that were left out, such as repeated rows."""
 
     manifest: pd.DataFrame  # columns image, state, object, split; one row per image
     labels: LabelSpace
@@ -26,7 +26,10 @@ class LabelledImages:
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
-    """Return the labels of a data set without pair lists: a split's pairs are those of its images."""
+    """Return the states and objects in a table of images (manifest), and per split the pairs that its images show.
+
+    This is for data sets that do not come with lists of pairs.
+    """
     pairs = {}
     for split in SPLITS:
         rows = manifest.loc[manifest["split"] == split, ["state", "object"]].drop_duplicates()
@@ -40,17 +43,20 @@ def from_rows(
     place: object,
     contents: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> LabelledImages:
-    """Make a data set of rows with image, state, object and split; without splits, split the rows by `options`.
+    """Make a data set from a table with the columns image, state, object and, optionally, split.
 
-    `place` names the source in messages. `contents`: returns a key per image, equal for images of equal content, which
-    the split keeps together.
+    Without the column split, the rows are split at random.
+
+    options: how to split.
+    place: the table's name in messages.
+    contents: returns a key per image, equal for images of equal content, which a random split keeps together.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
     check_labels(frame["state"], "state", place)
     check_labels(frame["object"], "object", place)
     repeated = frame.duplicated()
-    notes = {"rows that repeat another row": int(repeated.sum())}
+    notes = {"rows left out because they repeat another row": int(repeated.sum())}
     frame = frame[~repeated].reset_index(drop=True)
     twice = frame["image"].duplicated()
     if twice.any():
@@ -62,16 +68,21 @@ def from_rows(
         keys = None if contents is None else tuple(contents(frame["image"].tolist()))
         result = _split(frame, keys, options, place)
         frame = frame.assign(split=result.split)
-        notes["unseen pairs fewer than requested, so that every primitive stays in training"] = result.short
+        notes["unseen pairs fewer than requested, so that every state and object stays in training"] = result.short
     for split in SPLITS:
         if not (frame["split"] == split).any():
-            raise DuplexError(f"{place} has no {split} images; list some, or leave the split out to have one made")
+            raise DuplexError(
+                f"{place} has no {split} images; list some, or leave out the column split to have one made"
+            )
     notes = {text: count for text, count in notes.items() if count}
     return LabelledImages(frame[COLUMNS], labels_of(frame), notes, made_split, keys)
 
 
 def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOptions, place: object) -> SplitResult:
-    """Split rows; if `keys` are given, images with equal keys stay together."""
+    """Assign each row of a table to train, val or test at random.
+
+    keys: one per row, equal for images of equal content, which get the same split; None: no images are kept together.
+    """
     return make_split(frame, options, place) if keys is None else split_by_content(frame, keys, options, place)
 
 
@@ -79,7 +90,7 @@ FIRST_SEED = 1_000_000  # far from usual seeds of `split:`, which would give rel
 
 
 def split_name(dataset: str, number: int) -> str:
-    """Return the name of a re-split in params.yaml; numbers start at 1."""
+    """Return the name in params.yaml of a data set's re-split (same images, new random split), such as `zap-split1`."""
     return f"{dataset}-split{number}"
 
 
@@ -99,7 +110,10 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
 def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
     """Return the split options that describe an existing split: shares of unseen pairs and of held-out images.
 
-    rows: manifest with the columns state, object and split. seed: of the returned options.
+    Raises UsageError if validation or test lacks seen or unseen pairs.
+
+    rows: manifest with the columns state, object and split.
+    seed: seed to put into the options.
     """
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])

@@ -1,4 +1,4 @@
-"""The sources of data sets: drawn images, a benchmark's layout, a table, or a folder tree."""
+"""Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def is_on_disk(source: SourceOptions) -> bool:
 
 
 def load_source(source: SourceOptions) -> LabelledImages:
-    """Load the manifest and labels of a data set; if it has no split, make one, for which images are opened."""
+    """Load the manifest (table of images) and the labels of a data set.
+
+    If the data has no split, a random one is made; images are then opened, to keep those of equal content together.
+    """
     data = _load_unchanged(source)
     return data if source.resplit is None else resplit(data, source.resplit)
 
@@ -55,7 +58,7 @@ def _load_unchanged(source: SourceOptions) -> LabelledImages:
 
 
 def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
-    """Draw the missing images of a data set of kind "shapes"; other kinds have their images on disk."""
+    """Draw the missing images of the built-in data set `shapes`; do nothing for other data sets, which are files."""
     if source.kind == "shapes":
         from duplex.data.shapes import render_images
 
@@ -63,7 +66,7 @@ def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
-    """Return the source options of the data at a path: a table, a benchmark ("standard"), or a folder tree.
+    """Return kind and location of the data at a path: a table, a benchmark (kind "standard"), or a folder tree.
 
     root: folder of a table's images, by default the table's own folder.
     """
@@ -84,14 +87,14 @@ SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "dev", "test
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """Return a table of image, state and object for every image below `root`, labelled by the folder names.
 
-    Also return a note on the kinds of files that were skipped, with the number of these files; empty if there are none.
+    Also return a note on skipped files, text -> number of files; it is empty if none were skipped.
     """
     rows = []
     tree = ImageTree(root)
     for path in tree.images():
         parts = relative_path(path, root).split("/")
         if len(parts) not in (2, 3):
-            raise DuplexError(f"{root / path} does not lie in {FORMS}; move it or list the images in a table")
+            raise DuplexError(f"{root / path} does not follow {FORMS}; move it or list the images in a table")
         state, thing = parts[:2] if len(parts) == 3 else _pair(parts[0], root)
         rows.append((len(parts), path, state, thing))
     counts = {kind: len(names) for kind, names in tree.skipped.items()}

@@ -1,4 +1,4 @@
-"""Download of the three benchmarks to a data root in the layout that `czsl_layout` reads; a broken transfer resumes."""
+"""Download MIT-States, UT-Zappos and C-GQA in the layout that `czsl_layout` reads; a broken transfer resumes."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def download(name: str, root: Path, report: Callable[[str], None]) -> None:
 
 
 def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[str], None]) -> None:
-    """Download an archive to ROOT/.archives, unless it is there, and unpack it to `root`.
+    """Download a benchmark's archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`.
 
-    The sha256 of an archive is recorded when it is first unpacked, since none is published; another one is refused.
+    No sha256 of the archives is published. It is recorded when an archive is first unpacked; later, a file with another
+    sha256 is refused.
     """
     if all((root / name).exists() for name in archive.take):
         report(f"{', '.join(archive.take)}: already in {root}")
@@ -53,7 +54,10 @@ def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[st
 
 
 def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, report: Callable[[str], None]) -> None:
-    """Download from the first mirror that serves an archive; a web page in its place counts as a dead link."""
+    """Download an archive from the first of its URLs that serves it; raise `DuplexError` if none does.
+
+    A URL that serves something else, such as a web page, is skipped.
+    """
     for url in archive.urls:
         warning = "" if url.startswith("https:") else " (not encrypted: the file could be altered on the way)"
         report(f"downloading {url}{warning}")
@@ -92,7 +96,9 @@ def fetch(url: str, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DuplexError(f"{path.parent} cannot be made: {error.strerror}; choose another folder with --to") from error
+        raise DuplexError(
+            f"{path.parent} cannot be created: {error.strerror}; choose another folder with --to"
+        ) from error
     with sole_writer(path, "download"):
         partial = _PartialFile(url, path)
         size, stalls = partial.size(), 0
@@ -111,8 +117,10 @@ def fetch(url: str, path: Path) -> Path:
 
 
 class _PartialFile:
-    """The downloaded part of a file, and a record of its URL and version (ETag or date), so that another file's bytes
-    never continue it."""
+    """The downloaded part of a file, with a record of its URL and version (ETag or date).
+
+    The record keeps a resumed download from mixing two versions of a file.
+    """
 
     def __init__(self, url: str, path: Path) -> None:
         self.url = url
@@ -123,14 +131,17 @@ class _PartialFile:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def version(self) -> str:
-        """Return the version (ETag or date) of the downloaded part; "" if unknown or of another URL."""
+        """Return the version (ETag or date) of the downloaded part; "" if unknown or if the part is of another URL."""
         if not self.record.is_file():
             return ""
         url, _, version = self.record.read_text(encoding="utf-8", errors="replace").partition("\n")
         return version if url == self.url else ""
 
     def write(self, response: requests.Response, start: int, total: int | None) -> None:
-        """Write a response's body from byte `start` on, with a progress bar where stderr is a terminal."""
+        """Write the body of an HTTP response to the partial file from byte `start` on, and show a progress bar.
+
+        total: size of the complete file in bytes, for the progress bar; None if unknown.
+        """
         bar = tqdm(desc=self.path.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None)
         try:
             with self.path.open("ab" if start else "wb") as file, bar:

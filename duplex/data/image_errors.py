@@ -1,4 +1,4 @@
-"""Errors while reading images: those of the file and those of the machine."""
+"""Tell errors of an image file (missing, damaged) from errors of the machine that reads it (memory, disk)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ FILE_ERRORS = (  # error numbers for a file that is missing, forbidden, or of a 
 
 
 class MachineFault(DuplexError):
-    """An error of the machine, not of the image: too little memory, too many open files, a failing disk."""
+    """Raised if an image cannot be read because of the machine: little memory, too many open files, a failing disk."""
 
 
 def machine_fault(place: object, error: BaseException) -> MachineFault | None:
-    """Return the error to raise if reading the file `place` failed for a reason that is not the file's; None otherwise.
-    Errors of the operating system have a number; Pillow's own, about a file's content, have none."""
+    """Return a `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault.
+
+    An error of the operating system is judged by its number (errno); Pillow's errors about a file's content have none.
+
+    place: the file's name in the message.
+    error: the exception that reading raised.
+    """
     if isinstance(error, MemoryError):
         reason = "there was not enough memory"
     elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:

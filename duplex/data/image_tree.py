@@ -1,4 +1,4 @@
-"""The files below a data root: each folder is listed once, and links that lead out of the root raise an error."""
+"""Find the image files below a data root; links that lead out of the root raise an error."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def suffix_of(name: str) -> str:
 
 
 def describe_skipped(counts: Mapping[str, int]) -> str:
-    """Return the numbers of skipped files by kind, the most frequent first: `10 .heic, 2 without a suffix`."""
+    """Return the numbers of skipped files by kind as text, the most frequent first: `10 .heic, 2 without a suffix`."""
     common = Counter(counts).most_common(SHOWN)
     rest = sum(counts.values()) - sum(count for _, count in common)
     return ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
 
 
 class ImageTree:
-    """Image files below a root. Listings of folders are kept, so that checking 50,000 files lists each folder once."""
+    """Image files below a root folder. Each folder is listed only once, which makes checks of 50,000 files fast."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -42,7 +42,7 @@ class ImageTree:
         self._folders: dict[str, dict[str, bool]] = {}  # folder -> name of a file in it -> whether it stays inside
         self.skipped: dict[str, list[str]] = {}  # kind, such as a suffix -> paths skipped by the last `images`
         if not os.path.isdir(self._real):
-            raise DuplexError(f"{root} is not a folder")
+            raise DuplexError(f"the data root {root} is not a folder; correct its path")
 
     def has(self, path: str) -> bool:
         """Return whether a file exists at a path below the root; raise DuplexError for a link that leaves the root."""
@@ -55,8 +55,10 @@ class ImageTree:
         return inside is not None
 
     def images(self, *, refuse_links: bool = True) -> Iterator[str]:
-        """Yield the path of every image below the root, in a fixed order. Hidden names are ignored;
-        all other files but documents, and linked folders, are added to `skipped`.
+        """Yield the path of every image below the root, in a fixed order.
+
+        Hidden files and folders, and documents (such as .txt and .csv), are ignored. The paths of other files, and of
+        linked folders, are added to the attribute `skipped`.
 
         refuse_links: raise DuplexError for a link that leaves the root; otherwise it is added to `skipped`.
         """
@@ -111,5 +113,5 @@ class ImageTree:
     def _leaves(self, path: str) -> DuplexError:
         return DuplexError(
             f"{self.root / path} is a link that leaves the data root; put the files themselves there, "
-            "or make the folder it leads to the root"
+            "or set the data root to the folder that it leads to"
         )

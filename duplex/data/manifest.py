@@ -22,19 +22,19 @@ COLUMNS = ["image", "state", "object", "split"]
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
-    """Write a manifest, its rows in their order; equal rows give equal bytes on every machine."""
+    """Write a manifest (table of images) as CSV, row order kept; equal rows give equal bytes on every machine."""
     with replace_file(path) as scratch:
         scratch.write_bytes(manifest_bytes(frame))
 
 
 def manifest_bytes(frame: pd.DataFrame) -> bytes:
-    """Return the bytes of the file that stores a manifest."""
+    """Return the bytes of the CSV file that stores a manifest (table of images)."""
     text: str = frame[COLUMNS].to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
     return text.encode("utf-8")
 
 
 def read_manifest(path: Path) -> pd.DataFrame:
-    """Read and check a manifest. Every cell is text, so a state named `NA` or `1` stays as it is."""
+    """Read and check a manifest (table of images). Every cell is text, so a state named `NA` or `1` stays as it is."""
     command = f"`duplex prepare --dataset {path.parent.name}` writes it"
     if not path.is_file():
         raise DuplexError(f"{path} does not exist; {command}")
@@ -49,7 +49,7 @@ def read_manifest(path: Path) -> pd.DataFrame:
     for number, row in enumerate(cells, 1):
         place = f"{path}, row {number}"
         if len(row) != len(COLUMNS):
-            raise DuplexError(f"{place} has {len(row)} cells; a manifest has {len(COLUMNS)}")
+            raise DuplexError(f"{place} has {len(row)} cells, expected {len(COLUMNS)}; {command} again")
         if row[3] not in SPLITS:
             raise DuplexError(f"{place}: split {row[3]!r} is not one of {', '.join(SPLITS)}")
         if relative_path(row[0], place) != row[0]:
@@ -66,8 +66,13 @@ LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 t
 
 
 def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
-    """Raise DuplexError for a label that is too long, has control characters, or no word for the prompt; `place` names
-    the source."""
+    """Raise DuplexError for a state or object name that cannot be used in prompts and tables.
+
+    Such a name is too long, has control characters, or leaves no word for a prompt.
+
+    kind: "state" or "object".
+    place: name of the source in the message.
+    """
     for label in set(labels):
         if len(label) > LABEL_LIMIT:
             raise DuplexError(
@@ -77,13 +82,13 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
         if UNFIT.search(label):
             raise DuplexError(f"{place}: the {kind} {label!r} has a control or invalid Unicode character; correct it")
         if not prompt_name(label):
-            raise DuplexError(f"{place}: the {kind} {label!r} leaves no word for a prompt; rename it")
+            raise DuplexError(f"{place}: the {kind} {label!r} contains no word for a prompt; rename it")
 
 
 def relative_path(image: str, place: object) -> str:
-    """Return `image` as a path below the data root, without `.` and empty parts; raise DuplexError if it leaves it."""
+    """Return an image path without `.` and empty parts; raise DuplexError if it leads out of the data set's folder."""
     if UNFIT.search(image) or len(image) > PATH_LIMIT:
-        raise DuplexError(f"{place}: the image path {image[:80]!r} is not a file name")
+        raise DuplexError(f"{place}: the image path {image[:80]!r} is too long or not printable; rename the file")
     if image.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", image):
         raise DuplexError(f"{place}: the image path {image!r} is absolute; write it relative to the data root")
     parts = [part for part in image.split("/") if part not in ("", ".")]

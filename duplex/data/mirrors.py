@@ -1,4 +1,4 @@
-"""Download links, terms and citations of the three benchmarks; every link of the package is in this module."""
+"""Download links, terms and citations of MIT-States, UT-Zappos and C-GQA; all links of the package are here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Record which source a manifest was made from, and refuse a manifest whose source has changed since.
+"""Record what a data set's table of images was made from; if this source has changed, the table is refused.
 
-A record has the options of the source and a digest of its content: of the table, of the lists of a benchmark, or of the
-names in a folder. Images themselves are not read.
+The source is a table, a benchmark or a folder tree. A record has the source's options and a digest: of the table,
+of the benchmark's lists, or of the names in the folder. Images themselves are not read.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CONTENT = "content"  # key of the digest
 
 
 def source_record(source: SourceOptions, file: Path | None = None) -> Record:
-    """Return a source's options and the digest of its content.
+    """Return the record of a data set's source: its options, and a digest of its table, lists or file names.
 
-    file: record that `write_source` wrote. The digest in it is used if the source is not on this machine, for example
-        if only its features were copied here.
+    file: an earlier record of the source (`write_source`). Its digest is used if the source is not on this machine, for
+        example if only its features were copied here.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     digest = _content_digest(source)
@@ -36,14 +36,14 @@ def source_record(source: SourceOptions, file: Path | None = None) -> Record:
 
 
 def write_source(source: SourceOptions, file: Path) -> None:
-    """Write the record of a source as JSON."""
+    """Write a JSON record of a data set's source (options and content digest), by which later changes are noticed."""
     write_json(file, source_record(source))
 
 
 def require_prepared(source: SourceOptions, file: Path) -> None:
-    """Raise `DuplexError` if a source has changed since `duplex prepare` wrote its record `file`.
+    """Raise `DuplexError` if a data set's source has changed since `duplex prepare` wrote its record `file`.
 
-    Without this file nothing is checked: the manifest was not written by `duplex prepare`.
+    If there is no such file, nothing is checked: the table of images was not written by `duplex prepare`.
     """
     if not file.is_file():
         return
@@ -72,16 +72,16 @@ def _read_record(file: Path) -> Record:
 def _content_digest(source: SourceOptions) -> str | None:
     """Return a digest of the table, lists or file names that a data set is read from.
 
-    None for the drawn benchmark, or if the data set is not on this machine.
+    None for the drawn benchmark `shapes`, or if the data set is not on this machine.
     """
     if source.table is not None:
         return sha256(source.table) if source.table.is_file() else None
     if source.kind == "shapes" or not source.root.is_dir():
         return None
     if source.kind == "standard":
-        from duplex.data.czsl_layout import list_files
+        from duplex.data.czsl_layout import label_files
 
-        return _digest([sha256(path) for path in list_files(source.root) if path.is_file()])
+        return _digest([sha256(path) for path in label_files(source.root) if path.is_file()])
     return _digest(list(ImageTree(source.root).images(refuse_links=False)))
 
 

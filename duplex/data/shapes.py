@@ -43,7 +43,7 @@ HEAD, SLOPE, TAIL = 240, 0.7, 8  # training images of the r-th pair: max(TAIL, H
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
-    """Return the manifest of the drawn benchmark `shapes`.
+    """Return the manifest (table of images) of the drawn benchmark `shapes`.
 
     scale: share in (0, 1] of the images of each pair to list; at least one image remains."""
     if not 0 < scale <= 1:
@@ -62,8 +62,10 @@ def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
 
 
 def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Return disjoint lists: training pairs (most frequent first), unseen pairs of val, unseen pairs of test. Training
-    has every state and object."""
+    """Draw three disjoint lists of (state, object) pairs: those of training, unseen ones of val, unseen ones of test.
+
+    Training pairs are sorted by frequency, the most frequent first; together they have every state and object.
+    """
     states, objects = rng.permutation(STATES).tolist(), rng.permutation(OBJECTS).tolist()
     # Two rounds along diagonals: each state and each object is in at least two training pairs.
     rounds = max(len(states), len(objects))
@@ -76,9 +78,12 @@ def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]
 
 
 def _table(listed: dict[str, list[tuple[Pair, int]]], scale: float) -> pd.DataFrame:
-    """Return the manifest's rows, sorted; the images of a pair are numbered across splits, so that names are unique.
+    """Return a table of images with the wanted number of images per pair, sorted within each split.
+
+    Images of a pair are numbered across splits, so that names are unique.
 
     listed: split -> (pair, number of images) of each pair.
+    scale: factor on all numbers of images.
     """
     used: dict[Pair, int] = {}
     rows = []
@@ -92,7 +97,7 @@ def _table(listed: dict[str, list[tuple[Pair, int]]], scale: float) -> pd.DataFr
 
 
 def draw(image: str, seed: int = SEED) -> Image.Image:
-    """Draw the image of a file name such as `striped_heart/0007.png`."""
+    """Draw the `shapes` image that belongs to a file name such as `striped_heart/0007.png`."""
     state, _, kind = Path(image).parent.name.partition("_")
     if state not in STATES or kind not in OBJECTS:
         raise DuplexError(
@@ -102,10 +107,10 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
 
 
 def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
-    """Draw the images of a manifest that are missing below `root` or damaged; return their number.
+    """Draw the images in a `shapes` table that are missing below `root` or damaged; return their number.
 
     Images drawn with another seed or by other code are drawn again. A file appears complete or not at all. Raise
-    DuplexError if `root` holds other images.
+    DuplexError if `root` holds images from elsewhere.
     """
     stamp, wanted = root / STAMP, _stamp(seed)
     current = stamp.is_file() and stamp.read_text(encoding="utf-8", errors="replace") == wanted
@@ -127,7 +132,7 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
 
 
 def _stamp(seed: int) -> str:
-    """Return the seed and a hash of the code that draws images."""
+    """Return text with the seed and a hash of the code that draws images; if it changes, images are drawn again."""
     digest = hashlib.sha256(inspect.getsource(draw).encode())
     for path in sorted(Path(synthetic.__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())

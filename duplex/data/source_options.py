@@ -17,7 +17,10 @@ Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Shares of the pairs and images that a split holds out; raises UsageError unless they lie between 0 and 1."""
+    """Shares of pairs and images that a random split holds out for validation and test.
+
+    Raises UsageError unless the shares are above 0, and those of pairs and of images each have a sum below 1.
+    """
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
@@ -37,7 +40,7 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Kind and location of a data set, and how it is split."""
+    """Kind (folder, table, benchmark or drawn) and location of a data set, and how it is split."""
 
     kind: Kind
     root: Path  # folder that image paths are relative to

@@ -1,4 +1,4 @@
-"""Compositional splits for data without one.
+"""Make random compositional splits (train, val and test) of data sets that have none.
 
 Some pairs are held out as unseen; images of the other pairs are divided as well, so that validation and test have seen
 and unseen pairs. Every state and every object stays in training.
@@ -19,16 +19,19 @@ from duplex.errors import DuplexError
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The split (train, val or test) of each row of a data set."""
+    """The split (train, val or test) of each row of a data set, and how many of the wanted unseen pairs it lacks."""
 
     split: pd.Series  # train, val or test for each row, in the rows' order
     short: int  # number of unseen pairs below the requested one
 
 
 def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
-    """Split rows of (image, state, object); the result depends on the seed and not on the order of the rows.
+    """Assign rows of (image, state, object) to train, val and test at random.
 
-    Raise DuplexError if fewer than two pairs can be held out; `place` names the data in the message.
+    The result depends on the seed and not on the order of the rows. Raise DuplexError if fewer than two pairs can be
+    held out.
+
+    place: name of the data in the message.
     """
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
@@ -60,11 +63,11 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
 def split_by_content(
     frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
 ) -> SplitResult:
-    """Split rows like `make_split`, with all images of one content and pair in the same split.
+    """Assign rows to train, val and test like `make_split`, but keep images of equal content in one split.
 
-    Images of one content with different pairs are moved to one split, that of the held-out pair or else training. They
-    stay apart if a seen pair would lose its last training image, or if two of the pairs are held out for different
-    splits; `duplex data check` reports such images.
+    Images of equal content that are labelled with different pairs go to the split of the held-out pair, or else to
+    training. They stay apart if a seen pair would lose its last training image, or if two of the pairs are held out for
+    different splits; `duplex data check` reports such images.
 
     contents: key of each row's image, equal for images of equal content. If all keys differ, the result is that of
         `make_split`.
@@ -82,13 +85,19 @@ def split_by_content(
 
 
 def _in_two_splits(rows: pd.DataFrame) -> list[str]:
-    """Return the contents (keys) whose images are in several splits."""
+    """Return the content keys (equal for images of equal content) whose images are in several splits."""
     counts = rows.groupby("content")["split"].nunique()
     return list(counts.index[counts > 1])
 
 
 def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
-    """Move the rows `same`, of one content, to one split, unless a seen pair would lose its last training image."""
+    """Move images of equal content to one split, by changing the column `split` of `rows`.
+
+    Nothing is moved if a seen pair would lose its last training image, or if two pairs of these images are held out for
+    different splits.
+
+    same: the rows of these images.
+    """
     pairs = list(zip(rows["state"], rows["object"], strict=True))
     training = Counter(pair for pair, split in zip(pairs, rows["split"], strict=True) if split == "train")
     held_out = {rows["split"][row] for row in same.index if not training[pairs[row]]}
@@ -101,7 +110,10 @@ def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
 
 
 def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]]:
-    """Return the first pairs, at most `wanted`, whose state and object still occur in pairs that are not held out."""
+    """Return up to `wanted` pairs to hold out as unseen, the first ones of `pairs` that may be held out.
+
+    A pair may be held out if its state and its object each stay in another pair that is not held out.
+    """
     left: dict[tuple[str, str], int] = {}  # (state or object, name) -> pairs that remain
     for state, thing in pairs:
         for key in (("state", state), ("object", thing)):
@@ -117,9 +129,11 @@ def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]
 
 
 def _divide(sizes: list[tuple[tuple[str, str], int]], options: SplitOptions) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return (number in val, number in test) of images for each seen pair; each pair keeps one image in training.
+    """Return how many images of each seen pair go to validation and to test: pair -> (number in val, number in test).
 
-    Fractions of an image are carried to the next pair, so that the shares also hold for pairs with few images.
+    At least one image of each pair stays in training. Fractions of an image are carried to the next pair, so that the
+    shares also hold for pairs with few images.
+
     sizes: (pair, number of images) of each seen pair.
     """
     owed = {"val": 1.0, "test": 1.0}  # 1: the first pair with enough images gives one to each

@@ -1,4 +1,4 @@
-"""Statistics of a data set, as in the paper's table, and the published ones of the three benchmarks."""
+"""Count the states, objects, pairs and images of a data set; compare with the counts that benchmarks publish."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duplex.labels import GROUPS, SPLITS, LabelSpace, frequency_groups
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """Numbers of pairs and images of a split."""
+    """Numbers of seen pairs, unseen pairs and images of a split."""
 
     seen: int  # listed pairs that are in training
     unseen: int  # listed pairs that are not
@@ -42,7 +42,7 @@ class DatasetStatistics:
 
 
 def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> DatasetStatistics:
-    """Count the listed pairs of a data set, and its images if there is a manifest."""
+    """Count the listed pairs of a data set, and its images if there is a table of them (manifest)."""
     seen = labels.seen
     shares: dict[str, dict[str, float]] | None = None
     images: dict[str, int | None] = dict.fromkeys(SPLITS)
@@ -63,7 +63,10 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Data
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """Return statistics as text: counts in the columns of the paper's table, then the shares of images per group."""
+    """Return a data set's statistics as text: a table of its counts, and the share of images in each frequency group.
+
+    Groups of compositions are head, medium, tail (by number of training images) and unseen.
+    """
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train, val, test = (stats.splits[split] for split in SPLITS)
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]
@@ -82,7 +85,10 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def _published(states: int, objects: int, **splits: tuple[int, int, int]) -> DatasetStatistics:
-    """Make the statistics of a published data set; `splits`: numbers of seen pairs, unseen pairs and images."""
+    """Make the statistics of a published data set from its printed counts.
+
+    splits: numbers of seen pairs, unseen pairs and images of each split.
+    """
     counts = {split: SplitCounts(*numbers) for split, numbers in splits.items()}
     return DatasetStatistics(states, objects, counts, None)
 
@@ -97,7 +103,10 @@ PUBLISHED_COUNTS = {
 
 
 def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
-    """Return one line per count that differs from the published one; none for a data set without published counts."""
+    """Return one line per count of a data set that differs from the published count.
+
+    The list is empty for a data set without published counts.
+    """
     published = PUBLISHED_COUNTS.get(name)
     if published is None:
         return []

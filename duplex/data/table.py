@@ -1,4 +1,4 @@
-"""Tables as data sets: CSV or Parquet with the columns image, state, object and optionally split."""
+"""Read tables that list a data set: CSV or Parquet with the columns image, state, object and optionally split."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_table(path: Path, optional: Collection[str] = ()) -> pd.DataFrame:
 
 
 def _columns(header: list[str], path: Path, optional: Collection[str]) -> list[str]:
-    """Return the names of the columns to read, in a fixed order; further columns are ignored.
+    """Return the names of a table's columns to read, in a fixed order; other columns are ignored.
 
     Raise `DuplexError` for a column that is missing, repeated or misspelt.
     """
@@ -64,10 +64,12 @@ def _columns(header: list[str], path: Path, optional: Collection[str]) -> list[s
 
 
 def refuse_misspelt(header: Iterable[object], place: str, optional: Collection[str] = ()) -> None:
-    """Raise `DuplexError` for a column that would be ignored although it seems to be one that the table lacks.
+    """Raise `DuplexError` for a column, otherwise ignored, whose name looks like a misspelling of a missing column.
 
-    Such columns are `Split`, `splits` and `set` in a table without `split`. `place` names the table. optional: further
-    columns that the table may have.
+    Examples are `Split`, `splits` and `set` in a table without `split`.
+
+    place: name of the table in the message.
+    optional: further columns that the table may have.
     """
     names = [str(name) for name in header]
     lacking = [name for name in (*NEEDED, "split", *optional) if name not in names]
@@ -81,7 +83,10 @@ def refuse_misspelt(header: Iterable[object], place: str, optional: Collection[s
 
 
 def _checked(columns: list[str], place: str, cells: list[Any]) -> list[str]:
-    """Return a row's cells without surrounding spaces; raise DuplexError unless they are text and have values."""
+    """Return a table row's cells without surrounding spaces; raise DuplexError unless all are valid text.
+
+    A row needs an image path inside the data root, a state and an object; a split may be empty.
+    """
     values = []
     for name, cell in zip(columns, cells, strict=True):
         value = "" if cell is None and name not in NEEDED else cell
@@ -96,7 +101,10 @@ def _checked(columns: list[str], place: str, cells: list[Any]) -> list[str]:
 
 
 def _csv(path: Path, optional: Collection[str]) -> tuple[list[str], Iterable[Row]]:
-    """Read CSV with commas, semicolons or tabs, whichever is most frequent in the header."""
+    """Return the names of the wanted columns of a CSV file, and for each row its file and line as text, and its cells.
+
+    Cells are separated by commas, semicolons or tabs, whichever is most frequent in the header.
+    """
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     delimiter = max(",;\t", key=first.count)
@@ -124,7 +132,7 @@ def _parquet(path: Path, optional: Collection[str]) -> tuple[list[str], Iterable
     try:
         from pyarrow import ArrowException, BufferReader, parquet
     except ImportError as error:
-        raise UsageError(f"{path} needs the extra: {install_command('parquet')}; or save it as .csv") from error
+        raise UsageError(f"to read {path}, run {install_command('parquet')}, or save it as .csv") from error
 
     source = BufferReader(read_bytes(path))  # of a Python file, Arrow's threads abort the program at its exit
     try:

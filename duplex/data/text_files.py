@@ -1,4 +1,4 @@
-"""Text files in UTF-8 or UTF-16 with any line ends."""
+"""Read text files in UTF-8 or UTF-16 with any line ends."""
 
 from __future__ import annotations
 

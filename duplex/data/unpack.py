@@ -1,4 +1,4 @@
-"""Unpacking of untrusted archives: only wanted parts, below one folder, up to a limit of bytes."""
+"""Unpacking of untrusted archives: only wanted files, below one folder, up to a limit of bytes."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def is_archive(path: Path) -> bool:
 
 
 def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit: int) -> None:
-    """Unpack the wanted parts of an archive to `root`; each part appears complete or not at all.
+    """Unpack the wanted files and folders of an archive to `root`; each appears complete or not at all.
 
-    take: name of a part below `root` -> its possible names in the archive.
+    take: name of a file or folder below `root` -> its possible names in the archive.
     limit: most bytes that may be unpacked; checked while unpacking, whatever sizes the archive states.
     """
     staging = root / f".{archive.name}.partial"
@@ -51,7 +51,7 @@ def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit
         parts = _write_parts(archive, take, staging, limit)
         missing = [name for name in take if name not in parts]
         if missing:
-            raise DuplexError(f"{archive} holds no {take[missing[0]][0]!r}; it is not the archive it should be")
+            raise DuplexError(f"{archive} lacks {take[missing[0]][0]!r}; delete it and get the published archive")
         for name in take:
             if not (root / name).exists():
                 (staging / name).rename(root / name)
@@ -64,7 +64,7 @@ def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit
 
 
 def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Path, limit: int) -> set[str]:
-    """Write the wanted files of an archive below `staging`; return the names of the parts that it holds."""
+    """Write the wanted files of an archive below `staging`; return which wanted files and folders it contains."""
     parts: set[str] = set()
     left = limit
     with _members(archive) as (members, total):
@@ -73,7 +73,7 @@ def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Pa
             if place is None:
                 continue
             if not member.regular:
-                raise DuplexError(f"{archive}: {member.name!r} is a link or a device, not a file")
+                raise DuplexError(f"{archive}: {member.name!r} is a link or a device; get the published archive")
             target = staging.joinpath(*place)
             target.parent.mkdir(parents=True, exist_ok=True)
             left -= _copy(member, target, left, archive, limit)
@@ -84,30 +84,40 @@ def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Pa
 def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: int) -> int:
     """Copy an archive member to `target` and return its size; raise `DuplexError` beyond `left` bytes.
 
-    Bytes are counted while copying, since the sizes that an archive states may be false. `limit`: for the message.
+    Bytes are counted while copying, since the sizes that an archive states may be false.
+
+    limit: bytes allowed for the whole archive, for the message.
     """
     written, source = 0, member.open()
     if source is None:
-        raise DuplexError(f"{archive}: {member.name!r} is not a file")
+        raise DuplexError(f"{archive}: {member.name!r} is not a file; get the published archive")
     with source, target.open("wb") as file:
         while chunk := source.read(CHUNK):
             written += len(chunk)
             if written > left:
-                raise DuplexError(f"{archive} holds more than {limit:,} bytes, far beyond what is expected of it")
+                raise DuplexError(
+                    f"{archive} unpacks to more than {limit:,} bytes, far too many; get the published archive"
+                )
             file.write(chunk)
     return written
 
 
 def _safe(name: str, archive: Path) -> list[str]:
-    """Return the parts of the path of a file in an archive; raise DuplexError if it leads out of the folder."""
+    """Return the parts of the path of a file in an archive; raise DuplexError if it leads out of the target folder."""
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
-        raise DuplexError(f"{archive}: the name {name!r} leads out of the folder; nothing of it is unpacked")
+        raise DuplexError(
+            f"{archive}: {name!r} would be outside of the folder; nothing was unpacked; get the published archive"
+        )
     return [part for part in parts if part not in ("", ".")]
 
 
 def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] | None:
-    """Return the path below the root, in parts, to which an archive's file is unpacked; None for an unwanted file."""
+    """Return the path to which a file of an archive is unpacked, as parts below the target folder; None if not wanted.
+
+    parts: path of the file in the archive.
+    take: name of a wanted file or folder -> its possible names in the archive.
+    """
     for name, sources in take.items():
         for source in sources:
             depth = source.count("/") + 1

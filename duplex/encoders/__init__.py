@@ -30,7 +30,7 @@ TOWERS = ("both", "image", "text")
 
 @dataclass(frozen=True)
 class EncoderIdentity:
-    """All settings that an encoder's features depend on; a feature cache stores them and is checked against them."""
+    """Everything that an encoder's features depend on (name, weights, precision, …); each feature cache stores it."""
 
     encoder: str  # name
     architecture: str  # hash of the architecture's options
@@ -48,7 +48,7 @@ class EncoderIdentity:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
-        """Return the encoder identity stored in a dict by `to_dict`; other keys of the dict are ignored."""
+        """Return the encoder identity stored in the dict `record` by `to_dict`; other keys of the dict are ignored."""
         values = {field.name: record[field.name] for field in fields(cls) if field.name not in ("dim", "code")}
         return cls(**values, dim=int(record["dim"]), code=record.get("code"))
 
@@ -104,13 +104,16 @@ def load_encoder(
 
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
-    """Return the `EncoderIdentity` of an encoder without building the encoder."""
+    """Return an encoder's `EncoderIdentity` (what its features depend on), without building the encoder."""
     require(precision, PRECISIONS, "precision")
     return _find(name, weights)[1].identity(precision)
 
 
 def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]:
-    """Return the family of an encoder and where its weights are; for a plug-in family also the hash of its code."""
+    """Return an encoder's family, and its source (architecture, preprocessing and weights file).
+
+    For a plug-in family, the source also gets the hash of the plug-in's code.
+    """
     family, code = find_family(name), family_code(name)
     source = family.find(name, weights)
     return family, source if code is None else replace(source, code=code)

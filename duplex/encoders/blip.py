@@ -39,7 +39,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
 class BlipFamily(EncoderFamily):
-    """The encoder family `blip`: names `blip:FOLDER`, or `blip:OWNER/MODEL` on the Hugging Face hub."""
+    """Encoder family of BLIP models, named `blip:FOLDER`, or `blip:OWNER/MODEL` on the Hugging Face hub."""
 
     usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 
@@ -146,7 +146,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise DuplexError(f"BLIP needs the transformers library: {install_command('blip')}") from error
+        raise DuplexError(f"BLIP needs the transformers library; run {install_command('blip')}") from error
     return transformers
 
 

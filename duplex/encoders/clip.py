@@ -19,7 +19,7 @@ from duplex.system.precision import float32_arithmetic
 
 
 class ClipFamily(EncoderFamily):
-    """The encoder family of all open_clip architectures, and of folders and hub repositories in open_clip's format."""
+    """Encoder family of all open_clip architectures, and of folders and hub repositories in open_clip's format."""
 
     usage = "local-dir:FOLDER and hf-hub:OWNER/NAME of open_clip"
 
@@ -58,7 +58,7 @@ class ClipEncoder(FrozenEncoder):
         return build_model(source)
 
     def tokenizer(self, source: EncoderSource) -> Any:
-        """Return the tokenizer of the text tower; None for CLIP's own."""
+        """Return open_clip's tokenizer for a model; None in subclasses that use CLIP's byte-pair tokenizer."""
         return open_clip.get_tokenizer(source.name if source.folder is None else f"local-dir:{source.folder}")
 
     @torch.inference_mode()
@@ -70,8 +70,10 @@ class ClipEncoder(FrozenEncoder):
 
     @torch.inference_mode()
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features [B, d] and patch tokens [B, T, w] of images, float32. Tokens are outputs of the last block;
-        in a convolutional tower, cells of the last feature map."""
+        """Return the features [B, d] and patch tokens [B, T, w] of images, both float32.
+
+        Tokens are outputs of the last block; in a convolutional tower, cells of the last feature map.
+        """
         if hasattr(self.visual, "trunk"):
             with float32_arithmetic(self.precision):
                 cells = self.visual.trunk.forward_features(self.normalise(pixels))

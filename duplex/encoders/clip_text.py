@@ -1,7 +1,8 @@
-"""The text tower of an open_clip model: text features of prompts of token embeddings (the paper's Eq. 2 and 7).
+"""The text tower of an open_clip model: features of prompts of token embeddings (the Duplex paper's Eq. 2 and 7).
 
-Prompts are encoded as a `PromptTree`: matrix products run once per distinct prefix, attention runs over each prefix's
-ancestors, and the last layer runs for each prompt's end token alone. `docs/text.md` has the derivation and timings.
+Prompts are encoded as a prefix tree (`PromptTree`): matrix products run once per distinct prefix, attention runs over
+each prefix's ancestors, and the last layer runs for each prompt's end token alone. `docs/text.md` has the derivation
+and timings.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ QUICK = 1.702  # QuickGELU's constant
 class ClipTextTower:
     """A frozen `TextTower` made of the text part of an open_clip model.
 
-    `tokenizer` is CLIP's own unless given; `precision` is that of matrix products (norms and positions are float32).
+    tokenizer: None for CLIP's byte-pair tokenizer.
+    precision: number format of matrix products (norms and positions are float32).
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
@@ -80,7 +82,7 @@ class ClipTextTower:
         return features
 
     def _shared(self, layout: TreeLayout, lexicon: Tensor, checkpoint: bool) -> Tensor:
-        """Return the features [P, dim] of a tree's `P` prompts, computing every distinct prefix once."""
+        """Return the text features [P, dim] of the P prompts in a prefix tree, computing every distinct prefix once."""
         x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
         x = x + self.parts.positions[layout.entry_depths]  # [E, width]
         for block, plan in zip(self.parts.blocks, layout.layers, strict=True):
@@ -91,7 +93,10 @@ class ClipTextTower:
         return F.embedding(layout.ends, self.parts.finish(x))
 
     def _layer(self, block: Any, x: Tensor, plan: AttentionPlan) -> Tensor:
-        """Return a transformer block's output [Q, width] at `plan`'s queries, from the hidden states `x` [R, width]."""
+        """Run a transformer block on hidden states `x` [R, width]; return the outputs [Q, width] of Q tokens.
+
+        plan: index tensors of the attention, which list the Q tokens (queries) and the tokens that each attends to.
+        """
         dtype, attention = self.parts.dtype, block.attn
         states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
         o = attention.out_proj(attend(states, plan))
@@ -102,7 +107,7 @@ class ClipTextTower:
         return output
 
     def _layout(self, tree: PromptTree, device: torch.device) -> TreeLayout:
-        """Return the index tensors of a prompt tree, built once per tree and device."""
+        """Return the index tensors by which a prefix tree of prompts is encoded; built once per tree and device."""
         layouts = self._layouts.setdefault(tree, {})
         if device not in layouts:
             layouts[device] = TreeLayout.of(tree, len(self.parts.blocks), self.parts.heads, device)
@@ -113,7 +118,7 @@ class ClipTextTower:
         if lexicon.ndim != 2 or lexicon.shape[1] != self.width:
             raise DuplexError(f"token embeddings {tuple(lexicon.shape)} do not fit a text tower of width {self.width}")
         if row >= len(lexicon):
-            raise DuplexError(f"a prompt needs row {row} of a lexicon of {len(lexicon)} rows")
+            raise DuplexError(f"a prompt uses token embedding {row}; expected one from 0 to {len(lexicon) - 1}")
 
 
 def encode_separately(
@@ -121,7 +126,7 @@ def encode_separately(
 ) -> Tensor:
     """Return the text features [P, dim] of prompts, each encoded by itself in the tower's own blocks.
 
-    sequences: index in `lexicon` of each prompt's tokens [P, L], padded with -1.
+    sequences: row in `lexicon` (the table of token embeddings) of each prompt's tokens [P, L], padded with -1.
     padding: embedding `[width]` of the padding token, to fill prompts up to the context length as the model's
         tokenizer does; None to fill them up to the longest, enough in a causal tower pooled at the end token.
     checkpoint: whether to recompute blocks in the backward pass.
@@ -152,7 +157,10 @@ def encode_separately(
 
 
 def _mask(parts: TextParts, real: Tensor, x: Tensor) -> Tensor | None:
-    """Return the mask that is added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too."""
+    """Return the mask that is added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too.
+
+    None if every token attends to every other. P: number of prompts. L: tokens per prompt.
+    """
     length = x.shape[1]
     mask = None if parts.mask is None else parts.mask[:length, :length].to(x)
     if parts.cls is None and not parts.mask_padding:
@@ -173,8 +181,11 @@ def _single(ids: tuple[int, ...], name: str) -> int:
 
 
 def _mlp(mlp: Any, h: Tensor) -> Tensor:
-    """Return the output [n, width] of a block's MLP. QuickGELU, `x σ(1.702 x)`, is computed as `silu(z) / 1.702` with
-    `z = 1.702 x`: one pass and one tensor saved for the gradient; open_clip's code takes three of each."""
+    """Return the output [n, width] of the MLP of a transformer block.
+
+    QuickGELU, `x σ(1.702 x)`, is computed as `silu(z) / 1.702` with `z = 1.702 x`: one pass and one tensor saved for
+    the gradient; open_clip's code takes three of each.
+    """
     if type(mlp.gelu).__name__ != "QuickGELU":
         output: Tensor = mlp(h)
         return output

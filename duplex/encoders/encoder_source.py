@@ -21,7 +21,10 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """The architecture, preprocessing and weights file of an encoder; raises DuplexError if the file does not exist."""
+    """The architecture, preprocessing and weights file from which an encoder is built.
+
+    Raises DuplexError if the weights file does not exist.
+    """
 
     name: str
     architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
@@ -33,14 +36,17 @@ class EncoderSource:
 
     def __post_init__(self) -> None:
         if self.seed is None and not self.weights.is_file():
-            raise DuplexError(f"{self.weights} does not exist; the encoder's weights are read from it, never made up")
+            raise DuplexError(f"{self.weights} does not exist; expected the file of the encoder's weights")
 
     @property
     def dim(self) -> int:
         return int(self.architecture["embed_dim"])
 
     def identity(self, precision: str) -> EncoderIdentity:
-        """Return this encoder's `EncoderIdentity` at a precision; the weights file is hashed once per process."""
+        """Return this encoder's `EncoderIdentity` (what its features depend on) at a precision, such as "bf16".
+
+        The weights file is hashed once per process.
+        """
         return EncoderIdentity(
             encoder=self.name,
             architecture=config_hash(self.architecture, 16),
@@ -75,20 +81,23 @@ def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
 
 
 def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
-    """Raise DuplexError if the content of the JSON file `path` lacks a key."""
+    """Raise DuplexError if `config`, the content of the JSON file `path`, lacks one of `keys`."""
     missing = [key for key in keys if not isinstance(config, dict) or key not in config]
     if missing:
         raise DuplexError(f"{path} lacks the key {missing[0]!r}; an encoder cannot be built without it")
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError unless `weights` is None or `own`, the tag of the weights that come with an encoder."""
+    """Raise UsageError if weights are named for an encoder whose weights are fixed.
+
+    weights: as the user named them; allowed are None and `own`, the tag of the encoder's weights.
+    """
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a weights file by name; raise DuplexError for any other file."""
+    """Return the tensors of a weights file by name; raise DuplexError if the file cannot be read as weights."""
     try:
         state: dict[str, Tensor] = load_state_dict(str(path))
     except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files

@@ -1,4 +1,4 @@
-"""Encoder families by name: entry points of the group `duplex.encoders`, built-in and third-party.
+"""Encoder families (CLIP, timm, …) by name: entry points of the group `duplex.encoders`, built-in and third-party.
 
 An encoder's name is `FAMILY:REST` (`timm:resnet18`) or a family's own name (`tiny`); every other name belongs to the
 family `clip`. A distribution adds a family with a subclass of `EncoderFamily` and one line of its metadata:
@@ -29,7 +29,7 @@ DEFAULT = "clip"  # the family of names that no other family claims
 
 @dataclass(frozen=True)
 class MissingWeights:
-    """Published weights that would have to be downloaded."""
+    """Published weights that are not on disk: the URL to download them from, and their size."""
 
     address: str  # URL of the download
     size: int | None  # bytes, estimated; None where unknown
@@ -37,7 +37,7 @@ class MissingWeights:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """An encoder as `duplex encoders list` shows it."""
+    """An encoder as `duplex encoders list` shows it: name, width of features, published weights."""
 
     name: str
     dim: int  # width of the features
@@ -62,33 +62,36 @@ class EncoderFamily(ABC):
 
     @abstractmethod
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
-        """Build the frozen encoder of a source; `towers` is "both", "image" or "text"."""
+        """Build the frozen encoder that `source` describes (architecture, preprocessing, weights file).
+
+        towers: "both", "image" or "text".
+        """
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
-        """Return the weights that `find` would download, without downloading; None if they are on disk or unknown."""
+        """Return the weights that loading an encoder would download; None if they are on disk or unknown."""
         return None
 
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
-        """Return the distinct words in `texts` that the text tower has no embedding for."""
+        """Return the distinct words in `texts` that the text towers of this family have no embedding for."""
         return []
 
     def catalog(self) -> list[CatalogEntry]:
-        """Return this family's encoders for `duplex encoders list`."""
+        """Return the encoders of this family that `duplex encoders list` shows."""
         return []
 
 
 def family_module(encoder: str) -> str:
-    """Return the name of the module that defines an encoder's family, without importing it."""
+    """Return the name of the module that defines the family of an encoder (given by name), without importing it."""
     return module_of(_entry_point(encoder))
 
 
 def family_code(encoder: str) -> str | None:
-    """Return the hash of the code of an encoder's family; None for a family of this package."""
+    """Return the hash of the code of an encoder's family if it is from a plug-in; None for a family of this package."""
     return plugin_hash(family_module(encoder))
 
 
 def find_family(encoder: str) -> EncoderFamily:
-    """Return the family of the encoder with this name."""
+    """Return the encoder family that the encoder named `encoder` belongs to."""
     require_type(encoder, str, "encoder")
     return _load(_entry_point(encoder))
 

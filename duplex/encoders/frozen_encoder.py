@@ -1,4 +1,4 @@
-"""The base class of encoders: pixels, their normalisation, and access to the towers."""
+"""The base class of encoders: image transform, normalisation of pixels, and access to the image and text towers."""
 
 from __future__ import annotations
 
@@ -83,16 +83,19 @@ class FrozenEncoder:
         return self._text
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Return the features [B, d] of pixels [B, 3, R, R] uint8: float32, not L2-normalised."""
+        """Return the features [B, d] of images given as uint8 pixels [B, 3, R, R]: float32, not L2-normalised."""
         return self.encode_patches(pixels)[0]
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images' features [B, d] and patch tokens of the last layer [B, T, w], both float32."""
+        """Return the features [B, d] and the last layer's patch tokens [B, T, w] of images, both float32.
+
+        pixels: [B, 3, R, R] uint8.
+        """
         raise NotImplementedError
 
     @property
     def patch_shape(self) -> tuple[int, int]:
-        """Shape (T, w) of one image's patch tokens, found by encoding a blank image."""
+        """Number and width (T, w) of one image's patch tokens, found by encoding a blank image."""
         _, count, width = self.encode_patches(self.image_transform(Image.new("RGB", (8, 8)))[None])[1].shape
         return count, width
 

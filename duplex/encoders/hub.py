@@ -1,4 +1,4 @@
-"""Find the files of published weights on this disk, or download them; without a network this fails within seconds."""
+"""Find the files of published weights on disk, or download them; without a network, raise an error within seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the 
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Return the file of published weights, given as an entry of open_clip's table; None if it is not on disk."""
+    """Return the path of published weights if they are on this disk, else None.
+
+    published: an entry of open_clip's table of published weights.
+    """
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -30,7 +33,7 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Return the first of the files `names` of a Hugging Face repository that is on disk; None if none is."""
+    """Return the path of the first of the files `names` of a Hugging Face repository that is on disk, or None."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -39,13 +42,19 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def download_address(published: dict[str, Any]) -> str:
-    """Return the URL from which published weights would be downloaded."""
+    """Return the URL from which published weights would be downloaded.
+
+    published: an entry of open_clip's table of published weights.
+    """
     owner, names = _repository(published)
     return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """Return the file of published weights, downloading it if necessary; `what` names the weights in messages."""
+    """Return the path of published weights, downloading them if necessary.
+
+    published: an entry of open_clip's table of published weights. what: name of the weights in error messages.
+    """
     if file := weights_on_disk(published):
         return file
     owner, names = _repository(published)
@@ -53,7 +62,10 @@ def fetch_weights(published: dict[str, Any], what: str) -> Path:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
-    """Return the first of the files `names` that a Hugging Face repository holds, downloading it if necessary."""
+    """Return the path of the first of the files `names` in a Hugging Face repository, downloading it if necessary.
+
+    owner: the repository, OWNER/NAME. what: name of the weights in error messages.
+    """
     if file := hub_file_on_disk(owner, names):
         return file
     _check_reachable(hf_hub_url(owner, names[0]), what)
@@ -68,7 +80,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
 
 
 def download_error(what: str, error: BaseException) -> DuplexError:
-    """Return the error to raise if the weights named `what` cannot be downloaded."""
+    """Return the error to raise if weights cannot be downloaded; `what` names the weights in its message."""
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(
@@ -78,7 +90,7 @@ def download_error(what: str, error: BaseException) -> DuplexError:
 
 
 def _fetch_url(published: dict[str, Any], what: str) -> Path:
-    """Download weights with open_clip, which checks some hashes; never leave an incomplete file."""
+    """Download weights from a URL with open_clip, which checks some hashes; never leave an incomplete file."""
     folder = DOWNLOADS.expanduser()
     _check_reachable(published["url"], what)
     try:
@@ -91,13 +103,13 @@ def _fetch_url(published: dict[str, Any], what: str) -> Path:
 
 
 def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the Hugging Face repository and the possible file names of published weights; "" if they are elsewhere."""
+    """Return the Hugging Face repository of published weights ("" if they have none), and possible file names."""
     owner, _, file = published.get("hf_hub", "").rpartition("/")
     return owner, (file,) if file else WEIGHTS
 
 
 def _check_reachable(url: str, what: str) -> None:
-    """Raise DuplexError unless the server responds to one request; the hub's own client retries for a minute."""
+    """Raise DuplexError unless a URL's server responds to one request; the hub's own client retries for a minute."""
     if _offline():
         raise download_error(what, OSError("no network is used"))
     import requests
@@ -109,7 +121,7 @@ def _check_reachable(url: str, what: str) -> None:
 
 
 def is_reachable(url: str) -> bool:
-    """Whether the server of a URL responds; False if HF_HUB_OFFLINE is set."""
+    """Return whether the server of a URL responds; False if HF_HUB_OFFLINE is set."""
     try:
         _check_reachable(url, url)
     except DuplexError:

@@ -26,7 +26,7 @@ TowerBlocks = list[nn.Sequential]
 
 @dataclass(frozen=True)
 class TowerLayout:
-    """Access to the image towers of one architecture: their blocks and the layers after the last block."""
+    """Access to the parts of image towers of one architecture: the blocks, and the layers after the last block."""
 
     blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
     end: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> output of the tower [B, w]
@@ -49,7 +49,10 @@ class LastBlocks:
 
 
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
-    """Return the last `count` blocks of an encoder's image tower; raise UsageError if that is impossible."""
+    """Return the last `count` blocks of an encoder's image tower, and the layers after them.
+
+    Raises UsageError if the tower has fewer blocks or an unknown architecture.
+    """
     trunk, layout = _trunk(encoder)
     blocks, rest = _select(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
@@ -58,7 +61,7 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 @contextmanager
 def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
-    """Yield a list that collects the input of the last `count` blocks whenever the encoder encodes images.
+    """Yield a list that collects the activations entering the last `count` blocks whenever the encoder encodes images.
 
     Collection ends with the `with` block. For a count of 0, the list stays empty.
     """
@@ -74,7 +77,10 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
-    """Return the shape of one image's block input, (T, w) or (C, H, W), found by encoding a blank image."""
+    """Return the shape of one image's activations that enter the last `count` blocks: (T, w) or (C, H, W).
+
+    The shape is found by encoding a blank image.
+    """
     from PIL import Image
 
     with capture_block_input(encoder, count) as inputs:
@@ -83,7 +89,7 @@ def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
 
 
 def require_blocks(encoder: Any, count: int) -> None:
-    """Raise UsageError if an encoder's image tower has fewer than `count` blocks."""
+    """Raise UsageError if an encoder's image tower has fewer than `count` blocks, or an unknown architecture."""
     _select(encoder, count)
 
 
@@ -92,14 +98,14 @@ def _select(encoder: Any, count: int) -> TowerBlocks:
     blocks = layout.blocks(trunk)
     if not 1 <= count <= len(blocks):
         raise UsageError(
-            f"encoder {encoder.name!r} has {len(blocks)} blocks; its last {count} cannot be taken; set finetune.blocks "
+            f"encoder {encoder.name!r} has {len(blocks)} blocks; its last {count} were requested; set finetune.blocks "
             f"and block_inputs to 1–{len(blocks)}"
         )
     return blocks[len(blocks) - count :]
 
 
 def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
-    """Return the module that holds an image tower's blocks, and its layout.
+    """Return the module that holds the blocks of an encoder's image tower, and the `TowerLayout` to access them.
 
     Raises UsageError for an unknown architecture, which may run other steps between its blocks.
     """
@@ -115,7 +121,7 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
 
 
 def _layouts() -> dict[Any, TowerLayout]:
-    """Return the layout of each supported architecture, by the method of the tower's class that runs the blocks."""
+    """Return the `TowerLayout` (access to the blocks) per supported architecture, by the tower's forward function."""
     from timm.models import convnext, efficientnet, mobilenetv3, resnet, vision_transformer
 
     from duplex.encoders.openclip import ModifiedResNet, VisionTransformer
@@ -167,7 +173,7 @@ def _convnext(trunk: Any) -> TowerBlocks:
 
 
 def _without_blocks(trunk: Any) -> Any:
-    """Return a shallow copy of the tower without its blocks, so that they can be freed."""
+    """Return a shallow copy of an image tower without its blocks, so that the blocks can be freed."""
     rest = copy.copy(trunk)
     blocks = ("transformer", "blocks", "stages", "layer1", "layer2", "layer3", "layer4")
     rest._modules = {name: part for name, part in trunk._modules.items() if name not in blocks}

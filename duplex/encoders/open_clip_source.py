@@ -1,6 +1,6 @@
 """Find open_clip's encoders by name: architecture, preprocessing and weights from the hub, a folder or a file.
 
-Weights files can be converted to folders that load on any machine, with `open_clip_config.json` beside safetensors.
+Weights files can be converted to folders that load on any machine: safetensors beside `open_clip_config.json`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ SUFFIXES = (".safetensors", ".bin", ".pth")
 
 
 def find_source(name: str, weights: str | None = None) -> EncoderSource:
-    """Return the source of an encoder; raise UsageError or DuplexError if the name or the weights do not exist.
+    """Return the architecture, preprocessing and weights file of an open_clip encoder, downloading them if necessary.
+
+    Raises UsageError or DuplexError if the name or the weights do not exist.
 
     name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip.
     weights: for an architecture, a tag to download, a file, or `random:SEED`.
@@ -76,7 +78,7 @@ def find_source(name: str, weights: str | None = None) -> EncoderSource:
 
 
 def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
-    """Return the weights that `find_source` would download; None if there are none."""
+    """Return the weights that loading an open_clip encoder would download; None if nothing would be downloaded."""
     if name.startswith(HUB):
         refuse_other_weights(name, weights)
         owner = name.removeprefix(HUB)
@@ -97,14 +99,14 @@ def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
 
 
 def model_class(architecture: Config) -> Any:
-    """Return open_clip's class for an architecture."""
+    """Return the class of open_clip that implements an architecture: CLIP, CustomTextCLIP or CoCa."""
     if not (architecture.get("custom_text", False) or "hf_model_name" in architecture["text_cfg"]):
         return open_clip.CLIP
     return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
 
 
 def model_arguments(architecture: Config) -> Config:
-    """Return the arguments of `model_class(architecture)`, such that building it downloads nothing."""
+    """Return the arguments of open_clip's class for an architecture, such that building it downloads nothing."""
     config = copy.deepcopy(architecture)
     config.pop("custom_text", None)
     if "timm_model_name" in config["vision_cfg"]:
@@ -115,7 +117,10 @@ def model_arguments(architecture: Config) -> Config:
 
 
 def build_model(source: EncoderSource) -> Any:
-    """Build the frozen open_clip model of a source with its weights; raise DuplexError if their file does not fit."""
+    """Build a frozen open_clip model with its weights; raise DuplexError if the weights file does not fit.
+
+    source: architecture and weights file of the model.
+    """
     kind, config = model_class(source.architecture), model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
@@ -134,7 +139,7 @@ def build_model(source: EncoderSource) -> Any:
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
-    """Return the preprocessing that published weights were trained with.
+    """Return the image preprocessing that the published weights `tag` of an architecture were trained with.
 
     Raises UsageError if they were trained with another activation (GELU or QuickGELU) than the architecture's.
     """
@@ -170,7 +175,7 @@ def _folder_source(folder: Path) -> EncoderSource:
 
 
 def _weights_in(folder: Path) -> Path | None:
-    """Return a folder's weights file: one with a usual name, else the first; safetensors before pickled formats."""
+    """Return the path of a folder's weights file, or None; usual names go first, and safetensors before pickles."""
 
     def rank(path: Path) -> tuple[bool, int, bool, str]:
         return path.stem not in USUAL_STEMS, SUFFIXES.index(path.suffix), path.stem != USUAL_STEMS[0], path.name
@@ -179,14 +184,14 @@ def _weights_in(folder: Path) -> Path | None:
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
-    """Return the source of an encoder whose weights are a single file, which does not name its preprocessing.
+    """Return an encoder's architecture, preprocessing and weights from a weights file, which names no preprocessing.
 
-    If all published weights of the architecture have the same preprocessing, that one is used. Otherwise an error is
-    raised, since a guess could give wrong features.
+    If all published weights of the architecture share one preprocessing, it is used. Otherwise an error is raised,
+    since a guess could give wrong features.
     """
-    convert = f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` makes a folder that does"
+    convert = f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` converts it to a complete folder"
     if is_torchscript(path):
-        raise DuplexError(f"{path} is a TorchScript archive; {convert}")
+        raise DuplexError(f"{path} is a TorchScript archive, which is not loaded; {convert}")
     agreed = {}
     for tag in open_clip.list_pretrained_tags_by_model(name):
         try:

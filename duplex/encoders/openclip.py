@@ -1,4 +1,4 @@
-"""Imports from timm and from submodules of open_clip and torchvision, all in one place to check for new releases."""
+"""All imports from timm and from submodules of open_clip and torchvision, the one module to check at new releases."""
 
 from __future__ import annotations
 

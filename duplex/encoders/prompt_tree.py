@@ -1,4 +1,4 @@
-"""Prompts as a prefix tree: under a causal mask, prompts with a common prefix have the same hidden states for it.
+"""Prefix tree of prompts, to encode a common prefix once: under a causal mask, its hidden states are always the same.
 
 A prompt is a sequence of *lexicon rows* (token embeddings, frozen or learned); a node of the tree is one distinct
 prefix, and its depth is the position of its last token. Nodes are numbered depth first, so that a run of consecutive
@@ -62,7 +62,7 @@ class PromptTree:
 
     @classmethod
     def of(cls, sequences: Prompts) -> PromptTree:
-        """Build the tree of prompts given as lists of lexicon rows, or as an array `[P, L]` padded with -1."""
+        """Build the tree of prompts, given as lists of token numbers or as an array `[P, L]` padded with -1."""
         rows = pad_prompts(sequences)
         order = np.lexsort(rows.T[::-1])  # sorted prompts reach nodes in depth-first order
         rows = rows[order]
@@ -84,7 +84,7 @@ class PromptTree:
 
     @property
     def tokens(self) -> int:
-        """`T`, the number of nodes (distinct prefixes)."""
+        """Number T of nodes: the distinct prefixes of all prompts."""
         return len(self.rows)
 
     @property
@@ -116,7 +116,10 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Yield indices and prefix tree of at most `size` prompts at a time, sorted, so that they share prefixes."""
+    """Split prompts into blocks of at most `size` prompts; yield each block's indices of prompts and prefix tree.
+
+    Prompts are sorted first, so that those of a block share prefixes.
+    """
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):

@@ -1,10 +1,9 @@
-"""Attention in a `PromptTree`: each node attends to its ancestors and itself.
+"""Attention in a prefix tree of prompts (`PromptTree`): each node attends to its ancestors and itself.
 
 With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i = Σ_{j ∈ A(i)} p_ij v_j` and
 `p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: the result of causal attention for that token in every
-prompt that contains the node. The backward pass is explicit: only the inputs and `p` are saved, and gradients of
-shared keys are summed in a fixed order on every device, since `embedding_dense_backward` sorts instead of adding
-atomically.
+prompt that contains the node. The backward pass is explicit: only the inputs and `p` are saved, and gradients of shared
+keys are summed in a fixed order on every device, since `embedding_dense_backward` sorts instead of adding atomically.
 
 Consecutive queries share most ancestors: one *block* of queries shares one set of keys under a mask, and all blocks are
 small matrix products of one size.
@@ -25,9 +24,10 @@ from duplex.encoders.prompt_tree import Ints, PromptTree
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Return the attention outputs [Q, width] of the plan's queries; the softmax runs in float32 or wider.
+    """Return the attention outputs [Q, width] of tokens in a prefix tree of prompts; softmax is in float32 or wider.
 
     states: query, key and value of each token side by side, [R, 3 * width].
+    plan: index tensors that list the Q querying tokens and the tokens that each attends to.
     """
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
@@ -35,7 +35,10 @@ def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
 
 
 class TreeAttention(torch.autograd.Function):
-    """Autograd function of `attend` with an explicit backward pass; differentiable once, in `states`."""
+    """Attention in a prefix tree of prompts as an autograd function with an explicit backward pass.
+
+    Differentiable once, in `states` (queries, keys and values of the tokens).
+    """
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, plan: AttentionPlan) -> Tensor:
@@ -58,7 +61,7 @@ class TreeAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Gathered:
-    """Queries, keys and values of one attention call, per block and head; all three are views of `rows`."""
+    """Queries, keys and values of one attention call, copied per block of queries and head, as views of one tensor."""
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
@@ -75,8 +78,11 @@ class Gathered:
         return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
 
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
-        """Return the gradients of queries, keys, values from the output's, `do` [Q, H * e]: `dv_j = Σ_i p_ij do_i`,
-        `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij k_j / √e`. Overwrites `rows`."""
+        """Return the gradients of queries, keys and values as one tensor; to save memory, they overwrite `self.rows`.
+
+        p: attention weights `p_ij` of key j for query i. grad: gradient `do` of the output [Q, H * e]. With `ds` the
+        gradient of the scores: `dv_j = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij k_j / √e`.
+        """
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
         if plan.unused_slots:
             do.view(len(plan.mask), plan.heads, *do.shape[1:])[-1, :, -plan.unused_slots :].zero_()
@@ -94,9 +100,9 @@ BLOCK = 16  # queries per block, about: larger blocks waste products, smaller on
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The index tensors of one attention call: `Q` queries in `C` blocks of at most `B`, with at most `S` keys each.
+    """The index tensors of attention in a prefix tree: `Q` queries in `C` blocks of at most `B`, with `S` keys each.
 
-    States `[R, 3 * width]` hold each token's query, key and value side by side; cut into heads: `[R * 3 * H, e]`.
+    States `[R, 3 * width]` hold each token's query, key and value; cut into `H` heads of width `e`: `[R * 3 * H, e]`.
     """
 
     heads: int
@@ -110,7 +116,10 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """The index tensors of a `PromptTree`. An *entry* is a distinct (token, position): an input of the first layer."""
+    """The index tensors by which a text tower encodes a `PromptTree`: its inputs, and one attention call per layer.
+
+    An *entry* is a distinct (token, position): an input of the first layer.
+    """
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
@@ -142,7 +151,10 @@ class QueryBlocks:
 
     @classmethod
     def of(cls, tree: PromptTree, queries: Ints) -> QueryBlocks:
-        """Make blocks of equal size, so that few slots are unused; smaller ones if queries are fewer than nodes."""
+        """Divide attention queries into blocks of equal size, smaller if only some nodes of the tree are queries.
+
+        Equal sizes leave few places of a block without a query.
+        """
         total = len(queries)
         count = -(-tree.tokens // BLOCK)
         size = -(-total // count)
@@ -161,7 +173,7 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """Return the attention plan for a tensor of states whose row `states[i]` belongs to tree node `i`."""
+        """Return the index tensors of attention among tokens; tree node `i` is row `states[i]` of their tensor."""
         count, size = self.mask.shape[:2]
         total, head = len(self.queries), np.arange(heads)
         query_states = states[self.queries]
@@ -183,5 +195,5 @@ class QueryBlocks:
 
 
 def _put(array: Ints, device: torch.device) -> Tensor:
-    """Move indices to a device as int32: with one per head, int64 would take as much memory as small features."""
+    """Copy an index array to a device as int32: int64 indices per head would take as much memory as small features."""
     return torch.from_numpy(array.astype(np.int32)).to(device)

@@ -19,7 +19,7 @@ CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose a
 
 @dataclass(frozen=True, eq=False)
 class TextParts:
-    """A text tower's modules and settings from token embeddings to text features, frozen."""
+    """The frozen modules and settings of an open_clip text tower that turn token embeddings into text features."""
 
     blocks: nn.ModuleList
     table: Tensor  # [V, width] token embeddings
@@ -38,7 +38,7 @@ class TextParts:
 
     @classmethod
     def of(cls, model: Any, precision: str = "fp32") -> TextParts:
-        """Freeze the text part of an open_clip model; parameters are copied only to convert their precision."""
+        """Return the text part of an open_clip model, frozen; parameters are copied only to convert their precision."""
         dtype = dtype_of(precision)
         text = getattr(model, "text", model)
         blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
@@ -96,7 +96,10 @@ class TextParts:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether prompts can be encoded as a prefix tree: in causal towers of standard blocks with end pooling."""
+        """Whether prompts can be encoded as a prefix tree, which computes common prefixes once.
+
+        This holds for causal towers of standard blocks whose text feature is the hidden state of the end token.
+        """
         return (
             self.causal
             and self.pools_end
@@ -116,9 +119,9 @@ class TextParts:
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def _converted(self) -> TextParts:
-        """Return a copy with block matrices in `dtype`, and norms, positions and projection in float32.
+        """Return a copy of the text part: blocks' matrices in `self.dtype`, norms, positions and projection in float32.
 
-        In a float64 tower, these stay in float64.
+        In a float64 tower, norms, positions and projection stay in float64.
         """
         wide = torch.float64 if self.positions.dtype == torch.float64 else torch.float32
         narrow = wide if self.dtype == torch.float32 else self.dtype
@@ -149,7 +152,7 @@ class TokenFrame:
 
 
 class Vocabulary:
-    """A tokenizer and its embedding table `[V, width]`; untrained embeddings are NaN and their tokens raise."""
+    """A tokenizer and its embedding table `[V, width]`; tokens without a trained embedding (NaN) raise DuplexError."""
 
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()
@@ -168,18 +171,18 @@ class Vocabulary:
 
     @cached_property
     def _inner(self) -> Any:
-        """The tokenizer with `encode` and `decode`: open_clip wraps those of other libraries."""
+        """The object with `encode` and `decode`: the tokenizer itself, or the one inside open_clip's wrapper."""
         return getattr(self.tokenizer, "tokenizer", self.tokenizer)
 
     @cached_property
     def frame(self) -> TokenFrame:
-        """The tokens that the tokenizer adds to a text, found by tokenizing a text of one word."""
+        """Token ids that the tokenizer adds to a text (start, end, padding), found by tokenizing one word."""
         ids = [int(i) for i in self.tokenizer(["a"], context_length=16)[0]]
         word = self._ids("a")
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
         if start is None:
             raise DuplexError(
-                "this encoder's tokenizer writes a word differently inside a text; choose another encoder"
+                "this encoder's tokenizer gives a word other tokens inside a text than alone; choose another encoder"
             )
         closing, pad = ids[start + len(word) :], ids[-1]
         while closing and closing[-1] == pad:
@@ -199,7 +202,7 @@ class Vocabulary:
         index = torch.as_tensor(ids, dtype=torch.long, device=self.table.device)
         for token in index.flatten().tolist():
             if not 0 <= token < len(self.table):
-                raise DuplexError(f"token {token} is not among this text tower's {len(self.table)}")
+                raise DuplexError(f"token {token} is not among the {len(self.table)} tokens of this text tower")
             if token in self._untrained:
                 raise self._unknown(str(self._inner.decode([token])).strip())
         return self.table[index]

@@ -45,7 +45,7 @@ class TextTower(Protocol):
         """
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Return the text features `[P, dim]` of prompts, each encoded by itself: the reference for `encode`."""
+        """Return the text features `[P, dim]` of prompts, each encoded by itself, to check `encode` against."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
         """Return the text features `[P, dim]` of prompts without gradients, encoding `block` prompts at a time."""

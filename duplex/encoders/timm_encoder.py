@@ -28,7 +28,7 @@ PREFIX = "timm:"
 
 
 class TimmFamily(EncoderFamily):
-    """The encoder family `timm`: names `timm:MODEL`, with weights from a published tag or a file."""
+    """Encoder family of timm's classifiers, named `timm:MODEL`, with weights from a published tag or a file."""
 
     usage = "timm:MODEL (images alone)"
 

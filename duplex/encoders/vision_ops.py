@@ -1,7 +1,8 @@
-"""Import torchvision and open_clip fast, and beside a torch that torchvision's compiled library was not built for.
+"""Import torchvision and open_clip fast, and also if torch is not the build that torchvision was compiled for.
 
-A CPU build of torch beside a CUDA build of torchvision cannot load torchvision's library, and importing torchvision
-then fails at two unregistered operators. Nothing in this package calls them, so schemas suffice.
+A CPU build of torch beside a CUDA build of torchvision cannot load torchvision's compiled library, and importing
+torchvision then fails at two unregistered operators. Nothing in this package calls them, so declaring their signatures
+suffices.
 
 torchvision and timm import torch's compiler for one function each, which takes two thirds of the time of
 `import open_clip` (2 of 3 seconds); the compiler is not imported until it is used.
@@ -42,7 +43,7 @@ def ensure_torchvision() -> bool:
 
 
 def import_open_clip() -> None:
-    """Import open_clip and timm without torch's compiler, which their towers do not need."""
+    """Import open_clip and timm without torch's compiler, which is slow to import and not needed by their towers."""
     ensure_torchvision()
     with _compiler_deferred():
         import open_clip  # noqa: F401
@@ -52,10 +53,10 @@ def import_open_clip() -> None:
 def _compiler_deferred() -> Iterator[None]:
     """During the `with` block, replace the two functions that torchvision and timm import from torch's compiler.
 
-    Nothing is replaced if the compiler is loaded already.
+    Stubs replace them, so that the compiler, slow to import, is not loaded; nothing is done if it is loaded already.
 
-    timm uses one to keep a function of its NaFlex models out of compiled code, so do not compile these models with
-    `torch.compile` in this process. Nothing in this package compiles.
+    timm keeps a function of its NaFlex models out of compiled code by one of these functions, so do not compile such
+    models with `torch.compile` in this process. Nothing in this package compiles.
     """
     names = ("torch._dynamo", "torch._dynamo.utils")
     if names[0] in sys.modules:

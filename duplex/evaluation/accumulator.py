@@ -1,7 +1,9 @@
-"""Score statistics: the few numbers per image that every metric needs, accumulated over blocks of scores.
+"""Accumulate score statistics: the few numbers per image from which every metric is computed.
 
-A bias changes the scores of all unseen columns (compositions) equally, so of an image's scores only the label's and the
-best of each group of columns matter. A block may hold any images and columns; memory is `images x groups`.
+A score matrix has a row per image and a column per composition; it may be added in blocks of any rows and columns.
+Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on the score of an image's
+label and on its best scores among seen and among unseen compositions. Memory is proportional to images times groups of
+columns (seen, and one or more of unseen compositions).
 """
 
 from __future__ import annotations
@@ -34,12 +36,16 @@ CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 
 class ScoreAccumulator:
-    """Accumulate score blocks of `N` images and `C` columns (compositions).
+    """Reduce the scores of `N` images for `C` columns (compositions), added in blocks, to what the metrics need.
 
-    `target` [N]: column of each image's label. `seen` [C]: whether a column is a seen composition. `k`: the largest
-    top-k to be measured. `feasible_mask` [C] (default: all): other columns score -inf. `bucket` [C] (default: 0):
-    number of each unseen column's bucket, from 0; `cumulative` excludes buckets. Columns sorted by group need no
-    reordering and are the fastest to read.
+    target: column of each image's label [N].
+    seen: mask of the columns that are seen compositions [C].
+    k: the largest k for which top-k accuracy is to be measured.
+    feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
+    bucket: group number of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude unseen columns
+        group by group, as feasibility thresholds do.
+
+    Raises `UsageError` for invalid arguments. Columns sorted by group need no reordering and are the fastest to read.
     """
 
     def __init__(
@@ -59,10 +65,10 @@ class ScoreAccumulator:
             raise UsageError(f"target and seen must have one dimension; their shapes are {shapes}")
         columns = self.seen.size
         if not self.target.size or not columns:
-            raise UsageError(f"nothing to evaluate: {self.target.size} images and {columns} columns")
+            raise UsageError(f"nothing to evaluate: target has {self.target.size} images, seen has {columns} columns")
         low, high = self.target.min(), self.target.max()
         if low < 0 or high >= columns:
-            raise UsageError(f"target holds {low} to {high}; columns are 0 to {columns - 1}")
+            raise UsageError(f"target holds {low} to {high}; expected column numbers from 0 to {columns - 1}")
         self.groups = group_columns(self.seen, bucket, feasible_mask)
         images, groups = self.target.size, int(max(self.groups.max(), 1)) + 1
         self._label: Floats = np.full(images, -np.inf)
@@ -72,14 +78,15 @@ class ScoreAccumulator:
         self._plans: dict[tuple[int, int], ColumnPlan] = {}
 
     def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> ScoreAccumulator:
-        """Add a block of scores [b, w]: the images `rows` (default: all) by `w` columns from `first_column` on.
+        """Add a block of scores [b images, w columns] to score statistics (what metrics need per image); return self.
 
-        `scores` is a NumPy array or a torch tensor of any real type and is not changed. A GPU tensor is reduced on the
-        GPU.
+        scores: NumPy array or torch tensor of any real type; it is not changed. Computes on the tensor's device.
+        rows: indices or slice of the block's b images (default: all images).
+        first_column: the block's first column; its w columns are adjacent.
         """
         is_tensor = hasattr(scores, "detach")
         if np.ma.is_masked(scores) or (is_tensor and (scores.is_meta or scores.is_sparse)):
-            raise DuplexError(f"scores is a {type(scores).__name__} without all values; set -inf or use feasible_mask")
+            raise DuplexError(f"scores is a {type(scores).__name__} with missing values; use -inf or feasible_mask")
         on_device = is_tensor and scores.device.type != "cpu"
         if not on_device:
             if is_tensor:
@@ -91,7 +98,7 @@ class ScoreAccumulator:
             first_column = index(first_column)
             images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
         except (IndexError, TypeError) as error:
-            raise UsageError(f"rows or first_column are no numbers of images or columns: {error}") from None
+            raise UsageError(f"rows or first_column is not a number of images or columns: {error}") from None
         fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
         if not fits or first_column < 0 or not (on_device or scores.dtype.kind in "fiub"):
             raise DuplexError(
@@ -121,7 +128,7 @@ class ScoreAccumulator:
         return self
 
     def _plan(self, first: int, width: int) -> ColumnPlan:
-        """Return the `ColumnPlan` of a range of columns, cached because blocks of other images have the same range."""
+        """Return the order in which to search a block of `width` score columns for the best scores; it is cached."""
         if (first, width) not in self._plans:
             if sum(cached for _, cached in self._plans) + width > CACHED_COLUMNS:
                 self._plans.clear()
@@ -129,17 +136,19 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, upto: int | None = None) -> TopCompetitors:
-        """Return the score statistics of all images.
+        """Return all images' score statistics: the label's score, the best other scores of seen and unseen columns.
 
-        upto: number of unseen buckets that are feasible, from the first on; columns of others score -inf. None: all.
+        upto: number of buckets (groups of unseen columns) that count, from the first on; the columns of the other
+            buckets score -inf. None: all.
         """
         *_, last = islice(self.cumulative(), None if upto is None else require_whole(upto, "upto", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield the score statistics with the first 0, 1, 2 ... groups of unseen candidates feasible, up to all groups.
+        """Yield the score statistics of all images with 0, 1, 2, ... and finally all buckets of unseen columns.
 
-        Unseen candidates of the other groups score -inf.
+        A bucket is a group of unseen columns, such as those between two feasibility thresholds; the columns of the
+        other buckets score -inf. Raise `DuplexError` if scores of an image are missing or were added twice.
         """
         feasible = int((self.groups != INFEASIBLE).sum())
         wrong = np.flatnonzero(self._read != feasible)
@@ -169,20 +178,23 @@ class ScoreAccumulator:
 
 
 def checked_columns(values: Any, name: str) -> Ints:
-    """Return column numbers as int64; raise `UsageError` unless they are whole numbers. `name` is for the message."""
+    """Return the score columns of images' labels as int64; raise `UsageError` unless they are whole numbers.
+
+    name: what the message calls the numbers.
+    """
     array = np.asarray(values)
     kind, limit = array.dtype.kind, 2.0**62
     if not (kind in "iu" or (kind == "f" and (np.abs(array) < limit).all() and (array == np.trunc(array)).all())):
         raise UsageError(f"{name} must be whole numbers: the column of each image's label")
     if kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise UsageError(f"{name} holds {array.max()}, which is no column")
+        raise UsageError(f"{name} holds {array.max()}, which is too large for a column number")
     return np.array(array, dtype=np.int64)  # a copy: the caller may change its own
 
 
 def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
-    """Return a name per column [C]; raise `UsageError` unless there are C numbers or texts, none of them missing.
+    """Return the names of a score matrix's columns, such as the compositions' states, as an array [C].
 
-    `noun` names the values in the message.
+    Raise `UsageError` unless there is a number or text per column. `noun`: what the message calls the names.
     """
     try:
         array = np.asarray(values)
@@ -217,7 +229,11 @@ def refuse_inexact(scores: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class TopCompetitors:
-    """Score statistics of `N` images: the label's score and the best `k` other scores of seen and unseen columns."""
+    """Score statistics of `N` images, from which all metrics are computed.
+
+    They are the score of each image's label, and the best `k` other scores among seen and among unseen columns
+    (compositions).
+    """
 
     target: Ints  # [N]
     is_seen: Bools  # [N] whether the label is a seen composition
@@ -229,7 +245,10 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
-        """Return each image's best column [N], the lowest one of equal scores; -1 if all scores are -inf."""
+        """Return the column with the best score of each image [N], the prediction at bias 0.
+
+        Of equal scores the lowest column counts; -1 if all scores are -inf.
+        """
         scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)
@@ -238,7 +257,10 @@ class TopCompetitors:
 
 
 def _merged(best: Floats, column: Ints, other: Floats, other_column: Ints) -> tuple[Floats, Ints]:
-    """Return the best `k` [N, k] of two lists of best scores per image, and the lowest column [N] of the top score."""
+    """Merge two lists of each image's best `k` scores: return the best `k` [N, k] and the column of the top score [N].
+
+    Of equal top scores the lowest column counts.
+    """
     first = (other[:, 0] > best[:, 0]) | ((other[:, 0] == best[:, 0]) & (other_column < column))
     k = best.shape[1]
     both = np.maximum(best, other) if k == 1 else -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]

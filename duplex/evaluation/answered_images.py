@@ -15,7 +15,7 @@ from duplex.labels import Bools, Ints, LabelSpace
 
 @dataclass(frozen=True)
 class AnsweredImages:
-    """N labelled images with the most probable answer of a model."""
+    """N labelled images, each with the composition that a model finds most probable for it (its answer)."""
 
     labels: LabelSpace
     rows: Ints  # [N] rows of the manifest
@@ -40,7 +40,7 @@ class AnsweredImages:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in percent, with images weighted to the expected share of unseen pairs (`new_share`)."""
+        """Accuracy in percent, in which images of unseen pairs together have the weight `new_share`, such as 0.1."""
         return 100 * float(image_weights(self.is_seen, self.new_share) @ self.right)
 
     @property
@@ -55,13 +55,17 @@ class AnsweredImages:
 
     @property
     def reliability(self) -> Reliability:
-        """Accuracy against probability, with images weighted to the expected share of unseen pairs (`new_share`)."""
+        """Accuracy of the answers by their probability, for a reliability diagram.
+
+        Images of unseen pairs together have the weight `new_share`, such as 0.1.
+        """
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:
-        """Return the accuracy of each state, object or pair that occurs among the labels, in ascending order.
+        """Return a `LabelAccuracy` per state, object or pair that occurs in the images' labels, in ascending order.
 
-        part: function from compositions to labels: `labels.state_of`, `labels.object_of`, or the identity.
+        part: function that maps compositions to what is counted: `labels.state_of`, `labels.object_of`, or the identity
+            for pairs.
         """
         target, answer = part(self.target), part(self.answer)
         groups = []
@@ -75,15 +79,16 @@ class AnsweredImages:
         return groups
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Return the confusion matrix [size, size]: number of images by label (row) and answer (column).
+        """Return the confusion matrix [size, size] of states or objects: images by label (row) and answer (column).
 
-        part: function from compositions to labels, as in `accuracies`. size: number of such labels.
+        part: function that maps compositions to states or objects: `labels.state_of` or `labels.object_of`.
+        size: number of states or objects.
         """
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)
 
     def confused(self, limit: int) -> list[Confusion]:
-        """Return the most frequent wrong (label, answer) pairs, at most `limit`."""
+        """Return the most frequent confusions of one pair with another, at most `limit`, the most frequent first."""
         pairs, counts = confusions(self.target, self.answer)
         return [
             Confusion(
@@ -94,14 +99,17 @@ class AnsweredImages:
         ]  # fmt: skip
 
     def wrong(self, limit: int) -> Ints:
-        """Return the positions of wrong answers, the most probable first, at most `limit`."""
+        """Return the indices of at most `limit` wrongly answered images, highest probability of the answer first."""
         order = np.argsort(-self.probability, kind="stable")
         return order[~self.right[order]][:limit]
 
 
 @dataclass(frozen=True)
 class LabelAccuracy:
-    """Numbers of images and of right answers of one state, object or pair: (of seen pairs, of unseen pairs)."""
+    """Numbers of images and of right answers for one state, object or pair.
+
+    Each is a tuple: (among images of seen pairs, among images of unseen pairs).
+    """
 
     label: int
     images: tuple[int, int]
@@ -110,17 +118,17 @@ class LabelAccuracy:
 
     @property
     def percent(self) -> float:
-        """Accuracy in percent over all images of the label."""
+        """Accuracy in percent over all images that are labelled with this state, object or pair."""
         return 100 * sum(self.right) / sum(self.images)
 
     def percent_of(self, kind: int) -> float | None:
-        """Accuracy in percent over images of seen (0) or unseen (1) pairs; None without any."""
+        """Return the label's accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if none."""
         return 100 * self.right[kind] / self.images[kind] if self.images[kind] else None
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """Images of one pair that were answered with another."""
+    """The images of one pair that a model answered with one other pair."""
 
     label: int
     answer: int

@@ -1,18 +1,20 @@
-"""Probabilities of answers: a temperature and a prior, fitted on validation images by likelihood.
+"""Calibrated probabilities of a method's answers: a temperature and a prior, fitted to validation images by likelihood.
 
-With `l_c = log p(c|x)` of the method, an answer's probability among the candidates is
+With `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated probability is
 
     q(c|x) = exp(l_c / T + log prior(c)) / Z,    prior(c) = r e^k / n_u  if c is unseen,  (1 - r) / n_s  if it is seen,
 
-`n_u` and `n_s` the numbers of candidates and `r` the share of new images to be expected of unseen pairs, so that unseen
-pairs have the odds r / (1 - r) before an image is looked at. Methods are trained on seen pairs alone and prefer them in
-`p(c|x)` itself; `k` (log-odds) undoes that preference. Validation has another share of unseen images than `r`: so each
-seen validation image has the weight (1 - r) / N_s, each unseen one r / N_u. With these weights,
+`T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen candidates, and `r`
+the share of images of unseen pairs that is expected in use. Methods are trained on seen pairs alone and prefer them in
+`p(c|x)` itself; `k` (log-odds) undoes that preference. Among the validation images, those of unseen pairs have another
+share than `r`, so each seen image has the weight (1 - r) / N_s and each unseen one r / N_u, with N_s and N_u their
+numbers. With these weights w_i and the labels c_i, the fit is
 
-    min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k,
+    min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k
 
-is convex, as `log q` is that of an exponential family with the statistics `(l_c, [c unseen])`. At its minimum the mean
-mass of unseen pairs is `r`: the derivative by `k` is that difference. For another share `r'` only `r` is replaced.
+It is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the minimum, the mean
+probability of unseen pairs is `r`, because the derivative by `k` is their difference. For another share than `r`, only
+`r` is replaced.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ STEPS, HALVINGS = 200, 40
 
 @dataclass(frozen=True)
 class Confidence:
-    """Temperature and prior that turn a method's scores into probabilities of answers."""
+    """Temperature and prior that turn a method's log probabilities into calibrated probabilities of its candidates."""
 
     temperature: float = 1.0  # T, by which log probabilities are divided
     unseen_log_odds: float = 0.0  # k, log-odds added to unseen pairs
@@ -50,7 +52,10 @@ class Confidence:
             raise ValueError(f"{self}: expected {limits}")
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
-        """Return the log prior probabilities [C] of candidates; -inf for infeasible candidates."""
+        """Return the log prior [C] of the candidates, the same for all seen and all unseen ones; -inf if implausible.
+
+        seen, feasible: masks of the seen and of the plausible candidates [C].
+        """
         prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.unseen_log_odds)
         for group in (seen & feasible, ~seen & feasible):
             prior[group] -= math.log(max(1, group.sum()))
@@ -61,7 +66,7 @@ class Confidence:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Confidence:
-        """Read temperature and prior from untrusted JSON; raise `ValueError` or `TypeError` for invalid values."""
+        """Create a `Confidence` from untrusted JSON values; raise `ValueError` or `TypeError` for invalid ones."""
         return cls(**{name: float(value) for name, value in record.items()})
 
 
@@ -69,24 +74,28 @@ UNFITTED = Confidence()  # leaves the probabilities of a method as they are, bes
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Return the candidates' log probabilities [B, C] in float64; a score of -inf excludes a candidate.
+    """Return the log probabilities [B, C] of the candidates in float64, given a method's scores [B, C].
 
-    probabilities: the method's function from scores [B, C] to probabilities.
+    probabilities: the method's function from scores to probabilities. Probabilities below 1e-300 are raised to 1e-300
+        to keep logarithms finite, also those of candidates that are excluded by a score of -inf.
     """
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
 def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Fit the temperature and the log-odds added to unseen pairs, by weighted maximum likelihood.
+    """Fit a temperature and log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
+
+    The log-odds correct a method's preference for seen pairs; they are 0 unless there are images of both seen and
+    unseen pairs.
 
     log_p: log probabilities of the candidates [N, C], in float64.
     target: column of each image's label [N].
     seen: mask of the seen candidates [C].
     new_share: expected share of images of unseen pairs; it sets the prior and the weights of the images.
 
-    `unseen_log_odds` is 0 unless there are images of both seen and unseen pairs. Newton's method starts from the best
-    of several temperatures, and its steps are limited in length: the loss of overconfident scores is flat far from its
-    minimum, where a longer step could end. Steps that would raise the loss are halved.
+    The loss of overconfident scores is flat far from its minimum, where long steps of Newton's method could end. The
+    method therefore starts from the best of several temperatures, its steps are limited in length, and steps that would
+    raise the loss are halved.
     """
     start = Confidence(new_share=new_share)
     unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)
@@ -118,9 +127,10 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
 
 
 def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
-    """Return the weight of each image in the loss [N], and whether there are images of both seen and unseen pairs.
+    """Return each image's weight in the likelihood [N], and whether there are images of both seen and unseen pairs.
 
-    The weights of images of unseen pairs sum to `new_share`. Without seen or without unseen pairs all are equal.
+    The weights sum to 1, those of images of unseen pairs to `new_share`. Without seen or without unseen pairs all are
+    equal.
     """
     count = float(unseen.sum())
     if count in (0, len(unseen)):
@@ -131,7 +141,10 @@ def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
 def _loss(
     theta: Tensor, log_p: Tensor, unseen: Tensor, prior: Tensor, label: Tensor, weights: Tensor
 ) -> tuple[float, Tensor, Tensor]:
-    """Return the weighted negative log-likelihood, its gradient [2] and its Hessian [2, 2] by `theta`: 1/T and k."""
+    """Return the weighted negative log-likelihood of the labels, its gradient [2] and its Hessian [2, 2].
+
+    theta: the parameters [2]: the inverse temperature 1/T, and the log-odds k added to unseen pairs.
+    """
     log_q = (theta[0] * log_p + theta[1] * unseen + prior).log_softmax(1)
     q = log_q.exp()
     mean = torch.stack([(q * log_p).sum(1), q @ unseen], dim=1)  # [N, 2]

@@ -1,9 +1,10 @@
-"""Cross-fitted gain of a feasibility threshold: measured on unseen pairs that had no part in choosing the threshold.
+"""Cross-fitted gain of a feasibility threshold: the AUC that it gains on unseen pairs that had no part in choosing it.
 
-A threshold is chosen by the AUC over validation images, so its gain on the same images is optimistic: they do
-not show its cost, the unseen pairs outside of validation that it excludes. Here one half of the unseen pairs chooses
-the threshold and the other half measures it, both ways and for many random halves. Leaving out one pair at a time would
-hide the cost, which would show only for the least feasible pair, if the others choose a threshold above it.
+A feasibility threshold excludes implausible unseen pairs from the candidates. It is chosen by the AUC over validation
+images, so its gain on the same images is optimistic: its cost, the real pairs outside of validation that it excludes,
+does not show there. Here one half of the unseen pairs chooses the threshold and the other half measures it, both ways
+and for many random halves. Leaving out one pair at a time would hide the cost, which would show only for the least
+feasible pair, if the others choose a threshold above it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ERRORS = 2  # standard errors that a gain must exceed: with one, a sixth of thre
 
 @dataclass(frozen=True)
 class CrossFitGain:
-    """Gain in AUC (a fraction) of a feasibility threshold, against none, on pairs that had no part in its choice."""
+    """Gain in AUC (a fraction) of a feasibility threshold over none, on pairs that had no part in choosing it."""
 
     value: float  # mean over images of unseen pairs, as AUC is
     standard_error: float | None  # over unseen pairs; None for fewer than two
@@ -32,23 +33,27 @@ class CrossFitGain:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the gain exceeds twice its standard error."""
+        """Whether the gain in AUC exceeds twice its standard error."""
         return self.standard_error is not None and self.value > ERRORS * self.standard_error
 
 
 def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
-    """Return each unseen pair's points [P] in the comparisons of its images with all seen images.
+    """Return each unseen pair's contribution to AUC [P]: the points that its images win against images of seen pairs.
 
-    AUC compares each image of an unseen pair with each image of a seen pair: a win counts 2 points, a tie 1. All points
-    are whole numbers, hence exact, and `AUC = points.sum() / (2 N_s N_u)`.
-    `pair` [N_u]: index of each unseen image's pair. `pairs`: number of unseen pairs P.
+    AUC compares each of the N_u images of unseen pairs with each of the N_s images of seen pairs: a win (a bias exists
+    that makes both right) counts 2 points, a tie 1. Points are whole numbers, hence their sums are exact, and `AUC =
+    points.sum() / (2 N_s N_u)`.
+
+    components: each image's part of AUC, which compares it with all images of the other group (seen, unseen).
+    pair: index of each unseen image's pair [N_u].
+    pairs: number of unseen pairs P.
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
 def pair_halves(pairs: int, count: int = HALVINGS) -> Bools:
-    """Return masks [count, pairs] of random halves of the pairs; the same at every call."""
+    """Return masks [count, pairs] that each select a random half of `pairs` pairs; the same masks in every call."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(count)])
     return ranks < pairs // 2
@@ -57,10 +62,15 @@ def pair_halves(pairs: int, count: int = HALVINGS) -> Bools:
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bools | None = None) -> CrossFitGain:
     """Return the gain in AUC of choosing a feasibility threshold, measured on pairs that had no part in the choice.
 
-    Each unseen pair is measured at the thresholds that the halves without it choose; the mean is over images.
-    `wins` [T, P]: `wins_by_pair` at each threshold, ascending; the first excludes nothing. `images` [P]: unseen images
-    of each pair. `seen_images`: N_s. Of equally good thresholds the lowest is chosen, as over all pairs. With `t_h` the
-    best threshold of a half `h`, and `H_p` the halves without the pair `p`,
+    Each unseen pair is measured at the thresholds that are chosen by random halves of the pairs without it.
+
+    wins: points of each unseen pair at each threshold [T, P] (`wins_by_pair`); thresholds ascending, the first excludes
+        nothing. Of equally good thresholds the lowest is chosen.
+    images: number n_p of images of each unseen pair [P].
+    seen_images: number N_s of images of seen pairs.
+    first_halves: masks of random halves of the pairs [R, P] (default: `pair_halves`).
+
+    With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and `N_u = sum_p n_p`,
 
         g_p = mean_{h in H_p} (wins[t_h, p] - wins[0, p]) / (2 N_s),   t_h = argmax_t sum_{q in h} wins[t, q]
         gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
@@ -79,7 +89,7 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bo
     return CrossFitGain(value, math.sqrt(pairs / (pairs - 1) * spread) / unseen_images, pairs)
 
 
-def largest_gain(gains: Sequence[CrossFitGain]) -> int | None:
-    """Return the index of the largest gain that exceeds twice its standard error; None if no gain does."""
+def largest_clear_gain(gains: Sequence[CrossFitGain]) -> int | None:
+    """Return the index of the largest of several gains in AUC; None if no gain exceeds twice its standard error."""
     clear = [place for place, gain in enumerate(gains) if gain.is_clear]
     return max(clear, key=lambda place: gains[place].value, default=None)

@@ -1,8 +1,9 @@
-"""The exact calibration curve: seen against unseen accuracy as a bias on unseen scores goes from -inf to +inf.
+"""The exact curve of seen against unseen accuracy, as a bias on unseen pairs' scores goes from -inf to +inf.
 
-Chao et al. (2016) trace the curve by trying biases. Here each image contributes the one bias `d` at which it becomes
-right or wrong, so the whole curve is a sort. At a bias `b`, a seen image is right iff `b < d`, an unseen
-one iff `b > d`; over seen images `i` and unseen `j`, `AUC = #{(i, j): d_i > d_j} / (N_s N_u)`, ties counting one half.
+Chao et al. (2016) trace the curve by trying biases. Here the bias `d` at which each image becomes right or wrong is
+computed from its scores, and sorting these biases gives every point of the curve. At a bias `b`, an image of a seen
+pair is right iff `b < d`, one of an unseen pair iff `b > d`. Over `N_s` images `i` of seen pairs and `N_u` images `j`
+of unseen pairs, `AUC = #{(i, j): d_i > d_j} / (N_s N_u)`, ties counting one half.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Margins:
-    """The bias `d` of each image at which it becomes right or wrong; NaN if no bias makes it right.
+    """The margin of each image: the bias on unseen scores at which it becomes right or wrong; NaN if it is never right.
 
-    An image is right when fewer than `k` other columns score at least as much as its label: a label that ties for the
-    last place among the best `k` is wrong, so that the order of columns cannot matter.
+    An image is right when fewer than `k` other columns (compositions) score at least as much as its label. A label that
+    ties for the last place among the best `k` is therefore wrong, and the order of columns cannot matter.
     """
 
     seen: Floats  # [N_s] +inf: right at every bias
@@ -36,7 +37,11 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Compute the margins for top-`k` accuracy from score statistics; `k`: at most that of the accumulator."""
+        """Compute each image's margin (the bias at which it becomes right or wrong) for top-`k` accuracy.
+
+        competitors: score statistics, the result of `ScoreAccumulator.competitors`.
+        k: at most the `k` of that accumulator; else raise `UsageError`.
+        """
         if not isinstance(competitors, TopCompetitors):
             raise UsageError(
                 f"competitors is {shown(competitors)}; expected score statistics, the result of "
@@ -58,7 +63,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """Return the mask [N] of images classified right at a bias."""
+        """Return the mask [N] of the images that are classified right if `bias` is added to unseen pairs' scores."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -67,9 +72,11 @@ class Margins:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seen and unseen accuracy at points `p = 0 .. P`: point `p` is the biases between breakpoints `p - 1` and `p`.
+    """Seen–unseen curve: accuracy on images of seen and of unseen pairs at its points `p = 0 .. P`, by rising bias.
 
-    A seen image is right at the points up to `seen_until`, an unseen one from `unseen_from` on.
+    Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the interval of biases between
+    breakpoints `p - 1` and `p`. An image of a seen pair is right at the points up to `seen_until`, one of an unseen
+    pair from the point `unseen_from` on.
     """
 
     breakpoints: Floats  # [P] distinct biases at which an image becomes right or wrong, ascending
@@ -78,7 +85,10 @@ class Curve:
 
     @classmethod
     def of(cls, margins: Margins) -> Curve:
-        """Compute the exact curve from the margins of images."""
+        """Compute the exact seen–unseen curve.
+
+        margins: the bias of each image at which it becomes right or wrong.
+        """
         require_type(margins, Margins, "margins")
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
@@ -90,9 +100,9 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Return the seen and the unseen accuracy [P + 1] over the images with the indices `seen` and `unseen`.
+        """Return the curve's seen and unseen accuracies, each [P + 1], over chosen images, such as a bootstrap sample.
 
-        Repeated indices count repeatedly.
+        seen, unseen: indices of the images of seen and of unseen pairs; repeated indices count repeatedly.
         """
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
@@ -112,7 +122,10 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """Return a bias at a curve point: the middle of its interval, or a value beyond the outer breakpoints."""
+        """Return a bias that leads to a curve point: the middle of its interval, or a value beyond the breakpoints.
+
+        point: index of the point, from 0 (lowest biases) to the number of breakpoints (highest biases).
+        """
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -123,9 +136,10 @@ class Curve:
         return float(v[point - 1] / 2 + v[point] / 2)
 
     def table(self, limit: int | None = 500) -> pd.DataFrame:
-        """Return about `limit` evenly spread curve points (None: all) in columns `bias, seen, unseen, hm` (fractions).
+        """Return the curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
 
-        The ends and the point of the best harmonic mean are always included.
+        limit: approximate number of points, evenly spread along the curve; None: all points. The ends and the point of
+            the best harmonic mean are always included.
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
@@ -142,15 +156,21 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Return the share of images answered right at each of the P + 1 points of the bias curve.
+    """Return the share of images that are right at each of the P + 1 points of a seen–unseen curve.
 
-    until: last of these points at which each image is right [N]; -1: right at none. breakpoints: P."""
+    until: last point at which each image is right [N]; -1: right at none.
+    breakpoints: P, number of biases at which an image becomes right or wrong.
+    """
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Return the share of right images at each point [P + 1]; image i is right from `since[i]` on (P + 1: never)."""
+    """Return the share of images that are right at each of the P + 1 points of a seen–unseen curve.
+
+    since: first point at which each image is right [N]; P + 1: right at none.
+    breakpoints: P, number of biases at which an image becomes right or wrong.
+    """
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 
@@ -159,6 +179,6 @@ def _share(counts: Ints, images: int) -> Floats:
 
 
 def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
-    """Return the harmonic mean of seen and unseen accuracy, 0 where both are 0."""
+    """Return the elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
     total = seen + unseen
     return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)

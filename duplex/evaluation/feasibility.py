@@ -1,8 +1,8 @@
-"""Feasibility thresholds of unseen compositions in the open world (Mancini et al., 2021; Open-World CZSL).
+"""Choose feasibility thresholds, which exclude implausible unseen compositions in the open world.
 
-Feasibility is a number per composition, larger for more plausible ones. Unseen compositions with a feasibility below
-the threshold score -inf. All thresholds are evaluated in one pass over the scores: lowering the threshold by one step
-adds one bucket of compositions.
+Feasibility is a number per composition, larger for more plausible ones (Mancini et al., 2021; Open-World CZSL). Unseen
+compositions with a feasibility below the threshold score -inf. All thresholds are tried in one pass over the scores:
+unseen compositions are divided into buckets, and each step to a lower threshold adds one bucket to the candidates.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ BucketNumbers = NDArray[Any]  # [C] in the narrowest integer type that holds the
 
 
 class FeasibilityBlocks(Protocol):
-    """Feasibility of all compositions, computed in blocks for label spaces too large for memory."""
+    """Feasibility (how plausible each composition is), computed in blocks for label spaces too large for memory."""
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield each block's first composition and its feasibility values."""
+        """Yield the feasibility values in blocks: (index of the block's first composition, values)."""
 
 
 FeasibilityValues = Floats | FeasibilityBlocks  # [C], +inf for seen columns
 
 
 def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Floats:
-    """Return `count` equally spaced thresholds from the smallest to the largest feasibility of unseen compositions."""
+    """Return `count` evenly spaced thresholds from the least to the greatest feasibility of unseen compositions."""
     parts = (values[~seen[first : first + len(values)]] for first, values in _blocks(feasible))
     ends = [(part.min(), part.max()) for part in parts if part.size]
     if not ends:
@@ -44,9 +44,10 @@ def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Flo
 
 
 def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
-    """Return each composition's bucket [C] for `ScoreAccumulator`: the number of thresholds above its feasibility.
+    """Return each composition's bucket [C]: the number of `steps` (thresholds) that exclude it as implausible.
 
-    steps: thresholds, ascending.
+    steps: thresholds, ascending. Compositions in bucket 0 reach every threshold; `ScoreAccumulator` includes buckets
+        from 0 on.
     """
     kind = np.min_scalar_type(-steps.size - 1)
     below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
@@ -54,7 +55,7 @@ def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
 
 
 def is_feasible(feasible: FeasibilityValues, threshold: float) -> Bools:
-    """Return the mask [C] of compositions whose feasibility reaches the threshold."""
+    """Return the mask [C] of compositions whose feasibility (how plausible they are) is at least the threshold."""
     return np.concatenate([values >= threshold for _, values in _blocks(feasible)])
 
 
@@ -64,7 +65,10 @@ def _blocks(feasible: FeasibilityValues) -> Iterator[tuple[int, Floats]]:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The chosen feasibility threshold, all thresholds tried, the AUC of each, and the cross-fitted gain."""
+    """Chosen threshold that excludes implausible pairs; all thresholds tried, with their validation AUC; and its gain.
+
+    The gain in AUC over no threshold is measured on pairs that had no part in choosing the threshold.
+    """
 
     value: float
     candidates: Floats  # all thresholds tried, ascending
@@ -73,14 +77,17 @@ class Threshold:
 
     @property
     def passing_buckets(self) -> int:
-        """Number of buckets whose compositions reach the chosen threshold."""
+        """Number of buckets (compositions between two thresholds) whose feasibility reaches the chosen threshold."""
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """Return the feasibility threshold in `steps` with the best AUC; of equally good ones the lowest.
+    """Return the feasibility threshold with the best validation AUC; of equally good ones the lowest.
 
-    `accumulator` holds **validation** scores and was built with `bucket=buckets(feasible, steps)`.
+    accumulator: statistics of the scores of **validation** images, with unseen pairs grouped by these thresholds.
+    steps: thresholds to choose from, ascending.
+
+    Raise `DuplexError` without validation images of both seen and unseen pairs.
     """
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)

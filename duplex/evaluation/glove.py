@@ -26,10 +26,10 @@ class WordVectors:
 
 
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
-    """Read the vectors of names: each the mean of its words' vectors (`Faux.Fur`: faux, fur).
+    """Read a word vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
 
-    A hyphenated word that the file lacks counts as its parts. Words that the file lacks are skipped; a name without
-    any known word raises `DuplexError`.
+    A hyphenated word that the file lacks counts as its parts. Words that the file lacks are skipped; raise
+    `DuplexError` for a name without any known word.
     """
     words = [prompt_name(name).split() for name in names]
     wanted = {part for name in words for word in name for part in (word, *word.split("-"))}
@@ -72,9 +72,10 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
 
 
 def _numbers(text: str, place: str) -> Floats | None:
-    """Return the numbers after a word; None for lines of several words, which published files have ("at a@b.com 0.3").
+    """Return the vector in a line of a GloVe file, given the text after its first word.
 
-    `place` names the line in errors.
+    None if the line is for several words, such as "at a@b.com 0.3" (published files have a few such lines). `place`
+    names the line in errors.
     """
     try:
         float(text.partition(" ")[0])

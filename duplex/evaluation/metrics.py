@@ -1,4 +1,4 @@
-"""Metrics of one run in one world: S, U, best HM and AUC with intervals, state and object accuracy."""
+"""Compute metrics of scored images: S, U, best HM and AUC with confidence intervals, state and object accuracy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NO_PERCENTAGES = {"k", "bias", "images_seen", "images_unseen"}
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics as fractions (`to_dict`: percent); None where the images leave a number undefined (docs/metrics.md)."""
+    """Metrics of scored images as fractions: seen accuracy S, unseen accuracy U, best harmonic mean HM, AUC, others.
+
+    A metric is None if the images that it needs are missing (docs/metrics.md).
+    """
 
     k: int
     images_seen: int
@@ -63,7 +66,7 @@ def measure(
 ) -> Metrics:
     """Compute S, U, HM, AUC and the accuracies of states and objects from score statistics.
 
-    competitors: score statistics, the result of `ScoreAccumulator.competitors`.
+    competitors: score statistics (best scores of each image), the result of `ScoreAccumulator.competitors`.
     k: an image is right if its pair is among the best k.
     states: state of each column [C], for the accuracy of states.
     objects: object of each column [C], for the accuracy of objects.
@@ -106,10 +109,13 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """Return a table by frequency group: compositions, training and test images, shares and accuracies in percent.
+    """Return a table of accuracies by frequency group: head, medium, tail and unseen compositions.
 
-    `train`, `test`: compositions of the images. `right`: column name -> mask [test images] of right predictions. An
-    accuracy over no images is NaN.
+    Head to tail are the seen compositions by number of training images. A line per group has numbers of compositions,
+    of training and of test images, and accuracies in percent (NaN without images).
+
+    train, test: composition of each training image and of each test image.
+    right: name of an accuracy column of the table -> mask of the test images that are predicted right.
     """
     import pandas as pd
 
@@ -120,7 +126,9 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
         table[f"{split}_percent"] = 100 * counts / max(images.size, 1)
     for run, hits in right.items():
         if hits.shape != test.shape:
-            raise DuplexError(f"{run} has results for {hits.size} images, the test split has {test.size}")
+            raise DuplexError(
+                f"{run} has results for {hits.size} images, the test split has {test.size}; evaluate it again"
+            )
         counted = np.bincount(groups.of(test), weights=hits, minlength=len(GROUPS))
         images = table["test_images"].to_numpy()
         table[run] = np.divide(100 * counted, images, out=np.full(len(GROUPS), np.nan), where=images > 0)

@@ -14,7 +14,7 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Reliability:
-    """Answers grouped into B bins of equal width by their probability."""
+    """A model's answers in B equally wide bins of their probability, to compare probability with accuracy."""
 
     images: Ints  # [B]
     weight: Floats  # [B] share of the images' weight
@@ -25,8 +25,9 @@ class Reliability:
     def of(cls, probability: Floats, right: Bools, weight: Floats, bins: int = BINS) -> Reliability:
         """Group answers into bins by their probability.
 
-        probability: of each answer [N], from 0 to 1. right: mask of right answers [N].
-        weight: weights of the images [N], of any sum.
+        probability: probability of each answer [N], from 0 to 1.
+        right: mask of right answers [N].
+        weight: weights of the images [N]; they are scaled to sum to 1.
         """
         place = np.minimum((probability * bins).astype(int), bins - 1)
         share = weight / weight.sum()
@@ -38,14 +39,15 @@ class Reliability:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error: `sum_b weight_b |accuracy_b - probability_b|`, a fraction."""
+        """Expected calibration error, a fraction: sum of `weight |accuracy - probability|` over bins."""
         return float(np.nansum(self.weight * np.abs(self.accuracy - self.probability)))
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Return weights [N] of images that sum to `new_share` over images of unseen pairs, and to 1 over all images.
+    """Return weights [N] that give images of unseen pairs the share `new_share`, assumed to be their share in practice.
 
-    Without images of seen or of unseen pairs, all weights are equal.
+    The weights sum to 1, those of unseen pairs to `new_share`. Without images of seen or of unseen pairs, all are
+    equal.
     """
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):

@@ -1,6 +1,6 @@
-"""Nearest neighbours by cosine, on arrays.
+"""Find nearest neighbours by cosine, with NumPy.
 
-The paper's image-to-composition, prototype-to-image and feature-swapping retrieval all use `nearest`.
+All retrieval of the report (compositions for images, images for prototypes, feature swapping) uses `nearest`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ def unit(vectors: Vectors) -> Floats:
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Return the `k` rows of `gallery` [N, d] with the largest cosine to each of `queries` [Q, d], and the cosines.
+    """Return the row indices of the `k` gallery vectors with the largest cosine to each query, and these cosines.
 
-    Both are [Q, min(k, N)], cosines descending; of equal ones the lower row comes first.
+    queries: vectors [Q, d].
+    gallery: vectors to choose from [N, d].
+
+    Both results are [Q, min(k, N)], the largest cosine first; of equal cosines the lower row comes first.
     """
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
         raise UsageError(f"queries {queries.shape} and gallery {gallery.shape} must be matrices of the same width")
@@ -44,7 +47,7 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
 
 
 def _largest(similar: Floats, k: int) -> Ints:
-    """Return the columns [b, k] of the k largest values, descending; of equal values the lower column comes first."""
+    """Return the columns [b, k] of each row's k largest values, descending; of equal values the lower column first."""
     if not k:
         return np.empty((len(similar), 0), dtype=np.int64)
     last = np.partition(similar, -k, axis=1)[:, -k, None]
@@ -57,7 +60,12 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Return the share of retrieved gallery rows [Q, k] whose label in `labels` [N] is the query's `wanted` [Q]."""
+    """Return the share of retrieved items that have the wanted label, over all queries; NaN without any.
+
+    rows: retrieved items of each query, as indices [Q, k].
+    labels: label of each item [N].
+    wanted: label that each query looks for [Q].
+    """
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")
 
 

@@ -1,8 +1,9 @@
-"""Sampled bias sweep (`protocol: sampled`), for comparison with published tables.
+"""Metrics from a sample of about 20 biases (`protocol: sampled`), for comparison with published tables.
 
-As in the evaluator of Purushwalkam et al. (2019), biases are sampled from the unseen images that are right at b = 1000:
-every `n // 20`-th of their sorted margins `max seen score - label's score - 0.0001`. Straight lines join the curve's
-points there and at b = 1000. Arithmetic is single (for float64 scores double) and `torch.topk` orders equal scores.
+The biases are those of the evaluator of Purushwalkam et al. (2019). Of the `n` images of unseen pairs that are right at
+the bias 1000, the margins `max seen score - label's score - 0.0001` are sorted, and every `n // 20`-th is used as a
+bias. Straight lines join the curve's points at these biases and at 1000. Arithmetic has single precision (for float64
+scores double), and `torch.topk` decides between equal scores.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ POINTS = 20
 def sampled_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
-    """Return the metrics as published tables compute them, from sampled biases.
+    """Return the metrics at about 20 sampled biases, as published tables compute them.
 
-    `blocks`: function that returns all blocks `(slice of images, scores [b, C])`; it is called twice.
-
-    `target` [N]: column of each label; `seen`, `feasible_mask` [C] (default: all feasible); `k`: top-k.
+    blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
+    target: column of each image's label [N].
+    seen, feasible_mask: masks of the columns [C] (default: all feasible).
+    k: an image is right if its label is among the best k.
     """
     mask = torch.as_tensor(np.asarray(seen, dtype=bool))
     feasible = torch.as_tensor(np.asarray(np.ones_like(seen) if feasible_mask is None else feasible_mask, dtype=bool))
@@ -83,9 +85,10 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
 
 
 def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[Any], k: int) -> Metrics:
-    """Return the metrics from `hits` [biases, 2]: the numbers of correct seen and unseen images at each bias.
+    """Return the metrics from numbers of right images at each bias.
 
-    A bias is added to the scores of unseen pairs; the last one, 1000, stands for infinity.
+    hits: numbers of right images of seen and of unseen pairs [biases, 2].
+    biases: numbers added to the scores of unseen pairs; the last one, 1000, stands for infinity.
     """
     images = np.array([seen_images, unseen_images])
     accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)

@@ -1,8 +1,8 @@
-"""Score files: an `.npz` or `.h5` file with `scores [N, C]`, `target [N]` (column of each label) and `seen [C]`.
+"""Read score files: `.npz` or `.h5` files with `scores [N, C]`, `target [N]` (column of each label) and `seen [C]`.
 
-Optional: `feasible_mask [C]` (other columns score -inf), `k` (one or more), `state [C]` and `object [C]` (of each
-column, as numbers or text). Other arrays are refused, and all are checked first. An
-`.h5` file is read in blocks, so it may exceed memory.
+Optional arrays: `feasible_mask [C]` (the other columns score -inf), `k` (one or more, for top-k accuracy), `state [C]`
+and `object [C]` (of each column, as numbers or text). Files with further arrays are refused. An `.h5` file is read in
+blocks, so it may exceed memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ READ_ERRORS += (zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenErro
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """An open score file; `scores` of an `.h5` file is read when it is sliced."""
+    """An open file of scores and labels; the scores of an `.h5` file are read from disk when `scores` is sliced."""
 
     path: Path
     scores: Any  # [N, C]
@@ -54,11 +54,11 @@ class ScoreFile:
 
     @property
     def steps(self) -> range:
-        """Range of the first rows of the blocks in which scores are read."""
+        """Range of the first image's index in each block of images by which a score file is read."""
         return range(0, self.target.size, max(1, BLOCK // self.seen.size))
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield all scores in blocks: (slice of images, scores [b, C])."""
+        """Yield all scores in blocks of images: (slice of images, scores [b, C])."""
         for start in self.steps:
             rows = slice(start, min(start + self.steps.step, self.target.size))
             try:
@@ -69,7 +69,10 @@ class ScoreFile:
 
 
 def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
-    """Raise `UsageError` if two score files differ in labels, seen columns, or in states or objects that both list."""
+    """Raise `UsageError` unless two score files have the same labels and columns, so that they can be compared.
+
+    Columns are the same if they agree in which are seen, and in states and objects where both files list them.
+    """
     for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
         a, b = (_as_text(getattr(scores, field)) for scores in (first, second))
         if a is not None and b is not None and not np.array_equal(a, b):
@@ -80,7 +83,7 @@ def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
 
 
 def _as_text(values: NDArray[Any] | None) -> NDArray[Any] | None:
-    """Return texts of `.h5` files, which are UTF-8 bytes, as str; return other values unchanged."""
+    """Return an array of bytes, which is how `.h5` files store text, as str; return other arrays unchanged."""
     return np.char.decode(values, "utf-8", "replace") if values is not None and values.dtype.kind == "S" else values
 
 
@@ -100,7 +103,7 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
             raise UsageError(f"{path} has no {', '.join(map(repr, lacking))}; it holds {names or 'nothing'}")
         for name in names:
             if name in RENAMED:
-                raise UsageError(f"{path}: {name!r} has been renamed; save it as {RENAMED[name]!r}")
+                raise UsageError(f"{path}: the array {name!r} was renamed; save it as {RENAMED[name]!r}")
             if name not in REQUIRED + OPTIONAL:
                 known = ", ".join(REQUIRED + OPTIONAL)
                 raise UsageError(f"{path} holds {shown(name)}, which is no part of a score file; expected only {known}")
@@ -126,13 +129,13 @@ def _open(path: Path) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class _Entries:
-    """The arrays of an open score file."""
+    """Arrays of an open score file by name; errors in reading them raise `UsageError` with the file's path."""
 
     path: Path
     store: Any
 
     def find(self, name: str) -> Any:
-        """Return the array `name` (of an `.h5` file the data set, not read yet); None if the file lacks it."""
+        """Return the score file's array `name`, for `.h5` an HDF5 dataset that is not read yet; None if missing."""
         try:
             if name not in self.store:
                 return None
@@ -143,7 +146,10 @@ class _Entries:
             raise UsageError(f"{self.path}: {name!r} cannot be read: {_brief(error)}") from error
 
     def read(self, name: str, size: int | None = None) -> NDArray[Any] | None:
-        """Read an array of `size` values (if None: of at most `MAX_KS`); return None if the file lacks it."""
+        """Read the score file's array `name`, of `size` values; return None if the file lacks it.
+
+        Raise `UsageError` for another size; if `size` is None, for more than 1000 values.
+        """
         array = self.find(name)
         if array is None:
             return None
@@ -172,7 +178,7 @@ def _checked(path: Path, entries: _Entries) -> ScoreFile:
         raise UsageError(f"{path}: 'scores' has {columns:,} columns, more than can be evaluated at once")
     target = checked_columns(entries.read("target", images), f"{path}: 'target'")
     if target.min() < 0 or target.max() >= columns:
-        raise UsageError(f"{path}: 'target' holds {target.min()} to {target.max()}; columns are 0 to {columns - 1}")
+        raise UsageError(f"{path}: 'target' holds {target.min()} to {target.max()}; expected 0 to {columns - 1}")
     feasible = entries.read("feasible_mask", columns)
     return ScoreFile(
         path=path,
@@ -216,7 +222,7 @@ class Archive:
         return (name.removesuffix(".npy") for name in self.bundle.namelist())
 
     def find(self, name: str) -> NDArray[Any]:
-        """Return an array; raise `InvalidHDF5` before it is read if its header or its sizes are invalid."""
+        """Return an `.npz` file's array `name`; raise `InvalidHDF5` (also for `.npz`) if it is invalid or too large."""
         if name in self._read:
             return self._read[name]
         info = self.bundle.getinfo(f"{name}.npy")
@@ -242,7 +248,7 @@ class Archive:
 
 
 def open_npz(path: Path) -> Archive:
-    """Open an `.npz` file; raise `InvalidHDF5` for a single `.npy` array."""
+    """Open an `.npz` file; raise `InvalidHDF5` (also used for `.npz`) if it is a single `.npy` array."""
     with path.open("rb") as file:
         if file.read(len(NPY_MAGIC)) == NPY_MAGIC:
             file.seek(0)

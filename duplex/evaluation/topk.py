@@ -1,4 +1,4 @@
-"""Find the best scores in each group of columns: seen compositions, and unseen ones in one or more buckets.
+"""Find each image's best scores per group of columns: seen compositions, and one or more buckets of unseen ones.
 
 A bucket holds the unseen columns between two feasibility thresholds, so that all thresholds are tried in one pass over
 the scores. There are two implementations, in NumPy and in torch, because torch's `argmax` is many times slower than
@@ -30,7 +30,10 @@ SEEN, INFEASIBLE = 0, -1  # group numbers; unseen buckets are 1, 2, ...
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """A range of adjacent columns that belong to the same group, in a score block with reordered columns."""
+    """Adjacent columns of a block of scores whose best scores are searched together: only seen or only unseen ones.
+
+    A column is a composition; the block's columns may have been reordered to bring a group's columns together.
+    """
 
     group: int
     span: slice  # in the ordered block
@@ -39,7 +42,10 @@ class ColumnRun:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """Order of a score block's columns such that each group is one run of adjacent columns, or a few runs."""
+    """How to find best scores per group of columns (seen, unseen compositions): the columns' order and ranges.
+
+    A range holds adjacent columns of one group. Columns are reordered only if groups alternate often.
+    """
 
     order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
     runs: tuple[ColumnRun, ...]  # of the feasible groups
@@ -48,7 +54,11 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """Return the plan of a score block whose columns belong to `groups` [w]."""
+        """Return the order in which to search the columns of a block of scores, group by group.
+
+        groups: group number of each of the block's columns [w]: 0 for seen, from 1 on for unseen, -1 for infeasible
+            ones.
+        """
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
@@ -64,8 +74,10 @@ class ColumnPlan:
 
 
 def checked_mask(values: Any, name: str) -> Bools:
-    """Return a mask as bool; raise `UsageError` unless its values are true or false, or 1 or 0. `name` is for the
-    message."""
+    """Return a mask as bool; raise `UsageError` unless its values are true or false, or 1 or 0.
+
+    name: what the message calls the mask.
+    """
     array = np.asarray(values)
     if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
         raise UsageError(f"{name} must be true or false for each column")
@@ -73,10 +85,13 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Return the group number of each column [C]: 0 for seen, 1 + bucket for unseen, -1 for infeasible columns.
+    """Return the group number of each composition (column) [C]: 0 if seen, 1 + bucket if unseen, -1 if infeasible.
 
-    The type is the narrowest that holds the numbers. `seen` [C]; `bucket` [C]: numbers from 0 on of unseen columns
-    (default: one bucket); `feasible_mask` [C] (default: all).
+    seen: mask of the seen columns [C].
+    bucket: number of each unseen column's group, from 0 [C] (default: 0 for all).
+    feasible_mask: mask of the feasible columns [C] (default: all).
+
+    The integer type is the narrowest that holds the numbers. Raise `UsageError` for other shapes or values.
     """
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
@@ -96,11 +111,15 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Return label scores [b], the best `k` other scores per run of columns [R, b, k] and the place of the best [R, b].
+    """Return each image's label score, and its best `k` other scores in each range of columns that belong to one group.
 
-    `block` [b, w] is not changed. `label_position` [b] is the position of each label in the ordered block, -1 (label
-    score -inf) if it is not a feasible column of it. Scores fall along `k`, filled up with -inf; a place counts from
-    the start of its run and is the first of equal scores. NaN counts as the largest, so that callers find it.
+    block: scores [b, w], a NumPy array; they are not changed.
+    plan: order and ranges of the block's columns, with R ranges.
+    label_position: position of each label in the ordered block [b]; -1 if the label is not among its feasible columns.
+
+    The results are label scores [b] (-inf if the position is -1), the best other scores [R, b, k], and the place of the
+    best one [R, b]. Scores descend along `k`, filled up with -inf. A place counts from the start of its range and is
+    the first of equal scores. NaN counts as the largest, so that callers find it.
     """
     dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
     label = np.full(len(block), -np.inf)
@@ -122,7 +141,10 @@ def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, 
 
 
 def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
-    """Write each row's best scores into `best` [b, k] and return the best column [b]; overwrites `scores` [b, w]."""
+    """Write each image's k best scores into `best` [b, k], descending; return the column of the best score [b].
+
+    scores: of b images for w columns [b, w]; they are overwritten.
+    """
     rows, depth = np.arange(len(scores)), min(best.shape[1], scores.shape[1])
     places = []
     for j in range(depth):
@@ -135,7 +157,7 @@ def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
 
 
 def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (first row, part of a score block with its columns in the plan's order)."""
+    """Yield a block of scores in parts (first row, part), with columns of one group adjacent, as `plan` orders them."""
     if plan.order is None:
         yield 0, block
         return
@@ -144,14 +166,17 @@ def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArr
 
 
 def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
-    """Yield slices of `rows` rows of `width` scores; a slice has at most `scores` scores but at least one row."""
+    """Yield slices that divide `rows` rows of `width` scores into parts of at most `scores` scores, or one row."""
     step = max(1, scores // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Return the result of `topk_per_group` for a torch tensor [b, w], searched on its device."""
+    """Return each image's label score and its best `k` other scores per group of columns, for a torch tensor `block`.
+
+    Computes on the tensor's device; arguments and results are those of `topk_per_group`.
+    """
     import torch
 
     device = block.device

@@ -1,11 +1,12 @@
-"""Confidence intervals: DeLong's variance for AUC, a bootstrap over images for S, U and HM; for one method and for two.
+"""Confidence intervals of S, U, HM and AUC, for one method and for the difference of two.
 
-AUC is a Mann-Whitney statistic, so its variance follows from one number per image (DeLong et al., 1988). The bootstrap
-resamples seen and unseen images separately, because a test set fixes how many of each there are.
+AUC is a Mann-Whitney statistic, so its variance follows from one number per image (DeLong et al., 1988). S, U and HM
+are bootstrapped over images; images of seen and of unseen pairs are resampled separately, because a test set fixes how
+many of each there are.
 
-Over seeds and splits the bootstrap is hierarchical. A seed affects all images of a run, an image affects all runs, the
-choice of unseen pairs all runs on a split: each round draws splits, in each of them seeds and images, the same ones for
-both methods, and averages the metrics over the drawn runs.
+Over seeds and splits the bootstrap is hierarchical, because a seed affects all images of a run, an image affects all
+runs, and the choice of unseen pairs affects all runs on a split. Each round draws splits, and for each of them seeds
+and images, the same ones for both methods, and averages the metrics over the drawn runs.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Components:
-    """Parts of AUC per image, whose variance gives AUC's standard error (DeLong's method).
+    """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
 
-    The part of an image of a seen pair is the share of images of unseen pairs that a bias can separate it from, so
-    that both are right; of an image of an unseen pair, the same share among images of seen pairs.
+    The part of an image of a seen pair is the share of the images of unseen pairs for which some bias makes both images
+    right; the part of an image of an unseen pair is the same share of the images of seen pairs. Ties count one half.
     """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
@@ -51,12 +52,12 @@ class Components:
 
     @property
     def auc(self) -> float | None:
-        """AUC as a fraction; None without seen or without unseen images."""
+        """AUC as a fraction; None without images of seen or without images of unseen pairs."""
         return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of AUC by DeLong's formula; None with fewer than two seen or two unseen images."""
+        """Standard error of AUC by DeLong's formula; None with fewer than two images of seen or of unseen pairs."""
         if min(self.seen.size, self.unseen.size) < 2:
             return None
         return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
@@ -70,20 +71,21 @@ class Components:
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
     def minus(self, other: Components) -> Components:
-        """Return the components of the difference between two methods on the same images."""
+        """Return each image's part of the difference in AUC: this method minus another one on the same images."""
         return Components(self.seen - other.seen, self.unseen - other.unseen)
 
 
 def _rank(among: Floats, values: Floats) -> Floats:
-    """Return, for each of `values`, how many of `among` (sorted) are smaller; equal ones count one half."""
+    """Return, for each value, how many elements of the sorted array `among` are smaller; equal ones count one half."""
     rank: Floats = (np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2
     return rank
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """Return S, U and best HM of each method in each bootstrap round [methods, rounds, 3].
+    """Return S, U and best HM of each method in each bootstrap round over images [methods, rounds, 3].
 
-    methods: margins of each method on the same images. A round draws the same images for all methods.
+    methods: margins (biases at which images become right or wrong) of each method on the same images. A round draws the
+        same images for all methods.
     """
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
@@ -101,7 +103,7 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """Return the interval of the middle 95 % of bootstrap values; None if any value is NaN."""
+    """Return the interval that holds the middle 95 % of bootstrap values; None without values or if one is NaN."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -110,7 +112,7 @@ def percentiles(draws: Floats) -> Interval | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of a metric (fraction) between two methods on the same images."""
+    """Difference of one metric (a fraction) between two methods, with its confidence interval and p-value."""
 
     value: float
     interval: Interval | None  # 95 %
@@ -118,9 +120,12 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """Return the differences of two methods, `second - first`, in `seen, unseen, hm, auc`, by name.
+    """Return the differences of two methods, `second - first`, on the same images: metric -> `Difference`.
 
-    Metrics that the images leave undefined are left out. rounds, seed: of the bootstrap over images.
+    A difference has a 95 % interval and p-value. The metrics are `seen, unseen, hm, auc`; undefined ones are left out.
+
+    first, second: the methods' margins (biases at which images become right or wrong).
+    rounds, seed: number of rounds and random seed of the bootstrap over images.
     """
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
@@ -135,7 +140,10 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Return the two-sided p-value of bootstrapped differences [rounds]: twice the smaller share on one side of 0."""
+    """Return the two-sided p-value of bootstrapped differences [rounds]: twice the smaller share on one side of 0.
+
+    Differences of 0 count on both sides. None without rounds.
+    """
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -156,10 +164,15 @@ NAMES = ("seen", "unseen", "hm", "auc")
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Return the differences of two methods, `second - first`, in `seen, unseen, hm, auc`, averaged over seeds.
+    """Return the differences of two methods, `second - first`, averaged over seeds: metric -> `Difference`.
 
-    Metrics that the images leave undefined are left out. Each method has one `Margins` per seed. With one seed only
-    images are resampled, and AUC is compared by DeLong.
+    A difference has a 95 % interval and p-value. The metrics are `seen, unseen, hm, auc`; undefined ones are left out.
+
+    first, second: the methods' margins (biases at which images become right or wrong), one `Margins` per seed.
+    rounds, seed: number of rounds and random seed of the bootstrap over seeds and images; with one training seed over
+        images only, and AUC is compared by DeLong's method.
+
+    Raise `UsageError` unless both methods have the same number of seeds.
     """
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
@@ -172,9 +185,9 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Return the `Difference` (value, interval and p-value) of each metric by name.
+    """Return the `Difference` of each metric (value, 95 % interval and p-value) by name, from bootstrapped differences.
 
-    values: differences of the first D metrics of NAMES [D]; a metric whose value is NaN is left out.
+    values: differences of the first D of the metrics `seen, unseen, hm, auc` [D]; NaN: the metric is left out.
     draws: the same differences in each bootstrap round [rounds, D].
     """
     return {
@@ -185,21 +198,25 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Return the indices of all runs, of all seen images and of all unseen images: arguments of `mean_change`."""
+    """Return the indices of all runs, of all images of seen pairs and of all images of unseen pairs.
+
+    With them, `mean_change` (the mean difference of two methods) covers all data, not a bootstrap sample.
+    """
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
 def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """Draw a bootstrap sample: indices of runs, of seen images and of unseen images, each as many as there are."""
+    """Draw a bootstrap sample: indices of runs and of images of seen and of unseen pairs, with replacement."""
     drawn, seen, unseen = (rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs))
     return drawn, seen, unseen
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Return the mean difference of two methods in S, U, HM and AUC [4] over listed runs and images.
+    """Return the mean difference of two methods in S, U, HM and AUC [4] over chosen runs and images.
 
-    curves: one list of curves, one per run, for each of the two methods.
-    runs, seen, unseen: indices of runs, seen images and unseen images; repeated indices count repeatedly.
+    curves: for each of the two methods, the seen–unseen curves of its runs.
+    runs, seen, unseen: indices of runs, of images of seen pairs and of images of unseen pairs; repeated indices count
+        repeatedly.
     """
     drawn, times = np.unique(runs, return_counts=True)
     change = [summary_of(curves[1][run], seen, unseen) - summary_of(curves[0][run], seen, unseen) for run in drawn]
@@ -208,21 +225,30 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
 
 
 def summary_of(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
-    """Return S, U, best HM and AUC [4] of a curve over the seen and unseen images with the given indices."""
+    """Return S, U, best HM and AUC [4] of a seen–unseen curve, over chosen images.
+
+    seen, unseen: indices of the images of seen and of unseen pairs; repeated indices count repeatedly.
+    """
     s, u = curve.resampled(seen, unseen)
     return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area_under_curve(s, u)])
 
 
 def area_under_curve(seen: Floats, unseen: Floats) -> float:
-    """Return the area under the curve through points `(unseen_p, seen_p)`: trapezoids (ties count one half) and, on the
-    left, the rectangle of unseen images that are right at every bias."""
+    """Return the area under the curve through the points (unseen accuracy, seen accuracy), by trapezoids.
+
+    seen, unseen: accuracies at the curve's points, unseen accuracy rising. The area left of the first point (images of
+        unseen pairs that are right at every bias) is included.
+    """
     steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
     return float(steps.sum() + unseen[0] * seen[0])
 
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """Differences of two methods in `seen, unseen, hm, auc` over several splits; undefined ones are left out."""
+    """Differences of two methods in `seen, unseen, hm, auc` over several splits of a data set.
+
+    Metrics that are undefined for the images are left out.
+    """
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]  # difference of each metric on each split
@@ -232,10 +258,13 @@ class SplitComparison:
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare two methods over re-splits of a data set.
+    """Compare two methods over re-splits of a data set: the same images with other random choices of unseen pairs.
 
-    first, second: the methods' margins: per split, one `Margins` per seed, with the same seeds and images in both.
-    rounds, seed: of the bootstrap over splits, seeds and images.
+    first, second: the methods' margins (biases at which images become right or wrong): per split, one `Margins` per
+        seed, with the same seeds and images in both.
+    rounds, seed: number of rounds and random seed of the bootstrap over splits, training seeds and images.
+
+    Raise `UsageError` for fewer than two splits, or if the methods differ in splits or seeds.
     """
     splits = len(first), len(second)
     if splits[0] != splits[1] or splits[0] < 2:

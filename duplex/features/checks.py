@@ -1,4 +1,4 @@
-"""Checks that every feature cache passes before it is read or overwritten (layout in `features.layout`)."""
+"""Checks of a feature cache (HDF5 file of image features, see `features.layout`) before it is read or overwritten."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ HEAD = 1 << 16  # bytes within which every cache names its format
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise `DuplexError` if writing a feature cache to `path` would overwrite another kind of file.
+    """Raise `DuplexError` if writing a feature cache to `path` would overwrite a file of another kind.
 
-    Feature caches of any version, also damaged ones, may be overwritten, and HDF5 files with the suffix `.partial`.
+    Feature caches of any version may be overwritten, also damaged or unfinished ones.
     """
     refuse_unwritable(path)
     for file, signature in ((path, layout.FORMATS.encode()), (layout.partial_path(path), HDF5_SIGNATURE)):
@@ -51,10 +51,11 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
-    """Open a finished feature cache, or a shard of one, for reading, after checking its layout.
+    """Open a finished feature cache, or a shard (part) of one, for reading, after checking its layout.
 
-    `joined` allows a cache that is a view of shard files, all of which must exist. Raises `DuplexError` for any other
-    file, also for damage that appears in the `with` block.
+    Raises `DuplexError` for any other file, and for damage that is noticed later, inside the `with` block.
+
+    joined: also allow a cache whose values are in shard files, to which it refers; all of them must exist.
     """
     require_cache_file(path)
     try:
@@ -79,7 +80,10 @@ def open_cache(path: Path, *, joined: bool = True) -> Iterator[Any]:
 
 
 def _hint(path: Path) -> str:
-    """Return the end of an error message: how to make a cache again or, for names without .h5, which file to name."""
+    """Return the advice that ends an error message about a file that is not a valid feature cache.
+
+    If its name ends in .h5 or .hdf5, the advice is the command that writes the cache again; else, to name another file.
+    """
     is_named_so = {".h5", ".hdf5"}.intersection(path.suffixes)
     return repair_hint(path) if is_named_so else "name a file that `duplex extract` wrote"
 
@@ -95,7 +99,10 @@ def require_cache_file(path: Path) -> None:
 
 
 def read_identity(file: Any) -> Identity:
-    """Return an open feature cache's identity: what it was made from. Raises `InvalidHDF5` if a value is not text."""
+    """Return the identity of an open feature cache: the names and values of the settings that it was made with.
+
+    Raises `InvalidHDF5` if the identity is missing or a value is not text.
+    """
     group = file.get("identity") if isinstance(file.get("identity", getlink=True), h5py.HardLink) else None
     if not isinstance(group, h5py.Group):
         raise InvalidHDF5("there is no group 'identity'")
@@ -109,7 +116,10 @@ def read_identity(file: Any) -> Identity:
 
 
 def read_row_span(file: Any) -> layout.Span:
-    """Return the range of manifest rows that an open cache holds. Raises `InvalidHDF5` if the range is not valid."""
+    """Return the range of manifest rows (one per image) that an open feature cache holds.
+
+    Raises `InvalidHDF5` if the file states no valid range.
+    """
     numbers = [read_attribute(file, key) for key in ("start", "stop", "total")]
     if not all(isinstance(number, int | np.integer) for number in numbers):
         raise InvalidHDF5("its start, stop or total is not a whole number")
@@ -120,8 +130,10 @@ def read_row_span(file: Any) -> layout.Span:
 
 
 def check_values(file: Any, path: Path) -> None:
-    """Read all values of an open cache; raise an error if a row does not match its checksum, or if CLS features that
-    are marked as encoded are not finite."""
+    """Read all values of an open feature cache; raise an error if a row does not match its checksum.
+
+    Also raise one if CLS features are not finite although the row's status says that the image was encoded.
+    """
     statuses = file["status"][...]
     for name in layout.value_names(file):
         for rows, values in read_blocks(file, name):
@@ -133,11 +145,12 @@ def check_values(file: Any, path: Path) -> None:
 
 
 def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = False) -> None:
-    """Raise `InvalidHDF5` unless an open file has the HDF5 data sets of a feature cache, in valid types and shapes, and
-    valid row statuses.
+    """Raise `InvalidHDF5` unless an open file has the HDF5 data sets of a feature cache, in valid types and shapes.
 
-    virtual: allow a cache joined from shards, whose values are in the shard files.
-    unfinished: allow a sparse file, as extraction creates it.
+    The rows' statuses (whether each image is encoded) must be valid, too.
+
+    virtual: allow a cache joined from shards (files with a part of the rows each), which hold its values.
+    unfinished: allow a sparse file, which an extraction creates before it writes features.
     """
     with hdf5_errors_as_invalid():
         if not unfinished:
@@ -166,24 +179,28 @@ def check_layout(file: Any, path: Path, *, virtual: bool, unfinished: bool = Fal
             _check_shards(file, path, names)
         highest = int(file["status"][...].max())
         if highest >= layout.FIRST_BAD + len(layout.REASONS):
-            raise InvalidHDF5(f"the status {highest} has no meaning")
+            raise InvalidHDF5(f"the status {highest} of a row has no meaning")
 
 
 def _check_block_inputs(file: Any) -> None:
     if (layout.CODES in file and "block_inputs" in file) or (layout.CODES in file) != (layout.SCALES in file):
-        raise InvalidHDF5(f"expected the array 'block_inputs', or the arrays {layout.CODES!r} and {layout.SCALES!r}")
+        expected = f"the array 'block_inputs', or the arrays {layout.CODES!r} and {layout.SCALES!r}"
+        raise InvalidHDF5(f"its block inputs are incomplete or there twice; expected {expected}")
     if layout.CODES in file and layout.scale_shape(file[layout.CODES].shape[1:]) != file[layout.SCALES].shape[1:]:
         raise InvalidHDF5(f"{layout.SCALES!r} is {file[layout.SCALES].shape}, which does not fit {layout.CODES!r}")
 
 
 def _check_shards(file: Any, path: Path, names: list[str]) -> None:
-    """Raise an error if a shard of a joined cache is missing, or was extracted again with other settings or rows."""
+    """Raise an error unless all shard files to which a joined feature cache refers exist and still fit it.
+
+    A shard no longer fits if it was extracted again with other settings or other rows.
+    """
     if not all(file[name].is_virtual for name in names):
         raise InvalidHDF5("some of the arrays are links to shards and others are not; expected all or none")
     for name in names:
         for source in file[name].virtual_sources():
             if source.dset_name != name or Path(source.file_name).name != source.file_name or source.file_name == ".":
-                raise InvalidHDF5(f"{name!r} is a view of {source.file_name!r}, which is no shard's name")
+                raise InvalidHDF5(f"{name!r} is a view of {source.file_name!r}, which is not the name of a shard")
             if not (path.parent / source.file_name).is_file():  # HDF5 itself would return zeros
                 raise DuplexError(
                     f"{path} joins {source.file_name}, which is not beside it; restore it or extract that shard again"

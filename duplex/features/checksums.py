@@ -18,27 +18,32 @@ Checksums = NDArray[np.uint32]
 
 
 def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Checksums:
-    """Return the CRC-32 [B] of each row of a block [B, ...]; with the rows' statuses [B], it covers these too."""
+    """Return the CRC-32 [B] of each row of an array [B, ...].
+
+    statuses: a number [B] per row of a feature cache, which says if its image was encoded; checksums cover it, too.
+    """
     rows = np.ascontiguousarray(block).reshape(len(block), int(np.prod(block.shape[1:]))).view(np.uint8)
     begins = [0] * len(rows) if statuses is None else [zlib.crc32(bytes([status])) for status in statuses]
     return np.array([zlib.crc32(row.data, begin) for row, begin in zip(rows, begins, strict=True)], np.uint32)
 
 
 def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums:
-    """Return the checksums that an open cache holds for rows of its data set `name`."""
+    """Return the checksums (CRC-32) that an open feature cache stores for rows of its HDF5 data set `name`."""
     checksums: Checksums = file[CHECKSUMS][rows, value_names(file).index(name)]
     return checksums
 
 
 def contents_digest(file: Any) -> str:
-    """Return one digest of all images' CLS features in an open cache, and of which images could not be read."""
+    """Return one sha256 for an open feature cache's contents: all CLS features, and which images were unreadable."""
     return hashlib.sha256(stored_checksums(file, "cls").tobytes()).hexdigest()
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Return rows of the data set `name` of an open cache; raise `InvalidHDF5` if one does not match its checksum.
+    """Return rows of the HDF5 data set `name` of an open feature cache, after comparing them with their checksums.
 
-    rows: a slice, or rising row numbers. Pending rows are not checked.
+    Raises `InvalidHDF5` if a row differs. Rows whose image has not been encoded yet are not compared.
+
+    rows: a slice, or ascending row numbers.
     """
     values: NDArray[Any] = file[name][rows]
     statuses: Statuses = file["status"][rows]
@@ -48,7 +53,10 @@ def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
 
 
 def read_blocks(file: Any, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield all rows of the data set `name` of an open cache in blocks, each with its range; raise as `read_rows`."""
+    """Yield all rows of the HDF5 data set `name` of an open feature cache, some at a time: (range of rows, values).
+
+    Raises `InvalidHDF5` if a row does not match its checksum.
+    """
     data = file[name]
     step = max(1, BLOCK * len(data) // max(1, data.nbytes))
     for start in range(0, len(data), step):
@@ -57,6 +65,10 @@ def read_blocks(file: Any, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
 
 
 def refuse_wrong(name: str, rows: NDArray[np.int64], wrong: NDArray[np.bool_]) -> None:
-    """Raise `InvalidHDF5` that names the first of the cache's `rows` [B] that is `wrong` [B]."""
+    """Raise `InvalidHDF5` if rows of a feature cache do not match their checksums; the message names the first one.
+
+    rows: row numbers [B].
+    wrong: mask [B] of the rows that do not match.
+    """
     if wrong.any():
         raise InvalidHDF5(f"row {rows[wrong.argmax()]} of {name!r} does not match its checksum")

@@ -29,10 +29,10 @@ AHEAD = 2  # batches that a worker may be ahead
 
 @dataclass(eq=False)
 class ImageRows(Dataset[tuple[Tensor, int]]):
-    """Torch data set of the images of a cache's rows: an item is pixels [3, R, R] uint8 and a status.
+    """Torch data set that decodes image files: item i is the i-th image as pixels [3, R, R] uint8, and its status.
 
-    An image that cannot be read becomes black, with the reason as its status, so that the encoder always gets the same
-    batch. The status `RETRY` marks an image that could not be read because of the machine, such as too little memory.
+    An image that cannot be read becomes black, with the reason as its status, so that batches keep their size. The
+    status `RETRY` marks an image that could not be read because of the machine, such as too little memory.
     """
 
     images: Sequence[str]
@@ -52,7 +52,7 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
             return self.black, RETRY
 
     def read(self, row: int) -> tuple[Tensor, int]:
-        """Return pixels and status of a row; raise `MachineFault` where indexing returns the status `RETRY`."""
+        """Return an image's pixels and status (read, or why not); raise `MachineFault` if memory or disk fails."""
         try:
             return self._pixels(row), ENCODED
         except BadImageFile as bad:
@@ -68,9 +68,10 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
 
 
 def transformed(image: Image.Image, transform: Callable[[Image.Image], Tensor]) -> Tensor:
-    """Return the pixels of an RGB image by an encoder's `image_transform`.
+    """Apply an encoder's `image_transform` to an RGB image and return the pixels [3, R, R] uint8.
 
-    Raise `DuplexError` unless `transform` is a function that returns pixels: encoders may come from other packages.
+    Raise `DuplexError` if `transform` is not a function or returns anything else: encoders may come from other
+    packages.
     """
     if not callable(transform):
         raise DuplexError(f"the encoder's image_transform is {shown(transform)}; expected a function of an RGB image")
@@ -82,7 +83,7 @@ def transformed(image: Image.Image, transform: Callable[[Image.Image], Tensor]) 
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:
-    """Return the number of decoding processes; `auto` is one per available core, less one for the encoder."""
+    """Return the number of processes that decode images; "auto": one per available core, less one for the encoder."""
     if wanted != "auto":
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -97,11 +98,14 @@ def split_rows(rows: int, size: int) -> list[RowRange]:
 def decode_batches(
     images: ImageRows, ranges: Sequence[RowRange], num_workers: int, *, pinned: bool
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield first row, pixels [B, 3, R, R] and statuses [B] of each range, decoded ahead by `num_workers` processes.
+    """Decode each range of images ahead in worker processes; yield (first row, pixels [B, 3, R, R], statuses [B]).
 
-    pinned: whether the pixels go to a GPU, for which their memory is pinned. Without a GPU, the workers run at a lower
-        priority than the encoder, which uses the same cores: one preempted thread of a matrix product delays all of
-        them. At the lowest priority, other users' jobs would starve the workers.
+    A status says whether an image was read, or why it could not be (`features.layout`).
+
+    num_workers: number of worker processes; 0: decode in this process.
+    pinned: put pixels into pinned memory, for a GPU. Without a GPU, the workers run at a lower priority than the
+        encoder, which uses the same cores: one preempted thread of a matrix product delays all of them. At the lowest
+        priority, other users' jobs would starve the workers.
     """
     loader: DataLoader[tuple[Tensor, int]] = DataLoader(
         images,
@@ -119,10 +123,12 @@ def decode_batches(
 
 @contextmanager
 def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Raise `DuplexError` if a decoding worker dies during the `with` block.
+    """Raise `DuplexError` if a process that decodes images dies during the `with` block.
 
     The block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the main
-    process is at that moment. `kept`: what remains of the work, for the message.
+    process is at that moment.
+
+    kept: text for the error message about the finished work that is not lost.
     """
     try:
         yield

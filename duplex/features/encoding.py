@@ -28,14 +28,14 @@ MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory"
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """The encoder's outputs to store per image besides the CLS feature."""
+    """Choice of the encoder outputs to store per image besides the CLS feature, such as patch tokens."""
 
     patches: bool = False  # patch tokens
     block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
     bits: int = 16  # per number of the block inputs
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """Return the shape per image of each HDF5 data set that a cache needs for these encoder outputs."""
+        """Return the HDF5 data sets in which a cache stores the chosen encoder outputs: name -> shape per image."""
         shapes: dict[str, tuple[int, ...]] = {"patch": encoder.patch_shape} if self.patches else {}
         if self.block_inputs:
             row = block_input_shape(encoder, self.block_inputs)
@@ -45,7 +45,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch of images that the device is encoding, with the copies to the CPU already requested."""
+    """A batch of images that the device (CPU or GPU) is encoding; copies of its outputs to the CPU are queued."""
 
     start: int
     decoded: Tensor  # statuses [B], on the CPU
@@ -55,7 +55,11 @@ class PendingBatch:
 
     @classmethod
     def launch(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, outputs: OutputSpec) -> PendingBatch:
-        """Start encoding a batch of pixels. Only on CUDA does this return before the work is done."""
+        """Start encoding a batch of pixels and return the pending batch, which on a CPU is already encoded.
+
+        start: row of the batch's first image.
+        decoded: a status per image [B], which says whether the image could be read.
+        """
         device = encoder.device
         asynchronous = device.type == "cuda"
         pixels, readable = (x.to(device, non_blocking=asynchronous) for x in (pixels, decoded < FIRST_BAD))
@@ -75,7 +79,10 @@ class PendingBatch:
         return cls(start, decoded, finite, dict(zip(names, halves, strict=True)), done)
 
     def result(self) -> tuple[int, Statuses, Values]:
-        """Wait for the device; return the batch's first row, its statuses [B] and its encoder outputs [B, ...]."""
+        """Wait for the device; return the row of the batch's first image, a status per image and the encoder outputs.
+
+        A status [B] says whether an image was encoded, or why it was not. Outputs: HDF5 data set -> [B, ...].
+        """
         if self.done is not None:
             self.done.synchronize()
         statuses: Statuses = self.decoded.numpy().copy()
@@ -84,7 +91,7 @@ class PendingBatch:
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
-    """Append black images to each batch, so that its length is a multiple of `multiple`."""
+    """Append black images to each batch up to a multiple of `multiple`, so that batch size does not change features."""
     for start, pixels, statuses in batches:
         missing = -len(pixels) % multiple
         yield (
@@ -97,9 +104,10 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Yield first row, statuses [B] and encoder outputs [B, ...] of each batch, in order.
+    """Encode batches of pixels in order; yield (row of the first image, status per image, encoder outputs) of each.
 
-    On CUDA, the next batch is started before the result of the current one is awaited.
+    A status [B] says whether an image was encoded, or why it was not. Outputs: HDF5 data set -> [B, ...]. On CUDA, the
+    next batch is started before the result of the current one is awaited.
     """
     in_flight = int(encoder.device.type == "cuda")
     pending: list[PendingBatch] = []
@@ -115,7 +123,10 @@ def encode_batches(
 def report_memory_shortage(
     batch_size: int, remedy: str = "finished rows are kept: run the same command again with a smaller --batch-size"
 ) -> Iterator[None]:
-    """Raise `DuplexError`, ending with `remedy`, if memory runs out in the `with` block, on the CPU or on a device."""
+    """Raise `DuplexError` if memory for encoding runs out in the `with` block, on the CPU or on a device.
+
+    remedy: end of the error message, on what the user can do.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -33,7 +33,7 @@ class Examples:
 
     @property
     def cls(self) -> Tensor:
-        """The CLS features [n, d]."""
+        """CLS features [n, d] of the split's images."""
         return self.inputs["cls"]
 
     def to(self, device: torch.device) -> Examples:
@@ -44,11 +44,13 @@ class Examples:
 def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray) -> dict[str, Examples]:
     """Return the examples (cached features with labels) of each split.
 
-    Images that could not be read (mask `bad`, [N]) are left out. Raises `DuplexError` if cache and manifest differ in
-    length.
+    Images that could not be read (mask `bad`, [N]) are left out. Raises `DuplexError` if feature cache and manifest
+    (table of images) differ in length.
     """
     if len(manifest) != len(bad):
-        raise DuplexError(f"the manifest has {len(manifest)} rows, the cache {len(bad)}; run `dvc repro extract`")
+        raise DuplexError(
+            f"the manifest has {len(manifest)} rows, its feature cache {len(bad)}; run `dvc repro extract`"
+        )
     compositions = torch.from_numpy(labels.index(manifest["state"].tolist(), manifest["object"].tolist()))
     splits = manifest["split"].to_numpy()
     rows = {split: np.flatnonzero((splits == split) & ~bad) for split in SPLITS}
@@ -56,7 +58,7 @@ def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.nda
 
 
 def _select(inputs: Arrays, rows: Ints) -> dict[str, Any]:
-    """Return the rows `rows` of each input: CLS features in float32, tokens as cached (in memory or on the disk)."""
+    """Return the cached inputs of the images in `rows`: CLS features in float32, tokens in the type of the cache."""
     selected: dict[str, Any] = {
         name: values.at(rows) if isinstance(values, DiskTokens) else torch.from_numpy(values[rows])
         for name, values in inputs.items()

@@ -1,6 +1,7 @@
-"""Encode images with a frozen encoder and write their features to a cache.
+"""Encode images with a frozen encoder and write their features to a feature cache (an HDF5 file).
 
-A batch always holds the same images, so a feature never depends on where an interrupted extraction stopped.
+Images are always grouped into the same batches, on which the last bits of features depend: an extraction that was
+interrupted and resumed gives the same features.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ LISTED_BAD = 5  # bad images that an error lists
 
 @dataclass(frozen=True)
 class ExtractionJob:
-    """The inputs and options of the extraction of one cache file."""
+    """The inputs and options for encoding the images of one feature cache file."""
 
     path: Path
     identity: Identity
@@ -57,7 +58,7 @@ class ExtractionJob:
 
 @dataclass(frozen=True)
 class BadImage:
-    """An image without features: its row, its path and the reason."""
+    """An image that has no features because it could not be read or encoded: its row, its path and the reason."""
 
     row: int
     image: str
@@ -66,7 +67,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """Result of an extraction: the number of `rows` in the cache file, of which `resumed` were encoded earlier."""
+    """Result of an extraction: the number of `rows` in the cache file, of which earlier attempts encoded `resumed`."""
 
     path: Path
     rows: int
@@ -76,9 +77,9 @@ class ExtractionReport:
 
     def lines(self) -> list[str]:
         """Return the report as text: a summary line, then one line per image without features."""
-        resumed = f", {self.resumed} of them before" if self.resumed else ""
+        resumed = f", {self.resumed} of them from an earlier run" if self.resumed else ""
         encoded = self.rows - self.resumed
-        rate = f" at {encoded / self.seconds:.1f} images per second" if encoded and self.seconds else ""
+        rate = f", {encoded / self.seconds:.1f} images per second" if encoded and self.seconds else ""
         listed = [f"  bad: row {bad.row}, {bad.image}: {bad.reason}" for bad in self.bad]
         return [f"{self.path}: {self.rows} rows{resumed}{rate}, {len(self.bad)} bad", *listed]
 
@@ -105,21 +106,23 @@ def extract(
     limit: int | None = None,
     progress: bool = True,
 ) -> ExtractionReport:
-    """Encode images into the cache `out`.
+    """Encode images into the feature cache `out` (an HDF5 file).
 
-    A finished cache of the same identity is left as it is; an unfinished one is resumed. Images that cannot be read
-    keep their row, with the reason as its status.
+    A finished cache that was made with the same settings is kept; only images that have become readable since are
+    encoded. An unfinished one is resumed. Images that cannot be read keep their row, with the reason as its status.
 
-    images: paths relative to `root`, in the order of the manifest.
+    images: paths relative to `root`, in the order of the manifest (the data set's table of images).
     manifest_sha256: sha256 of the manifest file.
     batch_size: number of images that are encoded at once.
     num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
-    tokens: "patch" also keeps patch tokens.
-    block_inputs: also keep the input of this many last blocks of the image tower, in 16 or 8 `bits` per number.
-    shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
+    tokens: "patch" also stores patch tokens; "none" does not.
+    block_inputs: also store what enters the last `block_inputs` blocks of the image tower, so that these can be
+        trained.
+    bits: 16 or 8 bits per number of the block inputs.
+    shard: (k, n) encodes only the k-th of n shards (parts), counted from 0, into a file beside `out`.
     max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
     fresh: start again instead of resuming.
-    limit: encode only this many first images.
+    limit: encode only the first `limit` images.
     progress: show a progress bar on a terminal.
     """
     require(tokens, TOKENS, "tokens")
@@ -149,7 +152,10 @@ def extract(
 
 
 def _extract_file(job: ExtractionJob) -> ExtractionReport:
-    """Extract one cache file, resuming an unfinished one; return at once if the file is finished."""
+    """Write one feature cache file, resuming an unfinished one; a finished file is kept.
+
+    Images of a finished file that were unreadable and can be read now are encoded.
+    """
     began, path, rows = time.monotonic(), job.path, job.span.rows
     with claim_cache(path):
         statuses = None if job.fresh else statuses_if_finished(path, job.identity, job.span)
@@ -169,9 +175,12 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
 
 
 def statuses_if_finished(path: Path, identity: Identity, span: Span) -> Statuses | None:
-    """Return the row statuses of the cache at `path` if it is finished and undamaged and has this identity and span.
+    """Return a status per row (encoded, or why not) of a feature cache if it is finished and made as requested.
 
     Otherwise return None; if there is a file, the reason is printed on stderr.
+
+    identity: settings that it must have been made with.
+    span: rows of the data set's table of images that it must hold.
     """
     if not path.exists():
         return None
@@ -208,7 +217,10 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
 
 
 def _can_improve(statuses: Statuses, job: ExtractionJob) -> bool:
-    """Return whether an unreadable image of a finished cache can be read now; False for a cache joined from shards."""
+    """Return whether a finished feature cache has an image that was unreadable and can be read now.
+
+    False for a cache joined from shards, whose rows are not in the file itself.
+    """
     if next(_newly_readable(statuses, job), None) is None:
         return False
     with open_cache(job.path) as file:
@@ -216,13 +228,16 @@ def _can_improve(statuses: Statuses, job: ExtractionJob) -> bool:
 
 
 def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
-    """Yield the rows whose image could not be read before and can be read now."""
+    """Yield the rows whose images were unreadable, by their stored statuses, and can be read now."""
     unread = (statuses >= FIRST_BAD) & (statuses != NOT_FINITE)
     yield from (row for row in np.flatnonzero(unread).tolist() if job.rows[row][1] == ENCODED)
 
 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
-    """Encode every batch that has pending rows, including its finished rows, so that the batch stays the same."""
+    """Encode all images that have no features yet and write them to the unfinished cache.
+
+    Batches always hold the same images, so encoded images in a batch with a pending image are encoded again.
+    """
     total = len(job.rows.images)
     pending = [rows for rows in split_rows(total, job.batch_size) if (cache.statuses[slice(*rows)] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
@@ -251,7 +266,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
 
 @contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C, or SIGTERM of a scheduler, sets; a second signal has its usual effect.
+    """Yield a `threading.Event` that the first Ctrl-C, or a scheduler's SIGTERM, sets; a second signal acts as usual.
 
     Outside the main thread, which alone receives signals, the event is never set.
     """
@@ -277,7 +292,7 @@ def stop_requests() -> Iterator[threading.Event]:
 
 
 def _check_share_of_bad(statuses: Statuses, job: ExtractionJob) -> None:
-    """Raise `DuplexError` if unreadable images are more than a share `max_bad` of the cache file's rows."""
+    """Raise `DuplexError` if more than the allowed share (`max_bad`) of a cache file's images have no features."""
     bad = _bad_images(statuses, job)
     total = len(statuses)
     if len(bad) <= job.max_bad * total:

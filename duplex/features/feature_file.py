@@ -1,4 +1,4 @@
-"""Files of features that were computed elsewhere: `.npy`, one array; or `.npz`, with the images' names beside it.
+"""Files of image features computed by other programs: `.npy`, one array; or `.npz`, with the images' names beside it.
 
 numpy.save("X.npy", features)                                # [rows, width], rows in the order of the data set
 numpy.savez("X.npz", features=features, images=names)        # in any order: rows are found by name
@@ -25,7 +25,7 @@ CHUNK = 65_536  # rows checked at once
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """An opened file of features; a plain array stays on disk until its rows are read."""
+    """An opened .npy or .npz file of image features from another program; rows of a .npy file are read on demand."""
 
     path: Path
     values: NDArray[Any]  # [rows, width], floats
@@ -33,7 +33,10 @@ class FeatureFile:
 
     @classmethod
     def open(cls, path: Path) -> FeatureFile:
-        """Open a file and check its arrays. Raises UsageError or DuplexError for any other file."""
+        """Open a .npy or .npz file of image features and check the types and shapes of its arrays.
+
+        Raises UsageError if there is no such file or it holds other arrays, DuplexError if it is damaged.
+        """
         if (kind := kind_of_path(path)) not in ("a file", "missing"):
             raise UsageError(f"{path} is {kind}; expected a .npy file")
         try:
@@ -43,14 +46,16 @@ class FeatureFile:
             with content:
                 if set(content.files) != {"features", "images"}:
                     raise UsageError(
-                        f"{path} must hold one array of numbers [rows, width], or with names the arrays features "
-                        f"and images; it has several arrays ({', '.join(content.files)})"
+                        f"{path} has several arrays ({', '.join(content.files)}); expected one array of numbers "
+                        "[rows, width], or the arrays features and images (image names)"
                     )
                 values = _checked_values(path, content["features"])
                 try:
                     names = content["images"]
                 except ValueError:  # needs pickle
-                    raise UsageError(f"{path}: images holds Python objects; save `images.astype(str)`") from None
+                    raise UsageError(
+                        f"{path}: the array images holds Python objects; save `images.astype(str)`"
+                    ) from None
                 return cls(path, values, _checked_names(path, names, len(values)))
         except FileNotFoundError as error:
             raise UsageError(f"{path} does not exist") from error
@@ -62,7 +67,7 @@ class FeatureFile:
         return int(self.values.shape[1])
 
     def rows_of(self, images: Sequence[str]) -> Ints:
-        """Return the row of each image: by name if the file has names, else in order.
+        """Return each image's row in the file: by name if the file has image names, else 0, 1, 2, … in order.
 
         Raises UsageError if the file lacks an image or, without names, has another number of rows.
         """
@@ -83,8 +88,10 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Return the mask of those `rows` with NaN or infinity, or with zeros alone as float16. Raises UsageError for
-        values above float16's range."""
+        """Return a mask of the features that cannot be used, one element per row number in `rows`.
+
+        These have NaN or infinity, or are all zeros in float16. Raises UsageError for values above float16's range.
+        """
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
@@ -108,8 +115,10 @@ def _checked_values(path: Path, values: Any) -> NDArray[Any]:
 
 def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...]:
     if names.shape != (rows,) or names.dtype.kind != "U":
-        raise UsageError(f"{path}: images is {names.shape} {names.dtype}; expected {rows} names, as text")
+        raise UsageError(f"{path}: the array images is {names.shape} of {names.dtype}; expected {rows} names, as text")
     listed, counts = np.unique(names, return_counts=True)
     if (counts > 1).any():
-        raise UsageError(f"{path}: images lists {str(listed[counts > 1][0])!r} twice; expected one row per image")
+        raise UsageError(
+            f"{path}: the array images lists {str(listed[counts > 1][0])!r} twice; expected one row per image"
+        )
     return tuple(names.tolist())

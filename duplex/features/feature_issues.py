@@ -1,4 +1,4 @@
-"""Check a user's file of features against the data set and the encoder that it is added with."""
+"""Check a user's file of image features against its data set and the encoder that is said to have computed it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from duplex.features.identity import IMPORTED
 def check_features(
     path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Yield an issue if rows are zero or not finite. Raises UsageError if the file fits neither data set nor encoder.
+    """Check a user's file of image features; yield an issue if rows are unusable, and one if rows belong to no image.
+
+    Unusable rows are zero or not finite. Raises UsageError unless the file fits both the data set and the encoder.
 
     path: a .npy or .npz file (`features.feature_file`).
     is_table: whether the data set is a table, whose lines have an order that a file without names can follow.
     encoder: name of the encoder that made the features; IMPORTED if unknown.
-    max_bad: largest share of such rows; more is fatal.
+    max_bad: largest share of unusable rows; more are fatal.
     """
     file = FeatureFile.open(path)
     if file.names is None and not is_table:
@@ -36,7 +38,7 @@ def check_features(
     rows = file.rows_of(images)
     refuse_other_width(file, encoder, weights)
     if file.names is not None and (further := len(file.names) - len(images)):
-        yield DataIssue("further rows are of no image of the data set", further, (str(path),), False)
+        yield DataIssue("rows of features belong to no image of the data set", further, (str(path),), False)
     bad = [images[row] for row in np.flatnonzero(file.unusable(rows)).tolist()]
     if bad:
         fatal = len(bad) > max_bad * len(images)
@@ -44,7 +46,7 @@ def check_features(
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:
-    """Raise `UsageError` if an encoder makes features of another width than a file has."""
+    """Raise `UsageError` if an encoder's features have another width than those in a user's file."""
     if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
         raise UsageError(
             f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; name the "
@@ -53,7 +55,7 @@ def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> 
 
 
 def _encoder_width(name: str, weights: str | None) -> int | None:
-    """Return the width of an encoder's features without a download; None if it cannot be known without the weights."""
+    """Return the width of an encoder's features; None if it is only known from weights that are not on disk."""
     for entry in find_family(name).catalog():
         if entry.name == name:
             return entry.dim

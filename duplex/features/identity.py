@@ -1,4 +1,4 @@
-"""Identity of a feature cache (encoder, manifest and options that it was made from) and comparison of identities."""
+"""Identity of a feature cache (encoder, table of images and options of its making) and comparison of identities."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 
 
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
-    """Raise `DuplexError` unless a cache's identity is as expected; name the first difference and the command to run.
+    """Raise `DuplexError` unless a feature cache was made with the expected settings, such as the encoder.
 
-    A key expected as None must be absent; library versions may differ. Of imported features only the manifest and the
-    width are compared: the rest is unknown.
+    The message names the first difference and the command that makes the cache again. Versions of libraries may differ.
+    Of imported features only the table of images (manifest) and the width are compared: the rest is unknown.
+
+    stored: identity of the cache: setting -> value.
+    expect: expected settings; None as a value: the setting must be absent.
     """
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
@@ -52,7 +55,10 @@ def cache_identity(
     block_inputs: int = 0,
     bits: int = 16,
 ) -> Identity:
-    """Return the identity of a cache: all settings that its bytes depend on. Options at their defaults have no key."""
+    """Return the identity of a feature cache: setting -> value, for all settings that its bytes depend on.
+
+    Options at their default are left out.
+    """
     options = {
         "tokens": tokens if tokens != "none" else None,
         "limit": limit,
@@ -63,9 +69,9 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """Return the first key in which two identities differ, as messages name it; None if they are equal.
+    """Return the first setting in which the identities of two feature caches differ, by its name in messages.
 
-    Library versions count.
+    None if they are equal. Versions of libraries such as torch count as settings.
     """
     for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
         if stored.get(key) != expect.get(key):
@@ -74,7 +80,10 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path, *, imported: bool = False) -> str:
-    """Return the end of an error message: the command that writes the cache or shard at `path` again."""
+    """Return the end of an error message: the command that writes the feature cache (or its shard) at `path` again.
+
+    imported: whether its features were computed by another program.
+    """
     if imported:
         return f"`duplex cache import FILE --dataset {_dataset(path) or 'NAME'}` makes it again"
     command = extract_command(path)
@@ -85,18 +94,21 @@ def repair_hint(path: Path, *, imported: bool = False) -> str:
 
 
 def fresh_hint(path: Path) -> str:
-    """Return the end of an error message: the command that encodes all images of the cache at `path` again."""
+    """Return the end of an error message: the command that encodes all images of the feature cache at `path` again."""
     return f"`{extract_command(path)} --fresh` encodes all images again"
 
 
 def extract_command(path: Path, shard: str | None = None) -> str:
-    """Return the command that writes the cache at `path`, or its shard `k/n`."""
+    """Return the `duplex extract` command that writes the feature cache at `path`, or its shard (part) `k/n`."""
     target = _dataset(path) or f"NAME --out {path}"
     return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
 
 
 def _dataset(path: Path) -> str:
-    """Return the name of the data set whose cache lies at `path`, or "" where the path does not show it."""
+    """Return the name of the data set whose feature cache is at `path`: the folder's name if the file is `features.h5`.
+
+    Otherwise return an empty text.
+    """
     return path.parent.name if path.name == "features.h5" else ""
 
 

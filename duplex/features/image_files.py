@@ -1,7 +1,7 @@
 """Read image files as RGB; a file that is no readable image raises an error with the reason.
 
 Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
-ignored. The size is read from the header: a decompression bomb is never decoded.
+ignored. Width and height are read from the header: a decompression bomb is never decoded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TURNS = {  # by EXIF orientation; 1 is upright
 
 
 class BadImageFile(Exception):
-    """Raised for a file that cannot be read as an image; `reason` is one of `features.layout.REASONS`."""
+    """Raised for a file that cannot be read as an image; `reason` is one of `features.layout.REASONS` ("empty", …)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -55,8 +55,12 @@ def read_image(path: Path) -> Image.Image:
 
 
 def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return the first frame of an image file or of image bytes as 8-bit RGB; unlike `read_image`, do not check that
-    `path` is a regular file. Raises `BadImageFile` or `MachineFault`."""
+    """Return the first frame of an image, from a path or an open binary file, as 8-bit RGB.
+
+    Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
+    of the machine (memory, disk). Unlike `read_image`, it does not refuse paths that are no regular files, such as
+    pipes.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and sizes that the next check refuses
@@ -77,7 +81,8 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.I
 def as_rgb(image: Image.Image) -> Image.Image:
     """Return an image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
 
-    Pillow clips 16-bit grey at 255 when converting to RGB, which makes nearly all of it white; it is scaled first.
+    16-bit grey is scaled to 8 bits first: Pillow's conversion to RGB would clip it at 255 and make nearly all of it
+    white.
     """
     if image.mode.startswith("I;16") or image.mode == "I":
         values = np.asarray(image)
@@ -91,7 +96,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
-    """Return an image turned as its EXIF orientation says; unchanged if the metadata cannot be read."""
+    """Return an image's pixels turned as its EXIF orientation says; unchanged if the metadata cannot be read."""
     try:
         orientation = image.getexif().get(ORIENTATION_TAG)
     except Exception:  # as for the pixels

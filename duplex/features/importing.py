@@ -26,14 +26,17 @@ def import_features(
     images: Sequence[str] | None = None,
     max_bad: float = 1.0,
 ) -> Identity:
-    """Write the cache `out` from a file of features with one row per manifest row (`features.feature_file`).
+    """Write the feature cache `out` from a user's .npy or .npz file of features (`features.feature_file`).
 
-    Rows that are zero or not finite count as unreadable images. The encoder is unknown: the returned identity names
-    only the file and the manifest. Raises `UsageError` for another number of rows and for values that float16 cannot
-    hold; `DuplexError`, and no cache is replaced, if more rows are unreadable than `max_bad` allows.
+    Images whose features are zero or not finite count as unreadable. Returns the cache's identity, which names only the
+    file and the manifest (table of images), since the encoder is unknown.
 
+    Raises `UsageError` if the file lacks an image, has another number of rows, or has values that float16 cannot hold;
+    `DuplexError`, before an existing cache is replaced, if too many images count as unreadable.
+
+    rows: number of manifest rows.
     images: the manifest's image paths, by which the rows of a file with names are found.
-    max_bad: largest share of unreadable rows.
+    max_bad: largest share of images that may count as unreadable.
     """
     file = FeatureFile.open(source)
     if images is None and file.names is not None:

@@ -29,7 +29,11 @@ Vector = NDArray[np.float32]
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Return a cache's identity and its numbers of rows: all, bad by reason, NaN, zero and repeated."""
+    """Return a summary of a feature cache: its settings, shapes and norms, and its numbers of rows by kind.
+
+    The kinds are: all, pending (not encoded yet), unreadable images by reason, NaN, zero, and duplicates of another
+    row.
+    """
     with open_cache(path) as file:
         identity, span, statuses = read_identity(file), read_row_span(file), file["status"][...]
         good = statuses == ENCODED
@@ -67,12 +71,14 @@ def verify(
     sample: int = 32,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Compare all rows of a cache with their checksums; encode a random sample of its rows again and compare: outputs
-    by cosine, bad images by status.
+    """Check that a feature cache fits its images; raise `DuplexError` for the first row that does not.
 
-    images: paths relative to `root`, of which the cache has the features.
-    Returns the number of rows `checked`, their `worst_cosine` and, for block inputs, the mean relative
-    `block_inputs_error`. Raises `DuplexError` for the first row that disagrees.
+    All rows are compared with their checksums. A random sample of images is encoded again: outputs must agree with the
+    stored ones in direction (cosine), and the same images must be unreadable. Returns the number of images `checked`,
+    the `worst_cosine` and, for block inputs (stored inputs of blocks to fine-tune), the mean relative
+    `block_inputs_error`.
+
+    images: paths of all images of the data set, relative to `root`.
     """
     with open_cache(path) as file:
         identity = read_identity(file)
@@ -92,7 +98,7 @@ def verify(
         pixels, status = decoder.read(row)
         if (status >= FIRST_BAD) != (int(statuses[row]) >= FIRST_BAD):
             now, then = (status_reason(s) if s >= FIRST_BAD else "readable" for s in (status, statuses[row]))
-            raise DuplexError(f"{path}: {image} (row {row}) is {now}, in the cache {then}; {fresh_hint(path)}")
+            raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {fresh_hint(path)}")
         if statuses[row] != ENCODED:
             continue
         with capture_block_input(encoder, int(identity.get("block_inputs", 0))) as entered:
@@ -102,7 +108,9 @@ def verify(
         errors += [_relative_error(a, b) for a, b in zip(cached[1:], again[1:], strict=True)]
         worst = min(cosine, worst)
         if not cosine >= MIN_COSINE:  # NaN is not
-            raise DuplexError(f"{path}: row {row} is not {image} (cosine {cosine:.4f}); {fresh_hint(path)}")
+            raise DuplexError(
+                f"{path}: row {row} is not the feature of {image} (cosine {cosine:.4f}); {fresh_hint(path)}"
+            )
     error = {"block_inputs_error": float(np.mean(errors))} if errors else {}
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst, **error}
 
@@ -112,7 +120,7 @@ def _flat(values: Tensor) -> Vector:
 
 
 def _relative_error(cached: Vector, true: Vector) -> float:
-    """Return the relative error ||cached - true|| / ||true||."""
+    """Return the relative error of cached block inputs: ||cached - true|| / ||true||."""
     return float(np.linalg.norm(cached - true) / max(float(np.linalg.norm(true)), 1e-12))
 
 

@@ -6,11 +6,12 @@ block_inputs        [N, T, w] or [N, C, H, W] float16, optional: inputs of the i
                     in eight bits (`features.tokens`): block_inputs_int8 of that shape and
                     block_inputs_scale [N, T] or [N, H, W] float16
 status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
-checksums           [N, K] uint32: CRC-32 of each row of the K other data sets, in the order of `DATASETS`; the one of
-                    `cls` also covers the row's status
+checksums           [N, K] uint32: CRC-32 of each row of the K data sets of features and tokens, in the order of
+                    `DATASETS`; the one of `cls` also covers the row's status
 
-The attributes `start`, `stop` and `total` say which rows of the data set the file holds, the attributes of the group
-`identity` what the rows were made from.
+Each row is an image: N images, features of width d, T tokens of width w, or feature maps of C channels. The attributes
+    `start`, `stop` and `total` say which rows of the manifest (table of images) the file holds; those of the group
+    `identity`, with which settings the file was made.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Half = NDArray[np.float16]
 
 @dataclass(frozen=True)
 class Span:
-    """The rows that a cache file holds: [start, stop) of the data set's `total` rows."""
+    """The manifest rows (images) that a feature cache file holds: rows [start, stop) of the manifest's `total` rows."""
 
     start: int
     stop: int
@@ -76,7 +77,7 @@ def status_of_reason(reason: str) -> int:
 
 
 def value_names(present: Container[str]) -> list[str]:
-    """Return which of the HDF5 data sets `present` in a cache hold features or tokens, in the order of `DATASETS`."""
+    """Return the names of a feature cache's HDF5 data sets that hold features or tokens, in a fixed order."""
     return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS)]
 
 
@@ -86,10 +87,13 @@ def row_bytes(name: str, row: tuple[int, ...]) -> int:
 
 
 def scale_shape(row: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one image's 8-bit scales: [T] for tokens [T, w], [H, W] for a feature map [C, H, W]."""
+    """Return the shape of one image's scales, by which block inputs stored in 8 bits are multiplied.
+
+    It is [T] for tokens of shape `row` = [T, w], and [H, W] for a feature map [C, H, W].
+    """
     return row[1:] if len(row) == 3 else row[:1]
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the unfinished file of the cache at `path`."""
+    """Return the path to which a feature cache is written until it is finished: `path` with `.partial` appended."""
     return path.with_name(path.name + ".partial")

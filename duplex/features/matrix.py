@@ -14,9 +14,9 @@ SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normali
 
 
 def as_numpy(value: Any) -> Any:
-    """Return a tensor as a NumPy array, floats in float32 (NumPy has no bfloat16), and anything else as it is.
+    """Return a tensor as a NumPy array, floats in float32 (NumPy has no bfloat16); return other values unchanged.
 
-    Raise UsageError for a tensor without all values, such as a sparse one, and for a masked array.
+    Raise UsageError for a sparse, quantised or meta tensor, and for a NumPy array with masked numbers.
     """
     if np.ma.is_masked(value):
         raise UsageError("features is a masked array with masked numbers; leave their images out")

@@ -1,4 +1,4 @@
-"""Shards of a feature cache, joined to one cache; copies of a cache's rows."""
+"""Shards (files with a part of a feature cache's rows each): choose their rows, and join them to one feature cache."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Return the rows that a shard (k, n), the k-th of n, holds of `total` rows, and the path of its file.
+    """Return the range of rows that a shard (part) of a feature cache holds, and the path of its file.
 
-    With `shard` None these are all rows, and `out`.
+    A shard begins where a batch begins, so that its features equal those of an extraction without shards. Raises
+    `UsageError` for a shard that does not exist and for more shards than batches.
 
-    Shards begin where batches of the whole data set do, so that their features are those of an unsharded extraction.
-    Raises `UsageError` for a shard that does not exist and for more shards than batches.
+    total: number of rows of the whole cache.
+    shard: (k, n), the k-th of n shards, counted from 0; None: the whole cache, with the path `out`.
     """
     if total == 0:
         raise UsageError("there is no image to extract: the manifest is empty, or --limit is 0")
@@ -49,7 +50,10 @@ def shard_path(out: Path, k: int, n: int) -> Path:
 
 
 def find_shards(out: Path) -> list[Path]:
-    """Return the paths of all shards of the cache `out`, in order. Raises `DuplexError` if one is missing."""
+    """Return the paths of all shards (files with a part of the rows each) of the feature cache `out`, in order.
+
+    Raises `DuplexError` if one is missing.
+    """
     pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
     shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
     counts = {int(match[2]) for match in shards.values()}
@@ -67,10 +71,10 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path, *, copy: bool = False) -> int:
-    """Join all shards of the cache `out` to one file and return its number of rows.
+    """Join all shards (files with a part of the rows each) of the feature cache `out` to one file.
 
-    The file refers to the shard files, which must stay beside it. With `copy` it holds all values itself, and equals
-    the file of an unsharded extraction byte for byte.
+    Returns its number of rows. The file refers to the shard files, which must stay beside it. With `copy` it holds all
+    values itself, and equals the file of an extraction without shards byte for byte.
     """
     refuse_unwritable(out)
     paths = find_shards(out)
@@ -81,8 +85,11 @@ def join_shards(out: Path, *, copy: bool = False) -> int:
 
 
 def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
-    """Return the shards' common identity, ranges of rows, and row types; raise `DuplexError` if the shards disagree or
-    leave a gap."""
+    """Return what shard files state: their common identity (settings), each one's range of rows, and their row types.
+
+    A row type is the dtype of a whole row of an HDF5 data set. Raises `DuplexError` if the shards were made with
+    different settings or leave a gap.
+    """
     first: Identity | None = None
     spans: list[Span] = []
     types: RowTypes = {}
@@ -92,23 +99,27 @@ def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
             if first is not None and (key := first_difference(first, identity)):
                 raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
             if span.start != (spans[-1].stop if spans else 0) or (file["status"][...] == PENDING).any():
-                raise DuplexError(f"{path} does not follow the shard before it; extract all with one --batch-size")
+                raise DuplexError(f"{path} does not continue the shard before it; extract all with one --batch-size")
             first = identity
             spans.append(span)
             types = row_types(file)
     if spans[-1].stop != spans[-1].total:
-        raise DuplexError(f"{paths[-1]} is not the end of its data set; extract all shards from one manifest")
+        end = f"ends at row {spans[-1].stop} of {spans[-1].total}"
+        raise DuplexError(f"{paths[-1]}, the last shard, {end}; extract all shards from one manifest")
     assert first is not None
     return first, spans, types
 
 
 def row_types(file: Any) -> RowTypes:
-    """Return the dtype of one row of each HDF5 data set in an open cache."""
+    """Return HDF5 data set -> dtype of a whole row, such as 16 x float16, for an open feature cache."""
     return {name: np.dtype((file[name].dtype, file[name].shape[1:])) for name in file if name != "identity"}
 
 
 def _link_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, types: RowTypes) -> None:
-    """Write a cache whose HDF5 data sets refer to the shards by file name alone, so that the folder may be moved."""
+    """Write a feature cache that refers to shard files for all its values, as HDF5 virtual data sets.
+
+    It names the shards by file name alone, so that the folder may be moved.
+    """
     total = spans[-1].total
     with replace_file(out) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
         write_header(file, identity, Span(0, total, total))
@@ -120,7 +131,7 @@ def _link_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identi
 
 
 def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, types: RowTypes) -> None:
-    """Write a plain cache with the rows of the caches at `paths`, one after another."""
+    """Write the feature cache `out`, which holds copies of all rows of the caches at `paths`, one after another."""
     total = spans[-1].total
     token_shapes = {name: row.shape for name, row in types.items() if name not in REQUIRED}
     step = max(1, CHUNK // sum(row.itemsize for row in types.values()))  # rows
@@ -136,10 +147,11 @@ def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identit
 
 
 def copy_matching_cache(source: Path, expected: Identity, out: Path, identity: Identity) -> bool:
-    """Copy a cache for another manifest with the same images in the same order; extraction would give the same bytes.
+    """Copy the feature cache `source` to `out` with another `identity` (settings) instead of encoding images again.
 
-    Return False, and write nothing, if `out` exists in any state or `source` is not a finished cache with the identity
-    `expected`.
+    This is for another manifest (table of images) with the same images in the same order, for which encoding would give
+    the same bytes. Returns True if the cache was copied. Returns False, and writes nothing, if `out` exists, even
+    unfinished, or if `source` is not a finished cache with the identity `expected`.
     """
     if out.exists() or partial_path(out).exists():
         return False

@@ -1,8 +1,8 @@
-"""Writing and reading a feature cache: one HDF5 file, one row per image, in the order of the manifest.
+"""Write and read a feature cache: one HDF5 file, one row per image, in the order of the data set's table.
 
 An unfinished cache is `NAME.partial` beside its final path. Its layout is complete before the first row is encoded, so
-that rows are plain writes at fixed offsets and a process killed at any moment leaves a file that opens. One rename
-finishes the file. Its bytes depend neither on time nor on the number of attempts.
+that rows are plain writes at fixed offsets and a process killed at any moment leaves a file that opens. A finished file
+is renamed to its final path. Its bytes depend neither on time nor on the number of attempts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from duplex.system.lock import sole_writer
 
 @dataclass(frozen=True)
 class Features:
-    """The features of a finished feature cache, in memory."""
+    """The CLS features of all images of a finished feature cache, in memory."""
 
     path: Path
     identity: Identity
@@ -57,10 +57,10 @@ class Features:
 
 
 def open_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
-    """Read the CLS features of a finished cache into memory; raise `DuplexError` for a shard or an unfinished one.
+    """Read the CLS features of a finished feature cache into memory; raise `DuplexError` if it is incomplete.
 
     path: the HDF5 file.
-    expect: what the cache's identity must hold, such as the encoder's and {"manifest": sha256}; None: anything.
+    expect: settings that the cache must have been made with, such as {"manifest": sha256}; None: any.
     """
     path = checked_path(path, "the feature cache")
     with open_cache(path) as file:
@@ -69,7 +69,7 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
             check_identity(identity, expect, path)
         if not span.whole:
             raise DuplexError(
-                f"{path} holds rows {span.start} to {span.stop} of {span.total}; `duplex cache join` joins shards"
+                f"{path} is a shard, rows {span.start} to {span.stop} of {span.total}; `duplex cache join` joins all"
             )
         pending = int((statuses == PENDING).sum())
         if pending:
@@ -85,14 +85,20 @@ def read_contents_digest(path: Path) -> str:
 
 @contextmanager
 def claim_cache(path: Path) -> Iterator[None]:
-    """Hold the lock for writing the cache at `path`. Raises `DuplexError` if it is taken, or another file is there."""
+    """Hold the lock for writing the feature cache at `path` during the `with` block.
+
+    Raises `DuplexError` if another process holds it, or if a file of another kind is at `path`.
+    """
     refuse_foreign(path)
     with sole_writer(path, "extraction", "or give this one another --out"):
         yield
 
 
 def write_header(file: Any, identity: Mapping[str, str], span: Span) -> None:
-    """Write format, span and identity as HDF5 attributes; fixed-length text, so that equal caches have equal bytes."""
+    """Write a feature cache's format, range of rows and identity (settings) as attributes of an open HDF5 file.
+
+    Text has a fixed length, so that equal caches have equal bytes.
+    """
     file.attrs["format"] = np.bytes_(FORMAT)
     for key in ("start", "stop", "total"):
         file.attrs[key] = np.int64(getattr(span, key))
@@ -105,7 +111,7 @@ class PartialCache:
     """An unfinished feature cache, to write rows into. The caller must hold the cache's lock (`claim_cache`)."""
 
     def __init__(self, path: Path) -> None:
-        """Open the unfinished file of the cache at `path`. Raises `InvalidHDF5` if the file is damaged."""
+        """Open the unfinished file of the feature cache `path`. Raises `InvalidHDF5` if the file is damaged."""
         self.path = path
         self.partial = partial_path(path)
         with _open_partial(self.partial) as file, hdf5_errors_as_invalid():
@@ -132,10 +138,10 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create the unfinished file of the cache at `path`, with no row encoded yet.
+        """Create the unfinished file of the feature cache `path`, with no row encoded yet.
 
         identity: settings that the cache's bytes depend on.
-        span: rows of the manifest that the file holds.
+        span: rows of the data set's table of images that the file holds.
         dim: width of the features.
         token_shapes: the HDF5 data sets of tokens, each with its shape per image.
         """
@@ -158,8 +164,9 @@ class PartialCache:
         return cls(path)
 
     def write(self, row: int, statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write the rows of consecutive images, from cache row `row` on; `commit` makes them final.
+        """Write the rows of consecutive images, from cache row `row` on; they count as finished after `commit`.
 
+        statuses: [B], whether each image was encoded, or why it was not.
         values: HDF5 data set -> values [B, ...] of these images, for all data sets but `status` and `checksums`.
         """
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in value_names(self._offset)}
@@ -169,7 +176,7 @@ class PartialCache:
         self._uncommitted.append((row, statuses))
 
     def commit(self) -> None:
-        """Write the rows to disk and only then their statuses, so that no lost row counts as finished."""
+        """Flush written rows to disk, and only then mark them as finished: a crash loses no row that is marked."""
         if not self._uncommitted:
             return
         self._sync()

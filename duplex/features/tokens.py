@@ -1,7 +1,8 @@
-"""Tokens of a cache (patch tokens, or block inputs): in memory where they fit, else read from the disk on demand.
+"""Read the tokens of a feature cache: patch tokens, or block inputs (stored inputs of blocks to fine-tune).
 
-MIT-States at ViT-L/14 is 53,753 x 256 x 1,024 x 2 B = 28 GB. `DiskTokens` stands for such rows in a method's inputs.
-Training reads shuffled blocks and announces the next ones (`duplex.training.loop`).
+Tokens are in memory if they fit, else read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x
+2 B = 28 GB. A method then gets `DiskTokens` in place of a tensor, and training reads images in shuffled groups and
+announces the next ones to the operating system (`duplex.training.loop`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ CPU = torch.device("cpu")
 
 
 def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | DiskTokens | None:
-    """Return the tokens `name` ("patch" or "block_inputs") of a cache: [N, ...] float16, zero where an image is bad.
+    """Return the tokens `name` ("patch" or "block_inputs") of all images of a feature cache; None if it has none.
 
-    Up to `limit` bytes are read into memory, more stay on the disk. None if the cache has no such tokens.
+    They are [N, ...] float16, zero for images that could not be read. Up to `limit` bytes are read into memory; more
+    stay on the disk, as `DiskTokens`.
     """
     with open_cache(path) as file:
         names = stored_names(file, name)
@@ -50,24 +52,31 @@ def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half
 
 
 def stored_names(file: Any, name: str) -> tuple[str, ...]:
-    """Return the HDF5 data sets that hold a cache's tokens `name`: one in float16, two in eight bits, or none."""
+    """Return the names of the HDF5 data sets with the tokens `name` ("patch" or "block_inputs") of a feature cache.
+
+    Tokens in float16 have one, tokens in 8 bits two (integer codes and scales); the result is empty without tokens.
+    """
     if name in file:
         return (name,)
     return (CODES, SCALES) if name == "block_inputs" and CODES in file else ()
 
 
 def read_stored(names: tuple[str, ...], read: Callable[[str], NDArray[Any]]) -> Half:
-    """Return tokens in float16 from the HDF5 data sets `names`, whose values `read(name)` returns."""
+    """Return stored tokens in float16, converted from 8-bit codes and scales if they are stored so.
+
+    names: the HDF5 data sets that hold them (`stored_names`).
+    read: returns the values of one of these data sets.
+    """
     values, *scales = map(read, names)
     return dequantize(values, *scales) if scales else np.asarray(values, dtype=np.float16)
 
 
 @dataclass(frozen=True)
 class CacheFile:
-    """One open file of a cache (the cache itself, or a shard that it joins).
+    """One open file of a feature cache (the cache itself, or a shard with some rows), from which tokens are read.
 
-    Rows are read with system calls instead of HDF5, so that the system can get hints which rows come next. A thread
-    that reads ahead would take a core from the matrix products of a training step, whose threads wait for each other.
+    Rows are read with system calls instead of HDF5, so that the operating system can be told which rows come next.
+    Reading ahead in a thread would take a core from the matrix products of training, whose threads wait for each other.
     """
 
     path: Path
@@ -76,7 +85,7 @@ class CacheFile:
     arrays: dict[str, tuple[np.dtype[Any], int]]  # by data set: type of a whole row, and offset of the first in bytes
 
     def read(self, name: str, row: int, count: int) -> NDArray[Any]:
-        """Return `count` rows of the HDF5 data set `name`, beginning at row `row` of the whole cache."""
+        """Return `count` rows of the HDF5 data set `name`, from row `row` of the cache (not of this file) on."""
         row_type, offset = self.arrays[name]
         block = np.empty(count, row_type)
         view = block.view(np.uint8).ravel().data
@@ -90,7 +99,7 @@ class CacheFile:
         return block
 
     def read_ahead(self, row: int, count: int) -> None:
-        """Announce to the operating system, if it supports that, that `count` rows from `row` on will be read soon."""
+        """Tell the operating system, if it supports that, that `count` rows from row `row` on will be read soon."""
         if not hasattr(os, "posix_fadvise"):
             return
         for row_type, begin in self.arrays.values():
@@ -102,9 +111,12 @@ class CacheFile:
 
 
 class CacheFiles:
-    """The open files (cache or shards) with the HDF5 data sets `names`. They close with this object.
+    """All open files of one feature cache (the cache itself, or its shards), from which tokens are read.
 
-    Each row is compared with its checksum when it is read for the first time.
+    Each row is compared with its checksum when it is read for the first time. Files are closed when this object is
+    deleted.
+
+    names: the HDF5 data sets of the tokens.
     """
 
     def __init__(self, path: Path, names: tuple[str, ...]) -> None:
@@ -133,9 +145,11 @@ class CacheFiles:
         return CacheFile(path, descriptor, first, arrays)
 
     def read(self, name: str, file: CacheFile, row: int, count: int) -> NDArray[Any]:
-        """Return `count` rows of the HDF5 data set `name` from one of these files, as `CacheFile.read` does.
+        """Return `count` rows of the HDF5 data set `name` from one file of the cache, after comparing their checksums.
 
-        Raises `DuplexError` for a row that does not match its checksum.
+        Raises `DuplexError` for a row that does not match.
+
+        row: number of the first row in the cache (not in this file).
         """
         values = file.read(name, row, count)
         rows = np.arange(row, row + count)
@@ -149,9 +163,9 @@ class CacheFiles:
         return values
 
     def runs(self, wanted: Ints) -> Iterator[tuple[CacheFile, int, Ints]]:
-        """Group the cache rows `wanted` into runs of consecutive rows within one file, in the order of the files.
+        """Group the cache rows `wanted` into runs of consecutive rows within one file, so that each run is one read.
 
-        Yields (file, first row of the run, positions in `wanted` of the run's rows).
+        Yields (file, first row of the run, positions in `wanted` of the run's rows), in the order of the files.
         """
         order = np.argsort(wanted, kind="stable")
         rows = wanted[order]
@@ -163,7 +177,10 @@ class CacheFiles:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Tokens of n rows of a cache, left on the disk. Indexed like a tensor [n, T, w], by a slice or by positions."""
+    """Tokens (patch tokens or block inputs) of n images that stay on the disk until they are indexed.
+
+    Indexing by a slice or a tensor of positions reads them, as if this were a tensor [n, T, w] or [n, C, H, W].
+    """
 
     files: CacheFiles
     rows: Ints  # rows of the cache that this object stands for
@@ -171,7 +188,7 @@ class DiskTokens:
 
     @classmethod
     def open(cls, path: Path, name: str = "patch") -> DiskTokens:
-        """Return the tokens `name` of all rows of a cache that has such tokens."""
+        """Return the tokens `name` ("patch" or "block_inputs") of all images of a feature cache that stores them."""
         with open_cache(path) as file:
             files = CacheFiles(path, stored_names(file, name))
         return cls(files, np.arange(files.total))
@@ -184,14 +201,14 @@ class DiskTokens:
         return (len(self.rows), *self.files.row)
 
     def at(self, places: Ints) -> DiskTokens:
-        """Return the tokens at the positions `places` as `DiskTokens`, without reading them."""
+        """Return the tokens of the images at positions `places` as a new `DiskTokens`, without reading them."""
         return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> DiskTokens:
         return replace(self, device=device)
 
     def read_ahead(self, places: Tensor) -> None:
-        """Announce to the operating system that the tokens at the positions `places` will be read soon."""
+        """Tell the operating system that the tokens of the images at positions `places` will be read soon."""
         for file, first, targets in self.files.runs(self.rows[places.cpu().numpy()]):
             file.read_ahead(first, len(targets))
 
@@ -205,9 +222,9 @@ class DiskTokens:
         return out.to(self.device, non_blocking=pinned)
 
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
-        """Return all row numbers [n] in a random order that a disk reads fast.
+        """Return the positions 0 to n - 1 of all images in a random order in which a disk reads their tokens fast.
 
-        Blocks of neighbouring rows are drawn at random, and rows are mixed within every `WINDOW` blocks. The order
+        Blocks of neighbouring images are drawn at random, and images are mixed within every `WINDOW` blocks. The order
         depends on `generator` alone.
         """
         size = max(1, BLOCK // (int(np.prod(self.files.row)) * 2))
@@ -225,9 +242,9 @@ ROWS = 4096  # dequantised at once
 
 
 def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise tokens to 8 bits: return codes q (int8, of the shape of `y`) and scales s (float16).
+    """Quantise tokens to 8 bits: return codes q (int8) and one scale s (float16) per token, with y ≈ s q.
 
-    y: [B, T, w] or [B, C, H, W] float16; s: [B, T] or [B, H, W].
+    y: tokens [B, T, w] or feature maps [B, C, H, W], in float16. q has the shape of y; s is [B, T] or [B, H, W].
     """
     axis = 1 if y.ndim == 4 else 2
     wide = y.float()
@@ -237,7 +254,11 @@ def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(q: NDArray[np.int8], s: Half) -> Half:
-    """Return tokens in float16 from codes q and scales s, in the shapes of `quantize`: their product s q."""
+    """Return the tokens s q in float16 from the codes q (int8) and the scales s (float16) that `quantize` returned.
+
+    q: [B, T, w] or [B, C, H, W].
+    s: [B, T] or [B, H, W].
+    """
     axis = 1 if q.ndim == 4 else 2
     y = np.empty(q.shape, np.float16)
     for start in range(0, len(q), ROWS):

@@ -3,10 +3,11 @@
     MODEL.cache/features-KEY/LIST/contents.txt    sha256 of each image file, one per line: the rows of features.h5
     MODEL.cache/features-KEY/LIST/features.h5
 
-`KEY` identifies the encoder and its outputs, `LIST` the list of image contents. After renaming a file or correcting a
-label, no image is encoded again. With further images, the existing rows are copied to the start of a larger cache, only
-the new images are encoded, and the smaller cache is removed. `contents.txt` is written last, after the digests of the
-files were found to be the same as before encoding; without it, a cache is made again.
+`MODEL` is the model's folder, `KEY` identifies the encoder and its outputs, `LIST` the lines of contents.txt. After
+renaming a file or correcting a label, no image is encoded again. With further images, the existing rows are copied to
+the start of a larger cache, only the new images are encoded, and the smaller cache is removed. `contents.txt` is
+written last, after the digests of the files were found to be the same as before encoding; without it, a cache is made
+again.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class ContentCache:
 
     @property
     def place(self) -> Path:
-        """The folder of this encoder's features, named by the encoder's identity and outputs."""
+        """Folder of one encoder's cached features, named by a hash of the encoder and the kinds of outputs stored."""
         identity = {**self.tower.identity.to_dict(), "block_inputs": str(self.block_inputs)}
         return (
             self.folder / f"features-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]}"
         )
 
     def fill(self, root: Path, images: Mapping[str, str], max_bad: float = 0.01) -> ContentFeatures:
-        """Encode the images that are not in the cache and return the features of all images.
+        """Encode the images whose features are not cached yet; return the cache with the features of all images.
 
         root: folder of the image files.
         images: sha256 of an image file -> path below `root` of a file with that content.
@@ -91,10 +92,12 @@ class ContentCache:
     def _extend(
         self, root: Path, images: Mapping[str, str], known: Path | None, contents: list[str], max_bad: float
     ) -> ContentFeatures:
-        """Write a new cache of all `images` and remove the cache `known`, whose rows of these images are copied.
+        """Write a feature cache of all `images`: copy the rows that an older cache has, and encode the other images.
 
-        known: folder of a finished cache that holds some of the images; None: there is none.
-        contents: sha256 of the image of each row of `known`.
+        The older cache is removed.
+
+        known: folder of the older cache, which holds some of the images; None: there is none.
+        contents: sha256 of the image of each row of the older cache.
         """
         kept = {digest: row for row, digest in enumerate(contents) if digest in images}
         wanted = [*kept, *sorted(images.keys() - kept.keys())]
@@ -131,9 +134,12 @@ class ContentCache:
         return ContentFeatures(file, {digest: row for row, digest in enumerate(wanted)})
 
     def _copy(self, source: Path, rows: Ints, out: Path, total: int, digest: str) -> None:
-        """Create the unfinished cache `out` of `total` rows, beginning with copies of the rows `rows` of `source`.
+        """Create the feature cache `out` of `total` rows and copy rows of the cache `source` to its start.
 
-        Extraction then encodes the other rows. `digest`: sha256 of the list of contents of `out`.
+        Extraction then encodes the other rows. Nothing is created if the two caches differ in encoder or outputs.
+
+        rows: row numbers in `source`, in the order of their copies.
+        digest: sha256 of the list of image contents of `out`.
         """
         encoder = self.tower.identity.to_dict()
         identity = cache_identity(encoder, digest, "none", None, self.block_inputs, self.encoder.bits)
@@ -154,7 +160,10 @@ class ContentCache:
 
 
 def _read_contents(cache: Path) -> list[str] | None:
-    """Return the sha256 of the image of each row of a cache; None if the list is missing or damaged."""
+    """Return the sha256 of the image file of each row of a feature cache; None if this list is missing or damaged.
+
+    cache: folder of the cache.
+    """
     try:
         text = (cache / CONTENTS).read_text(encoding="utf-8")
         with open_cache(cache / FEATURES) as file:
@@ -166,7 +175,7 @@ def _read_contents(cache: Path) -> list[str] | None:
 
 @dataclass(frozen=True)
 class ContentFeatures:
-    """A finished feature cache, and the cache row of each distinct image file, by sha256."""
+    """A finished feature cache, with a dictionary from the sha256 of an image file to its row."""
 
     path: Path
     rows: Mapping[str, int]  # sha256 of an image file -> row
@@ -174,17 +183,17 @@ class ContentFeatures:
 
     @cached_property
     def stored(self) -> Features:
-        """The CLS features and statuses of all rows, and the cache's identity."""
+        """The opened cache: CLS features and statuses (readable or not) of all rows, and identity of the encoder."""
         return open_features(self.path)
 
     def at(self, digests: Sequence[str]) -> Ints:
-        """Return the cache row of each image, given the sha256 of its file."""
+        """Return the row number of each image in the cache, given the sha256 of its file."""
         return np.array([self.rows[digest] for digest in digests], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class ContentInputs:
-    """A data set from which runs read inputs: a manifest and the features of its images, found by file content."""
+    """Data set for training runs: a table of labelled images (manifest) and their features, found by file content."""
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -195,14 +204,17 @@ class ContentInputs:
     word_vectors: Path | None = None
 
     def with_manifest(self, manifest: pd.DataFrame, labels: LabelSpace) -> ContentInputs:
-        """Return a data set of the same images with another manifest and other labels; rows must correspond."""
+        """Return the data set with other labels or another split: `manifest` lists the same images in the same order.
+
+        Raises `DuplexError` for another number of images.
+        """
         if len(manifest) != len(self.manifest):
             raise DuplexError(f"the manifest has {len(manifest)} rows; expected {len(self.manifest)}")
         return replace(self, manifest=manifest, labels=labels)
 
     @property
     def bad(self) -> Bools:
-        """Mask of the images that cannot be read."""
+        """Mask of the manifest's rows [images] whose image file cannot be read."""
         return self.features.stored.bad[self.rows]
 
     @property
@@ -211,7 +223,7 @@ class ContentInputs:
         return int(self.features.stored.identity.get("block_inputs", 0))
 
     def read(self, request: InputRequest) -> RunInputs:
-        """Read the inputs of a run, with block inputs where it fine-tunes blocks."""
+        """Return labels, features and text tower for a training run, and block inputs if it fine-tunes blocks."""
         stored = self.features.stored
         tower, identity = load_text_tower(self.encoder, self.device, request.precision)
         cache = {key: str(value) for key, value in stored.identity.items()}
@@ -238,10 +250,11 @@ class ContentInputs:
         )
 
     def _block_inputs(self, request: InputRequest, blocks: int) -> tuple[np.ndarray | DiskTokens, int]:
-        """Return the block inputs of all manifest rows, and the number of last blocks that they belong to.
+        """Return the activations [images, ...] that enter the last image-tower blocks, and the number of these blocks.
 
-        If they fit into memory, these are the inputs of the last `blocks` blocks, computed once from the cached ones,
-        so that no epoch runs frozen blocks; the latest result stays in memory. Otherwise they are those of the cache.
+        If memory allows, the inputs of exactly the last `blocks` blocks are computed once from the cached inputs of an
+        earlier block, so that no training epoch runs frozen blocks; the latest result stays in memory. Otherwise the
+        cached inputs, of more blocks, are returned and read from disk on demand.
         """
         path, stored, later = self.features.path, self.block_inputs, self.features.later_inputs
         if blocks in later:
@@ -257,9 +270,10 @@ class ContentInputs:
         return tokens[self.rows], blocks
 
     def _advance(self, values: np.ndarray, blocks: int) -> np.ndarray:
-        """Run the first `blocks` of the blocks whose inputs the cache holds; return their outputs in float16.
+        """Run image-tower blocks on cached activations; return their outputs, the next block's inputs, in float16.
 
-        values: inputs of the first of these blocks [N, ...], from the cache.
+        values: inputs [N, ...] of the first block whose inputs the cache holds.
+        blocks: number of blocks to run, from that block on.
         """
         entry, stored = self.encoder, self.block_inputs
         tower = load_encoder(entry.name, entry.weights, towers="image", device=resolve_device(self.device))

@@ -1,4 +1,4 @@
-"""Choose the encoder of a model by the device, the weights on disk or downloadable, and the number of images."""
+"""Choose the frozen encoder for `duplex fit` by device, number of images, and weights on disk or downloadable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 1800.0  # seconds that encoding may take on a CPU
 
 @dataclass(frozen=True)
 class Offer:
-    """An encoder that `choose_encoder` can choose."""
+    """An encoder with published weights that `choose_encoder` considers, and its speed on a CPU."""
 
     name: str
     weights: str
@@ -40,13 +40,14 @@ class EncoderChoice:
 
 
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
-    """Choose an encoder that encodes the images in half an hour at most.
+    """Choose the most accurate encoder that encodes the images in half an hour at most, or on a GPU in any time.
 
-    Of these, the most accurate with weights on disk is returned; else the packaged one if its vocabulary has all words
-    of the labels; else the most accurate whose weights can be downloaded. Raises `UsageError` if there is none.
+    If none is fast enough, the fastest is taken. Weights on disk come first; without any, the small encoder that ships
+    with the package is chosen if its vocabulary has all words of the labels, else the best whose weights can be
+    downloaded. Raises `UsageError` if there is none.
 
     images: number of images.
-    gpu: whether a GPU encodes them, for which no time limit holds.
+    gpu: whether a GPU encodes them.
     cores: number of CPU cores.
     """
     in_time = [offer for offer in OFFERS if gpu or offer.seconds * images / cores <= LONGEST] or [OFFERS[-1]]
@@ -85,11 +86,11 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
 
 
 def check_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
-    """Raise `UsageError`, ending with `advice`, if an encoder with a fixed word list lacks a word of `texts`."""
+    """Raise `UsageError` if an encoder of a fixed vocabulary lacks a word of `texts`; `advice` ends the message."""
     if unknown := unknown_words(name, texts):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; {advice}")
 
 
 def words(labels: LabelSpace) -> Sequence[str]:
-    """Return all states and objects as prompts write them."""
+    """Return the names of all states and objects as they are written in prompts."""
     return [prompt_name(name) for name in (*labels.states, *labels.objects)]

@@ -1,4 +1,4 @@
-"""Train the chosen training recipe again, on all labelled images, with the epochs and bias that validation chose."""
+"""Final training of `duplex fit`: on all labelled images, with the settings, epochs and bias that validation chose."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class LastEpochValidation:
 
 
 def fit_chosen(recipes: FolderRecipes, recipe: Recipe) -> Run:
-    """Train the final model of `duplex fit` and return it as a run.
+    """Train the final model of `duplex fit` on all labelled images and return it as a run.
 
-    Each recipe tried before was trained on the training split alone and measured on the validation split. Here the
-    chosen recipe is trained once more, on the images of all splits together, with what validation chose: number of
-    epochs, tuned options, bias and thresholds. The run is saved in the folder `all` beside the files of that earlier
-    training; an interrupted training continues from there.
+    Each training recipe that the search tried was trained on the training split alone and measured on the validation
+    split. Here the chosen recipe is trained once more, on the images of all splits together, with what validation
+    chose: number of epochs, values of tuned options, bias and thresholds. The run is saved in the folder `all` beside
+    the files of that earlier training; an interrupted training continues from there.
     """
     record, method, _ = recipes.runs.load(recipe)
     files = recipes.final_files(recipe)
@@ -65,10 +65,13 @@ def fit_all_images(
     device: torch.device,
     resume: ResumePoint,
 ) -> Run:
-    """Train the recipe `spec` on `inputs`, all training images, for the number of epochs that validation chose.
+    """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
 
-    chosen: record of the run that validation chose; its number of epochs, bias and thresholds are used.
-    tuned: `Method.tuned_options` of that run.
+    spec: the method and its options.
+    chosen: checkpoint metadata of the earlier run; its number of epochs, bias and thresholds are used.
+    tuned: values of options that the earlier run chose on validation images (`Method.tuned_options`).
+    inputs: data set with every image in the training split.
+    resume: file from which an interrupted training continues.
     """
     options = replace(spec.options, **tuned)
     training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
@@ -93,5 +96,9 @@ def fit_all_images(
 
 
 def _known_images(images: Examples, inputs: RunInputs, chosen: KnownImages) -> KnownImages:
-    """Return the known images of the final fit: means and covariance of all images, the threshold of `chosen`."""
+    """Return the final model's detector of images unlike the training images.
+
+    Its pair means and covariance are of all images, its distance threshold is that of `chosen`, the detector of the run
+    that validation chose.
+    """
     return replace(KnownImages.fit(images, images, inputs.labels), threshold=chosen.threshold)

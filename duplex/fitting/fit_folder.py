@@ -1,6 +1,6 @@
 """The command `duplex fit`: train a model on a folder of labelled images, and write it as a model folder.
 
-    SOURCE -> check, split -> features -> choice of a training recipe by validation -> final fit on all images -> MODEL
+SOURCE -> check, split -> features -> choice of training settings by validation -> final fit on all images -> MODEL
 
 Beside MODEL, `MODEL.cache` holds the features, each training recipe tried and unfinished training. A killed
 fit continues from there and ends in the same bytes; a second fit of the same data trains nothing again.
@@ -62,18 +62,18 @@ def fit_folder(
 ) -> Path:
     """Fit a model to labelled images and write it to the folder `out`, as `duplex export` does.
 
-    source: a folder `state/object/*.jpg`, a table with the columns image, state, object and optionally split, or a
-        benchmark's folder.
-    images: folder that a table's image paths start from; by default the table's own.
+    source: a folder `state/object/*.jpg`, a table with the columns image, state, object and optionally split, or the
+        folder of a published benchmark.
+    images: folder that a table's image paths start from; by default the table's folder.
     encoder: name of the frozen encoder; None: see `choose_encoder`.
     weights: the encoder's weights, a published tag or a file.
-    minutes: time limit of training, after the images are encoded; timed steps decide which training recipes are tried.
-    say: function that receives lines about the progress.
+    minutes: time limit of training, after the images are encoded; timed steps decide which training settings are tried.
+    say: function that receives lines of text about the progress.
     """
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; expected more than 0")
     if weights is not None and encoder is None:
-        raise UsageError(f"the weights {weights!r} are of no encoder; name it with --encoder, or leave --weights out")
+        raise UsageError(f"--weights is {weights!r} without --encoder; name the encoder, or leave --weights out")
     out = with_own_name(out)
     refuse_other_files(out)
     refuse_unwritable(page_file(out))
@@ -98,7 +98,7 @@ def fit_folder(
 
 
 def cache_folder(out: Path) -> Path:
-    """Return the folder beside a model's folder that holds cached features and the training recipes tried."""
+    """Return `MODEL.cache`, the folder beside a model's folder for cached features and unfinished training."""
     return out.with_name(f"{out.name}.cache")
 
 
@@ -108,7 +108,10 @@ def page_file(out: Path) -> Path:
 
 
 def _fit(recipes: FolderRecipes, out: Path) -> Path:
-    """Choose a training recipe by validation, fit it to all images, write the model folder `out` and return it."""
+    """Choose a training recipe by validation, fit it to all images, write the model folder `out` and return its path.
+
+    A recipe says what is trained: nothing, prompts, or prompts and blocks of the image tower.
+    """
     say = recipes.say
     save_pixel_digests(recipes.cache, recipes.data.pixels)
     recipes.inputs  # noqa: B018 encodes what is missing, before the time for training begins
@@ -130,8 +133,10 @@ def _fit(recipes: FolderRecipes, out: Path) -> Path:
 
 
 def _measure(recipes: FolderRecipes, recipe: Recipe) -> tuple[dict[str, Any], AnsweredImages]:
-    """Return metrics and answers on the test images, of a recipe trained on the training split; test images had no
-    part in any choice."""
+    """Return test metrics and answers for test images, of the training settings that validation chose.
+
+    The measured run was trained on the training split alone; test images had no part in any choice.
+    """
     record, method, inputs = recipes.runs.load(recipe)
     test = inputs.examples["test"].to(recipes.device)
     inputs = replace(inputs, examples={**inputs.examples, "test": test})
@@ -154,7 +159,7 @@ def _measure(recipes: FolderRecipes, recipe: Recipe) -> tuple[dict[str, Any], An
 
 
 def _summary(measured: dict[str, Any]) -> str:
-    """Return the test metrics that `_measure` returned as one line of text."""
+    """Return test metrics as one line of text: accuracy, calibration error and AUC."""
     share = 100 * measured["new_share"]
     return (
         f"on {measured['images']:,} test images, which had no part in training: accuracy {measured['accuracy']:.1f} % "
@@ -165,8 +170,10 @@ def _summary(measured: dict[str, Any]) -> str:
 
 
 def _write_model(out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any]) -> None:
-    """Write the trained model to the folder `out`, with what was tried and measured (fit.json) and the statistics that
-    `duplex update` needs to add images."""
+    """Export the trained model to the folder `out`, with the files that `duplex update` reads to add images.
+
+    These are fit.json, on the training settings tried and the test metrics, and statistics of the features.
+    """
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
     counts = statistics(recipes.readable.labels, recipes.readable.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
@@ -184,7 +191,10 @@ def _write_model(out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoi
 def _fit_record(
     recipes: FolderRecipes, choice: RecipeChoice, measured: dict[str, Any], counts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of fit.json, without times, so that equal fits have equal files."""
+    """Return the content of fit.json: encoder, image and label counts, settings tried, test metrics, image digests.
+
+    It has no dates or durations, so that equal fits have equal files.
+    """
     images = recipes.readable.manifest["split"].value_counts()
     return {
         "encoder": recipes.choice.entry.model_dump(exclude_defaults=True),

@@ -1,4 +1,4 @@
-"""The training recipes that `duplex fit` tries on a folder of labelled images, and the inputs that they train on."""
+"""The training recipes that `duplex fit` tries: nothing trained, prompts, or prompts and blocks of the image tower."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class FolderRecipes:
-    """The training recipes of `duplex fit` for a data set, the inputs that they train on, and their runs."""
+    """Training recipes that `duplex fit` tries on a folder of labelled images, with features and training runs."""
 
     data: LabelledFolder
     choice: EncoderChoice
@@ -74,19 +74,19 @@ class FolderRecipes:
 
     @cached_property
     def text_width(self) -> int:
-        """Width of the encoder's text tower; 0 if it has none."""
+        """Width of the text tower's token embeddings; 0 if the encoder has no text tower."""
         entry = self.choice.entry
         text = load_encoder(entry.name, entry.weights, towers="text", device=str(self.device)).text
         return 0 if text is None else int(text.embedding([text.start]).shape[1])
 
     @property
     def world(self) -> World:
-        """The world of the model: open (all pairs) with up to 32,768 pairs of states and objects, closed with more."""
+        """World that the model answers in: open (all state-object pairs) with up to 32,768 pairs, else closed."""
         return "open" if self.data.labels.size <= LARGEST_OPEN else "closed"
 
     @cached_property
     def inputs(self) -> ContentInputs:
-        """The data set with its split, and the features of its images; encodes what is not in the cache."""
+        """The data set, split into train, val and test, with features; reading this encodes images not in the cache."""
         data, entry = self.data, self.choice.entry
         room = finetunable_blocks(self.tower, len(data.manifest), self.cache)
         self.say(
@@ -102,13 +102,13 @@ class FolderRecipes:
 
     @cached_property
     def readable(self) -> LabelledFolder:
-        """The data set without unreadable images; images that are not in the cache are encoded first, to find these."""
+        """The data set without unreadable images; to find these, images that are not in the cache are encoded first."""
         kept = ~self.inputs.bad
         return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
 
     @cached_property
     def runs(self) -> RecipeRuns:
-        """The runs of the recipes, in a folder named by a digest of labels, split, features and code."""
+        """Store of the trainings to choose from, in a folder named by a digest of labels, features, code and device."""
         is_gpu, methods = self.device.type == "cuda", map(self._entry, (NOTHING_TRAINED, PROMPTS))
         key = {
             "contents": self.data.digests,
@@ -126,7 +126,10 @@ class FolderRecipes:
         return listed_answers(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
 
     def levels(self, began: float) -> Iterator[list[Recipe]]:
-        """Yield lists of training recipes of equal cost: nothing trained, prompts, fine-tuned blocks as time allows.
+        """Yield lists of training recipes (settings to try) of equal cost, the cheapest first.
+
+        The first recipe trains nothing, the next ones prompts, the last ones as many blocks of the image tower as the
+        time limit allows.
 
         began: `time.monotonic()` at which the time for training began.
         """
@@ -159,10 +162,10 @@ class FolderRecipes:
         return MethodSpec(name, entry.kind, parse_options(entry.kind, options), training, ("closed",), "closed")
 
     def _plan(self, prompts: Recipe, began: float) -> SearchPlan:
-        """Return the plan of the recipes with fine-tuned blocks that fit into the time that is left, from timed steps.
+        """Time some training steps and return the numbers of fine-tuned blocks to try in the time that is left.
 
-        prompts: the recipe without fine-tuned blocks, whose epochs are timed.
-        began: as in `levels`.
+        prompts: the training of prompts without fine-tuned blocks, whose epochs are timed.
+        began: `time.monotonic()` at which the time for training began.
         """
         splits = self.data.manifest["split"].value_counts()
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
@@ -171,15 +174,18 @@ class FolderRecipes:
         return plan_search(self.inputs.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:
-        """Return the seconds per image of the last `blocks` blocks, and of computing their inputs from cached ones."""
+        """Measure the seconds per image of training and running the image tower's last `blocks` blocks.
+
+        The result also has the seconds to compute these blocks' inputs from the cached inputs of an earlier block.
+        """
         cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.inputs.block_inputs))
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     def final_files(self, recipe: Recipe) -> RunPaths:
-        """Return the paths of the run of a recipe on all labelled images."""
+        """Return the paths of the files of the final training, on all labelled images, with the settings `recipe`."""
         return RunPaths(self.runs.files(recipe).root / "all")
 
     def all_images(self, recipe: Recipe) -> RunInputs:
-        """Return the inputs of a recipe with every labelled image as a training image."""
+        """Return the data of the final training: features and labels, with every image in the training split."""
         manifest = self.data.manifest.assign(split="train")
         return self.inputs.with_manifest(manifest, labels_of(manifest)).read(recipe.spec.request)

@@ -40,11 +40,11 @@ def content_digests(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return the `content_digests` of images, and a dictionary from these to the digests of the images' pixels.
+    """Return the sha256 of each image file, and a dictionary from the sha256 to a digest of the image's pixels.
 
     Both digests are computed from the bytes of one reading, so that they belong together even if the file is replaced
     meanwhile. Pixels are those that encoders read: RGB, upright. For an unreadable image, the sha256 of its file takes
-    the place of the digest of its pixels.
+    the place of the digest of its pixels; for a missing file, both are "".
 
     known: pixel digests that were computed before, by the sha256 of the file; these images are not decoded.
     """
@@ -66,7 +66,9 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 def _pixel_digest(path: Path, data: bytes) -> str | None:
     """Return a digest of an image's width, height and pixels; None for an unreadable image.
 
-    path: its file, for error messages. data: content of the file."""
+    path: its file, for error messages.
+    data: content of the file.
+    """
     try:
         image = decode_image(io.BytesIO(data))
     except BadImageFile:
@@ -79,7 +81,7 @@ def _pixel_digest(path: Path, data: bytes) -> str | None:
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
     """Return the paths of the images whose file no longer has the sha256 that it had before it was encoded.
 
-    images: sha256 of an image file, from before -> path below `root`.
+    images: sha256 of an image file before the encoding -> its path below `root`.
     """
     names = list(images.values())
     after = content_digests(root, names)
@@ -92,7 +94,10 @@ def change_error(image: Path) -> DuplexError:
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:
-    """Return the pixel digests in a cache folder; none if the file is missing, damaged or of another Pillow version."""
+    """Return the pixel digests that a cache folder stores, as a dictionary from the sha256 of the image file.
+
+    It is empty if the file is missing, damaged or of another Pillow version.
+    """
     path = cache / PIXELS
     try:
         require_file(path)
@@ -104,6 +109,9 @@ def load_pixel_digests(cache: Path) -> dict[str, str]:
 
 
 def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
-    """Write pixel digests, by the sha256 of the file, into a cache folder; unreadable images are left out."""
+    """Write pixel digests of images to a cache folder; unreadable images are left out.
+
+    pixels: sha256 of an image file -> digest of its pixels.
+    """
     decoded = {file: digest for file, digest in sorted(pixels.items()) if digest != file}
     write_json(cache / PIXELS, with_checksum({**DECODER, "pixels": decoded}))

@@ -23,7 +23,7 @@ MOST_CONTRADICTED = 0.01  # share of images with copies of another label that ar
 
 @dataclass(frozen=True)
 class LabelledFolder:
-    """Images with labels and a split, one row per image content."""
+    """Labelled images that a model is fitted to: a table without copies of images, with their split and digests."""
 
     root: Path  # folder that image paths start from
     manifest: pd.DataFrame  # image, state, object, split
@@ -34,13 +34,13 @@ class LabelledFolder:
 
     @property
     def contents(self) -> dict[str, str]:
-        """A dictionary from the sha256 of each row's file, sorted, to the digest of its pixels."""
+        """Dictionary from the sha256 of each image file, sorted, to a digest of its pixels; identifies the images."""
         return {digest: self.pixels[digest] for digest in sorted(self.digests)}
 
 
 @dataclass(frozen=True)
 class DistinctImages:
-    """Labelled images of which no two have the same content."""
+    """Labelled images of which no two have the same content, and notes on the images left out."""
 
     rows: pd.DataFrame  # image, state, object and further columns
     digests: list[str]  # sha256 of each row's file
@@ -54,11 +54,13 @@ def read_labelled_folder(
     seed: int = SplitOptions.seed,
     known_pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> LabelledFolder:
-    """Read the labelled images of a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
+    """Read labelled images from a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
 
-    Copies of an image with the same label are used once; images with two labels are left out. Raises `UsageError` if
-    more than one image in a hundred has two labels, and for data that cannot be split into seen and unseen pairs.
+    The splits are train, val and test. Copies of an image with the same label are used once; images with two labels are
+    left out. Raises `UsageError` if more than one image in a hundred has two labels, and for data that cannot be split
+    into seen and unseen pairs.
 
+    images: folder that a table's image paths start from; by default the table's folder.
     known_pixels: digests of pixels that were computed before, by the sha256 of the file.
     """
     description = detect_source(source, SplitOptions(seed=seed), images)
@@ -84,7 +86,10 @@ def read_labelled_folder(
 
 
 def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
-    """Return the columns image, state, object and, if the source has a split, split; and notes on files skipped."""
+    """Read a folder or table of labelled images; return a table and notes on the files that were skipped.
+
+    The table has the columns image, state, object and, if the source has a split, split.
+    """
     if source.table is not None:
         if not source.root.is_dir():
             raise UsageError(f"{source.root} is not a folder; --images names the folder that image paths start from")
@@ -96,10 +101,10 @@ def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
 def distinct_images(
     frame: pd.DataFrame, root: Path, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
-    """Return one row per image content, with notes that name some of the rows left out.
+    """Remove copies of images from a table of labelled images; return the other rows, and notes on those left out.
 
-    Files have the same content if their bytes or their pixels are equal. Images whose copies have another label are all
-    left out; more than one in a hundred raise `UsageError`.
+    Files are copies if their bytes or their pixels are equal. Images whose copies have another label are all left out;
+    more than one in a hundred raise `UsageError`.
 
     known_pixels: digests of pixels that were computed before, by the sha256 of the file.
     """
@@ -120,9 +125,9 @@ def distinct_images(
     notes = [
         str(DataIssue(text, int(mask.sum()), tuple(images[mask.index[mask]]), True))
         for text, mask in (
-            ("images that are missing", missing),
-            ("images whose copies have another label", contradicted),
-            ("images with the content of another", repeated),
+            ("images left out because they are missing", missing),
+            ("images left out because copies have another label", contradicted),
+            ("images left out because another has the same content", repeated),
         )
         if mask.any()
     ]
@@ -130,7 +135,10 @@ def distinct_images(
 
 
 def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.Series:
-    """Return the mask of rows whose content has two labels; raise `UsageError` for more than `MOST_CONTRADICTED`."""
+    """Return the mask of rows whose image also occurs with another label; raise `UsageError` for more than 1 % of rows.
+
+    contents: digest of each row's pixels.
+    """
     kinds = frame.assign(content=contents).drop_duplicates(["content", "state", "object"])
     twice = kinds.loc[kinds["content"].duplicated(keep=False), "content"]
     mask = contents.isin(twice)
@@ -145,7 +153,7 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
 
 
 def require_words(frame: pd.DataFrame, source: Path) -> None:
-    """Raise `UsageError` unless there are two states, two objects, and a state or an object shared between pairs."""
+    """Raise `UsageError` unless a table of labelled images has at least two states and two objects."""
     for kind in ("state", "object"):
         names = frame[kind].unique()
         if len(names) < 2:
@@ -153,14 +161,14 @@ def require_words(frame: pd.DataFrame, source: Path) -> None:
 
 
 def require_splits(data: LabelledImages, source: Path) -> None:
-    """Raise `UsageError` if validation or test lack images of seen or of unseen pairs."""
+    """Raise `UsageError` if the validation or test split lacks images of seen or of unseen pairs."""
     fatal = next((issue for issue in check_labels_of(data) if issue.fatal and issue.count), None)
     if fatal is not None:
         raise UsageError(f"{source} cannot be fitted: {', '.join(fatal.examples)}; add images per pair, or pairs")
 
 
 def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
-    """Report the numbers of images, labels and pairs, and what was left out, as lines of text to `say`."""
+    """Pass lines of text on a data set to the function `say`: numbers of images, labels and pairs, images left out."""
     labels = data.labels
     pairs = data.manifest[["state", "object"]].drop_duplicates()
     counts = data.manifest["split"].value_counts()
@@ -169,4 +177,4 @@ def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
         f"{len(pairs)} pairs; train {counts['train']:,}, validation {counts['val']:,}, test {counts['test']:,}"
     )
     for note in data.notes:
-        say(f"left out or noted: {note}")
+        say(f"note: {note}")

@@ -1,9 +1,9 @@
 """Add labelled images to a fitted model without training: `duplex update`.
 
-The closed form follows from counts and sums of the features by pair and from their second moment, which the model's
-folder keeps. Those of further images, also of new words, are added, and the closed form is fitted again: the result is
-that of a closed-form fit to all images. Trained prompts and fine-tuned blocks stay as they are; prompts of new words
-come from the text tower.
+The model's visual prototypes are a closed form (least squares) of counts, sums and the second moment of the features by
+pair, which are stored in the model's folder. An update adds the counts, sums and moment of further images, also of new
+words, and solves again: the result equals a closed-form fit to all images. Trained prompts and fine-tuned blocks stay
+as they are; prompts of new words come from the text tower.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class NewImages:
-    """Labelled images to add, with the features that the model computes for them."""
+    """Labelled images to add to a fitted model, with the features that the model computes for them."""
 
     rows: pd.DataFrame  # image, state, object
     contents: dict[str, str]  # sha256 of each row's file, with the digest of its pixels
@@ -79,7 +79,7 @@ class NewImages:
 
 @dataclass(frozen=True)
 class UpdatedModel:
-    """A model's labels, tensors and statistics after an update."""
+    """A model's labels, tensors and feature statistics after an update."""
 
     labels: LabelSpace
     tensors: dict[str, Tensor]
@@ -94,6 +94,7 @@ def update_model(
     model: folder that `duplex fit` or `duplex update` wrote; `out` may be the same folder.
     source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
     images: folder that a table's image paths start from.
+    say: function that receives lines of text about the update.
     """
     model, out = with_own_name(model), with_own_name(out)
     read_fit(model)  # refuses other folders before anything is made
@@ -106,14 +107,14 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     recognizer = Recognizer.load(model, device=device, exact=True)
     trained = recognizer.trained
     if not isinstance(trained, ExportedModel):
-        raise UsageError(f"{model} is a run; expected a folder that `duplex fit` wrote")
+        raise UsageError(f"{model} is the folder of a run; expected a folder that `duplex fit` wrote")
     stored = load_file(model / TENSORS)
     record = read_fit(model, stored)
     fitted = read_statistics(model, stored)
     new = read_images(recognizer, source, images, record)
     refuse_lost_updates(out, {**contents_of(record), **new.contents})
     for note in new.notes:
-        say(f"left out: {note}")
+        say(f"note: {note}")
     updated = updated_model(trained, stored, fitted, new)
     for line in describe_changes(trained.labels, updated.labels, new.rows):
         say(line)
@@ -121,19 +122,19 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     write_update(model, out, updated, record, new)
     if stale:
         option = "--onnx-encoder" if ONNX_EXAMPLE in stale else "--onnx"
-        say(f"left out, as scores change: {', '.join(stale)}; `duplex export {out} FOLDER {option}` writes new ones")
+        say(f"not copied, as scores change: {', '.join(stale)}; `duplex export {out} FOLDER {option}` writes new ones")
     after = _right(Recognizer.load(out, device=device, exact=True), new)
-    say(f"answered right: {before} of these {len(new.rows)} before, {after} now that the model has them")
+    say(f"right answers on the {len(new.rows)} added images: {before} before the update, {after} after it")
     return out
 
 
 def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
-    """Read and encode the images to add.
+    """Read and encode the labelled images that a model is updated with.
 
     Raises `UsageError` for unreadable images and for those in the model already, by their bytes or their pixels;
     `DuplexError` for images that change meanwhile.
 
-    record: content of the model's fit.json.
+    record: content of the model's fit.json, with digests of the images in the model.
     """
     description = detect_source(source, None, images)
     try:
@@ -162,7 +163,10 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
 
 
 def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
-    """Return a model's inputs for image files; raise `UsageError` for the first that cannot be read."""
+    """Encode image files and return the tensors that a model reads, one row per image.
+
+    Raises `UsageError` for the first file that cannot be read.
+    """
     outputs, parts, place = recognizer.trained.outputs, list[Inputs](), 0
     for statuses, inputs in encode_files(
         recognizer.encoder, paths, batch_size=BATCH, num_workers="auto", outputs=outputs
@@ -224,9 +228,12 @@ def closed_form_tensors(
     candidates: np.ndarray,
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Fit the closed form to feature statistics and return its exported tensors for `candidates` (compositions).
+    """Compute visual prototypes in closed form (least squares) from feature statistics; return tensors to export.
 
-    tensors: the model's exported tensors. Posteriors of states and of objects are computed if these tensors have them.
+    fitted: the statistics and settings.
+    candidates: compositions whose prototypes are returned.
+    tensors: the model's exported tensors. If they include classifiers of the state and of the object, which give
+        posteriors from a feature, both are computed again.
     """
     words = None
     if fitted.settings.interactions != 0:
@@ -241,9 +248,12 @@ def closed_form_tensors(
 
 
 def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> KnownImages:
-    """Return the means of pairs with further images added; the covariance and the threshold stay.
+    """Return the detector of images unlike the training images, with its pair means updated by added images.
 
-    before: statistics of the images so far, whose pairs are those of the means, in their order.
+    Its covariance and distance threshold stay.
+
+    before: statistics of the images so far, with the pairs of the means in the same order.
+    cls: features [B, d] of the added images; compositions: their pairs [B].
     """
     whitened = unit(cls.float()).to(known.whitening) @ known.whitening
     pairs, place = torch.cat([before.pairs, compositions]).unique(return_inverse=True)
@@ -255,7 +265,7 @@ def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, comp
 
 
 def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages) -> None:
-    """Write the updated model: its own files, and copies of those that an update does not change."""
+    """Write an updated model to the folder `out`; files that an update does not change are copied from `model`."""
     config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
     files = {name: checksum for name, checksum in config.get("files", {}).items() if name not in STALE}
     changes = {"labels": updated.labels.to_dict(), "tensors": digest(updated.tensors), "files": files}
@@ -284,7 +294,7 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
 
 
 def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
-    """Return what an update changes, as lines of text: images per kind of pair, new pairs and words."""
+    """Return text lines on an update: images added, two counts of pairs with images (now, before), new pairs, words."""
     known = set(before.names(before.pairs["train"]))
     pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
     lines = [f"{len(rows)} images added; {len(after.pairs['train'])} pairs have images now, {len(known)} had before"]
@@ -297,7 +307,7 @@ def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) 
 
 
 def _right(recognizer: Recognizer, new: NewImages) -> int:
-    """Return the number of new images whose most probable answer is their label."""
+    """Return the number of added images for which the model's most probable answer is their label."""
     answers = recognizer.candidates().answers(new.inputs, 1)
     names = map(prompt_name, new.rows["state"] + " " + new.rows["object"])
     return sum(prompt_name(answer.best.name) == name for answer, name in zip(answers, names, strict=True))

@@ -1,15 +1,18 @@
 """Effects of states and of objects on mean features, fitted by weighted least squares (a two-way layout).
 
-The mean feature of a pair is observed with noise, in coordinates where images spread by 1 about their pair's mean:
+The closed-form classifier uses them to predict the mean feature of pairs without images. The n_c images of pair c
+(state m, object n) have the mean x_c, in coordinates where images spread by 1 about their pair's mean:
 
     x_c = mu + a_m + b_n + gamma_c + noise,   Var(noise) = 1 / n_c,   Var(gamma_c) = v    (in every direction)
 
-`gamma` is the interaction of state and object. Least squares over pairs then weights a pair by
+`mu` is the overall mean, `a_m` and `b_n` are the effects of state and object, `gamma_c` is their interaction. Least
+squares over pairs then weights a pair by
 
     w_c = 1 / (v + 1 / n_c)
 
 which is about `n_c` for few images and levels off at `1 / v`: further images of a frequent pair add little about its
-state. `mean_s + mean_o - mean_all`, in contrast, confounds the two wherever they occur together unevenly.
+state. The simpler prediction `mean_s + mean_o - mean_all` from the mean features of the state, of the object and of all
+images confounds the effects of states and objects where they occur together unevenly.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PairMeans:
-    """Mean features and image counts of the pairs with images."""
+    """Mean feature and number of images per state-object pair with images, to fit effects of states and objects."""
 
     states: Tensor  # m of each pair [P]
     objects: Tensor  # n of each pair [P]
@@ -33,7 +36,7 @@ class PairMeans:
 
 @dataclass(frozen=True)
 class AdditiveEffects:
-    """Overall mean, effects of M states and effects of N objects, which compose `mu_mn = mu + a_m + b_n`."""
+    """Fitted overall mean, state and object effects; their sum `mu + a_m + b_n` predicts a pair's mean feature."""
 
     mean: Tensor  # mu [d]
     state: Tensor  # a [M, d]
@@ -41,22 +44,28 @@ class AdditiveEffects:
 
     @classmethod
     def of(cls, beta: Tensor, states: int) -> AdditiveEffects:
-        """Build the effects from stacked coefficients `beta = (mu, a, b)` [1 + M + N, d]; `states`: M."""
+        """Split stacked coefficients [1 + M + N, d] into overall mean, effects of states and effects of objects.
+
+        beta: the coefficients, in this order. states: number of states M.
+        """
         return cls(beta[0], beta[1 : 1 + states], beta[1 + states :])
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return the composed means `mu_mn` [C, d] of pairs with the indices `states` [C] and `objects` [C]."""
+        """Return the predicted mean features `mu + a_m + b_n` [C, d] of pairs, given state and object indices [C]."""
         return self.mean + self.state[states] + self.object[objects]
 
 
 class NormalEquations:
-    """The normal equations `H beta = r` for `beta = (mu, a, b)`, with a ridge on `a` and `b`.
+    """Normal equations `H beta = r` of the least-squares fit of overall mean, state effects and object effects.
 
-    With `w` the pairs' weights as an `M x N` table,
+    `beta = (mu, a, b)` stacks the mean and the effects; `a` and `b` have a ridge penalty. With the pairs' weights as an
+    `M x N` table `w` (0 for pairs without images), `H` is symmetric:
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
 
-    seen: means of the pairs with images. v: interaction variance, from which the weights are computed.
+    seen: mean features of the pairs with images.
+    v: variance of the state-object interaction, from which the weights are computed.
+    ridge: number of images at which an effect is shrunk by half.
     """
 
     def __init__(self, seen: PairMeans, v: float, ridge: float) -> None:
@@ -67,7 +76,10 @@ class NormalEquations:
         self.w_o = self.w.new_zeros(n).index_add_(0, seen.objects, self.w)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return `X^T rows` [1 + M + N, d]: sums of the pairs' `rows` [P, d] over all pairs, by state and by object."""
+        """Sum vectors `rows` [P, d], one per pair, over all pairs, per state and per object: [1 + M + N, d].
+
+        The result is `X^T rows` with the design matrix X of the fit.
+        """
         m, n = self.seen.shape
         zeros = rows.new_zeros
         by_s = zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
@@ -76,7 +88,7 @@ class NormalEquations:
 
     @property
     def right(self) -> Tensor:
-        """The right-hand side `r` [1 + M + N, d] of the normal equations."""
+        """Right-hand side `r` [1 + M + N, d] of the normal equations `H beta = r`: weighted sums of mean features."""
         return self.gather(self.w[:, None] * self.seen.means)
 
     def matrix(self) -> Tensor:
@@ -91,9 +103,11 @@ class NormalEquations:
 
 
 def fit_additive(seen: PairMeans, v: float, ridge: float) -> AdditiveEffects:
-    """Fit mean and effects by least squares; the effect of a state or object without images is 0.
+    """Fit overall mean, state effects and object effects to the pairs' mean features, by weighted least squares.
 
-    v: interaction variance. ridge: number of images at which an effect is shrunk by half.
+    A state or object without images gets the effect 0.
+
+    v: variance of the state-object interaction. ridge: number of images at which an effect is shrunk by half.
     """
     normal = NormalEquations(seen, v, ridge)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))
@@ -101,22 +115,23 @@ def fit_additive(seen: PairMeans, v: float, ridge: float) -> AdditiveEffects:
 
 
 def log_likelihood(seen: PairMeans, v: float, ridge: float) -> float:
-    """Return the log-likelihood of the pairs' means for the interaction variance `v`, up to a constant.
+    """Return the log-likelihood of the pairs' mean features for an interaction variance `v`, up to a constant.
 
-    The coefficients `mu`, `a` and `b` are integrated out, with the prior variance `1/ridge` for effects.
+    Overall mean, state effects and object effects are integrated out; the effects have the prior variance `1/ridge`.
     """
     normal = NormalEquations(seen, v, ridge)
     return marginal_log_likelihood(normal, normal.matrix(), normal.right)
 
 
 def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tensor, log_prior: float = 0.0) -> float:
-    """Return the log-likelihood of a linear model with the normal equations `H beta = r`, beta integrated out:
+    """Return the log-likelihood of a linear model of pairs' mean features, with its coefficients `beta` integrated out:
 
         -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
 
-    for the pairs' means `x_c [d]` of weight `w_c`.
+    for mean features `x_c` [d] of pairs c with weights `w_c`, and the normal equations `H beta = r` of least squares.
 
-    matrix, right: H and r. normal: the equations of the effects alone, which hold w_c and x_c.
+    matrix, right: H and r.
+    normal: the equations of the state and object effects alone, which hold w_c and x_c.
     log_prior: log-determinant of the prior covariance of further coefficients in H, such as interactions.
     """
     seen, w = normal.seen, normal.w
@@ -128,10 +143,11 @@ def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tens
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """Return the interaction variance `v` of highest marginal likelihood, among `10^(k/8)` for whole k.
+    """Return the variance `v` of the state-object interaction with the highest marginal likelihood.
 
-    A seen pair's prototype is a weighted mean of the pair's mean feature and the prediction `mu + a_m + b_n`; both
-    weigh the same for a pair with `1 / v` images.
+    Values `10^(k/8)` for whole k are tried. `v` sets how much a seen pair's prototype relies on the pair's images: the
+    prototype is a weighted mean of the pair's mean feature and the prediction from state and object, with equal weights
+    for a pair with `1 / v` images.
     """
     heights = {float(e): log_likelihood(seen, 10.0**e, ridge) for e in range(-4, 2)}  # whole decades, then halves
     step = 0.5

@@ -1,4 +1,7 @@
-"""Cross-attention of prototypes to patch tokens; queries that all images share are projected once."""
+"""Cross-attention from prototypes (queries) to the patch tokens of images (keys and values).
+
+Queries that all images share are projected once, not per image.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,11 @@ class CrossAttention(nn.Module):
             zero_initialised(self.out)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [(B,) Q, d] for queries `x` [Q, d] or [B, Q, d], keys and values `y` [T, w] or [B, T, w], and
-        each query's weights of keys, as means over heads [(B,) Q, T]."""
+        """Return attention outputs [(B,) Q, d], and attention weights of keys as means over heads [(B,) Q, T].
+
+        x: queries [Q, d] or [B, Q, d].
+        y: keys and values [T, w] or [B, T, w].
+        """
         q, k, v = (self._split_heads(rows) for rows in (self.query(x), self.key(y), self.value(y)))  # [(B,) h, ., d_h]
         weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
         mixed = (weights @ v).transpose(-2, -3)  # [(B,) Q, h, d_h]
@@ -44,9 +50,9 @@ class CrossAttention(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """Cross-attention A and a feed-forward network F, both residual; the identity in `x` before training.
+    """Residual block of cross-attention A and a feed-forward network F; untrained, it returns the queries unchanged.
 
-    `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`.
+    With queries `x` and keys and values `y`: `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`.
     """
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
@@ -57,16 +63,19 @@ class CrossBlock(nn.Module):
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), last)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [(B,) Q, d] for queries [(B,) Q, d] and keys [(B,) T, w], and weights [(B,) Q, T]."""
+        """Return outputs [(B,) Q, d], and attention weights of keys as means over heads [(B,) Q, T].
+
+        x: queries [(B,) Q, d]. y: keys and values [(B,) T, w].
+        """
         read, weights = self.attend(self.norm_x(x), self.norm_y(y))
         g = x + read
         return g + self.forward_part(g), weights
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Return the scores of all images, computed in chunks of images that fit into memory.
+    """Return the scores [B, C] of C candidate compositions for all images, in chunks of images that fit into memory.
 
-    score: function from features and tokens to scores [b, C].
+    score: function from features and tokens of b images to scores [b, C].
     z: features [B, d].
     tokens: patch tokens [B, T, w].
     width: count of numbers per image that `score` holds in memory.

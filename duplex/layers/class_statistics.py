@@ -1,4 +1,4 @@
-"""Feature counts, sums and covariance by composition: all that the closed form, a linear classifier, is fitted from."""
+"""Count and sum of image features by composition, and their covariance, to fit the linear classifier `ClosedForm`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duplex.errors import DuplexError
 
 @dataclass(frozen=True)
 class Groups:
-    """Number and sum of the features in each group: a composition, a state or an object."""
+    """Number of images and sum of their features per group; the groups are compositions, states or objects."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -26,7 +26,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Number and sum of the features of each composition, in float64 on the device of the features."""
+    """Number of images and sum of their features per composition, and second moment of all features, in float64."""
 
     states: int  # M
     objects: int  # N
@@ -37,7 +37,11 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Compute the statistics of features `z [n, d]` and their compositions `[n]`, without normalising them."""
+        """Compute the statistics of images with features `z` [n, d], which are not normalised here.
+
+        compositions: composition index of each image [n]. states, objects: numbers of states and of objects. Raises
+        DuplexError for an index out of range and for features that are not finite.
+        """
         if len(z) != len(compositions):
             raise DuplexError(
                 f"there are {len(z)} features and {len(compositions)} labels; expected one label per feature"
@@ -56,15 +60,15 @@ class ClassStatistics:
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
-        """Return the same statistics in a larger label space of `shape` (M, N).
+        """Return the statistics with states and objects renumbered, for a larger label space of `shape` (M, N).
 
-        states, objects: indices in the larger space of the present states and objects, ascending.
+        states, objects: the new index of each current state and of each current object, ascending.
         """
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 
     def __add__(self, other: ClassStatistics) -> ClassStatistics:
-        """Return the statistics of both sets of images, which have the same label space."""
+        """Return the statistics of two sets of images together; both must have the same label space."""
         pairs, place = torch.cat([self.pairs, other.pairs]).unique(return_inverse=True)
         counts = self.counts.new_zeros(len(pairs)).index_add_(0, place, torch.cat([self.counts, other.counts]))
         sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, torch.cat([self.sums, other.sums]))
@@ -86,7 +90,7 @@ class ClassStatistics:
         return Groups(self.counts, self.sums, self.moment)
 
     def by_state(self) -> Groups:
-        """Return the statistics of all M states; a state without images has count 0."""
+        """Return number and sum of the features per state, for all M states; a state without images has count 0."""
         return self._grouped(self.state_of, self.states)
 
     def by_object(self) -> Groups:
@@ -98,9 +102,10 @@ class ClassStatistics:
 
 
 def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
-    """Return the sample covariance [d, d] of features about the mean of their group, and its degrees of freedom.
+    """Return the pooled covariance [d, d] of features about their group's mean, and its degrees of freedom.
 
-    If no group has two images, the covariance is about the mean of all images.
+    Groups are compositions, states or objects. If no group has two images, the covariance is about the mean of all
+    images.
     """
     counts, means = groups.counts, groups.means
     free = float(counts.sum() - (counts > 0).sum())
@@ -113,8 +118,9 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """Return the weight from 0 to 1 with which a sample covariance S is shrunk towards `tr(S)/d I` (OAS: oracle
-    approximating shrinkage, Chen et al., 2010).
+    """Return the weight from 0 to 1 with which a sample covariance S is shrunk towards `tr(S)/d I`.
+
+    The weight is that of OAS (oracle approximating shrinkage, Chen et al., 2010).
 
     covariance: S [d, d].
     free: degrees of freedom of S, the number of images minus the number of means.
@@ -127,12 +133,13 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
 
 
 def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
-    """Return the whitening map `W` [d, d], `W W^T = Sigma^-1`, which makes the within-group covariance the identity.
+    """Return the whitening map `W` [d, d] that makes the covariance of features about their group's mean the identity.
 
-    The shrunk covariance `Sigma = (1 - rho) S + rho tr(S)/d I` is positive definite for any number of images. `rho`
-    is computed by OAS (Chen, Wiesel, Eldar and Hero 2010, Eq. 23) from S and the number of images; the shrinkage of
-    Ledoit and Wolf would need a second pass over the images.
+    `W W^T = Sigma^-1`, where `Sigma = (1 - rho) S + rho tr(S)/d I` is the sample covariance S, shrunk so that it is
+    positive definite for any number of images. `rho` is computed by OAS (Chen, Wiesel, Eldar and Hero 2010, Eq. 23)
+    from S and the number of images; the shrinkage of Ledoit and Wolf would need a second pass over the images.
 
+    groups: feature statistics of compositions, states or objects.
     added: share of the mean variance tr(S)/d to add to the diagonal as well.
     """
     sample, free = within_group_covariance(groups)

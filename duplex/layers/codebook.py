@@ -1,11 +1,13 @@
-"""The codebook `H`: a visual prototype per composition of M states and N objects (Eq. 10), few of which are stored.
+"""The codebook `H`: a visual prototype (estimated mean image feature) per composition, few of which are stored.
 
-A prototype that training never refined is computed from `M + N + 1` mean features,
+The Duplex paper's Eq. 10, for compositions of M states and N objects. A prototype that training never refined is
+computed from the mean features of training images,
 
-    h_mn = normalise(mean_s + mean_o - mean_all),
+    h_mn = normalise(mean_s + mean_o - mean_all)    (images of state m, of object n, all images),
 
-or, with `unseen="random"`, from a seed and its index. Only the prototypes of compositions with training images and
-those that were refined are stored. Logits over many candidates need no other prototypes in memory:
+or, with `unseen="random"`, from a seed and the composition's index. Only the prototypes of compositions with training
+images and those that were refined are stored. Logits of features z over many candidates need no other prototypes in
+memory:
 
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o.
 """
@@ -36,10 +38,11 @@ LEAST = 1e-12  # shortest vector that is normalised
 
 
 class Codebook(nn.Module):
-    """Table of visual prototypes `H`: random at first, computed by `start`, refined by `write_back`.
+    """Table of visual prototypes, one per composition: random until `start` computes them; `write_back` changes them.
 
-    The state dict holds the K stored prototypes, sorted by composition: `known [K]` and `rows [K, d]`; `growing` names
-    these two, whose length differs between runs. `_stored` holds the prototypes in the order in which they were added.
+    The state dict holds the K stored prototypes, sorted by composition: their compositions `known [K]` and vectors
+    `rows [K, d]`. The attribute `growing` lists these two names, because K differs between checkpoints. `_stored` holds
+    the prototypes in the order in which they were added.
     """
 
     growing = ("known", "rows")
@@ -53,12 +56,12 @@ class Codebook(nn.Module):
     def __init__(
         self, labels: LabelSpace, dim: int, *, unseen: Unseen, random_seen: bool, anchored: bool = False
     ) -> None:
-        """Create the codebook with random values.
+        """Create the codebook with random prototypes.
 
         dim: width of a prototype.
         unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
         random_seen: store random prototypes of the training compositions.
-        anchored: keep a copy of the initial prototypes (`initial`), with which refinement blends messages.
+        anchored: keep a copy of the initial prototypes as `initial`, from which every refinement then starts.
         """
         super().__init__()
         self.labels, self.dim, self.unseen = labels, dim, unseen
@@ -80,10 +83,12 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute the means from unit features `z [n, d]` of training images and their `compositions [n]`.
+        """Set the means per state, per object and over all images, from which prototypes are computed, before training.
 
-        seen: set the prototype of each composition with images to its normalised mean feature, and discard all other
-        stored prototypes.
+        z: unit features of training images [n, d].
+        compositions: their compositions [n].
+        seen: also set the prototype of each composition with images to its normalised mean feature, and discard all
+        other stored prototypes.
         """
         if self.unseen == "compose":
             n = len(self.labels.objects)
@@ -118,7 +123,7 @@ class Codebook(nn.Module):
         return normalize(mean_s + mean_o - self.mean_all, dim=-1)
 
     def _find_stored(self, compositions: Ints) -> tuple[Ints, Ints]:
-        """Return the positions of those `compositions` whose prototypes are stored, and their rows in `_stored`."""
+        """Return the positions in `compositions` with stored prototypes, and these prototypes' rows in `_stored`."""
         if not self.stored_count:
             return self._slots[:0], self._slots[:0]
         place = np.searchsorted(self._known, compositions).clip(max=self.stored_count - 1)
@@ -127,7 +132,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def write_back(self, compositions: Ints, rows: Tensor) -> None:
-        """Store refined prototypes `rows [C, d]`; every other prototype stays the same, bit for bit."""
+        """Store refined prototypes `rows` [C, d] of `compositions` [C]; all others stay the same, bit for bit."""
         positions, _ = self._find_stored(compositions)
         if len(positions) < len(compositions):
             self._make_room(np.setdiff1d(compositions, compositions[positions], assume_unique=True))
@@ -149,7 +154,9 @@ class Codebook(nn.Module):
         self._known, self._slots, self._stored = known, np.arange(len(known)), rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """Return a function from features [B, d] and `1 / tau` to logits `z . h / tau` [B, C].
+        """Return a function `(features, scale) -> logits` [B, C] over the candidates' prototypes.
+
+        The logits are `scale * (z . h)` of features z [B, d] and prototypes h, with `scale` = 1 / temperature.
 
         candidates: compositions [C]; None: all compositions.
         """
@@ -163,9 +170,9 @@ class Codebook(nn.Module):
         return lambda z, scale: scale * (z @ rows.T)
 
     def _logits_in_blocks(self, candidates: Ints) -> Logits:
-        """Return a function `(features, scale) -> logits` that computes the candidates' prototypes at each call.
+        """Return a function `(features, scale) -> logits` that computes prototypes of some candidates at a time.
 
-        It computes them block by block, because all of them at once would take too much memory.
+        Each call computes them again: all prototypes at once would take too much memory.
         """
 
         def logits(z: Tensor, scale: float) -> Tensor:
@@ -177,7 +184,8 @@ class Codebook(nn.Module):
     def _logits_by_sums(self, candidates: Ints | None) -> Logits:
         """Return a function `(features, scale) -> logits` that adds products of features with state and object means.
 
-        It computes no prototypes; logits of stored prototypes replace the sums.
+        It computes no prototypes, which saves memory; for stored prototypes, logits with the prototype replace the
+        sums.
         """
         if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
             order = np.argsort(self._slots)
@@ -202,9 +210,9 @@ class Codebook(nn.Module):
         return logits
 
     def logits_by_states(self, z: Tensor, scale: float, step: int) -> Iterator[Tensor]:
-        """Yield the logits `z . h / tau` over all compositions in blocks [B, step * N], to save memory.
+        """Yield the logits over all compositions in blocks [B, step * N] of `step` states each, to save memory.
 
-        z: features [B, d]. scale: 1 / tau. step: number of states per block.
+        z: features [B, d]. scale: 1 / temperature. step: number of states per block.
         """
         states, n = len(self.labels.states), len(self.labels.objects)
         by_s, by_o = self._sums(scale * z) if self.unseen == "compose" else (z, z)
@@ -221,12 +229,18 @@ class Codebook(nn.Module):
             yield block.index_copy_(1, place, scale * z @ self._stored.index_select(0, slots).T)
 
     def _sums(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features' products with the state and object means, `z . a_m` [B, M] and `z . b_n` [B, N]."""
+        """Return products of features [B, d] with centred state means [B, M] and with object means [B, N].
+
+        A centred state mean is the mean feature of the state's images minus that of all images.
+        """
         return z @ (self.mean_s - self.mean_all).T, z @ self.mean_o.T
 
     @torch.no_grad()
     def inverse_lengths(self, states: slice = slice(None)) -> Tensor:
-        """Return `1 / |a_m + b_n|` [m, N] for a slice of the states; cached unless there are too many compositions."""
+        """Return 1 / the lengths of prototypes before normalisation [m, N], for a slice of m states and all N objects.
+
+        The lengths are `|mean_s + mean_o - mean_all|`; they are cached unless there are too many compositions.
+        """
         if self.labels.size > CELLS:
             return self._reciprocal(states)
         if self._inverse is None:
@@ -234,13 +248,19 @@ class Codebook(nn.Module):
         return self._inverse[states]
 
     def _reciprocal(self, states: slice) -> Tensor:
-        """Compute `1 / |a_m + b_n|` [m, N] for a slice of the states, in double precision because terms may cancel."""
+        """Compute `1 / |mean_s + mean_o - mean_all|` [m, N] of the codebook's means, for a slice of m states.
+
+        Double precision is used because terms may cancel.
+        """
         a, b = (self.mean_s[states] - self.mean_all).double(), self.mean_o.double()
         squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
         return squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
 
     def _lengths(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return the norms `|a_m + b_n|` [C] of pairs with the indices `states` [C] and `objects` [C], in blocks."""
+        """Return the lengths [C] of prototypes before normalisation, `|mean_s + mean_o - mean_all|`.
+
+        states, objects: state and object index of each composition [C].
+        """
         blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
         lengths = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
         return torch.cat(lengths).clamp(min=LEAST)
@@ -275,7 +295,7 @@ class Codebook(nn.Module):
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
     """Return the mean of features `z` [n, d] over each group [count, d]; a group without images gets the mean of all.
 
-    groups: number of each feature's group [n], below `count`.
+    groups: index of each feature's group [n], below `count`.
     """
     sums = torch.zeros(count, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
     sizes = groups.bincount(minlength=count)[:, None]
@@ -296,7 +316,7 @@ def skip_random_numbers(count: int) -> None:
 
 
 def random_directions(seed: Tensor, numbers: Tensor, dim: int) -> Tensor:
-    """Return random unit vectors [C, d]; each depends only on the scalar `seed` and its entry of `numbers`."""
+    """Return a random unit vector [C, d] per integer in `numbers` [C]; it depends only on `seed` and the integer."""
     cells = numbers[:, None] * dim + torch.arange(dim, device=numbers.device)
     bits = _mixed(seed + GOLDEN * (cells + 1))
     # Box-Muller: 24 bits give a length, 24 others an angle
@@ -306,7 +326,7 @@ def random_directions(seed: Tensor, numbers: Tensor, dim: int) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Hash int64 values by splitmix64's finaliser."""
+    """Hash int64 values by splitmix64's finaliser, to draw random vectors from them."""
     x = (x ^ _shifted(x, 30)) * MIX[0]
     x = (x ^ _shifted(x, 27)) * MIX[1]
     return x ^ _shifted(x, 31)

@@ -2,8 +2,8 @@
 Zero-shot Learning", CVPR 2021), computed without an adjacency matrix.
 
 Nodes are states, objects and the graph's compositions. Each composition `c = (s, o)` adds the edges s-o, s-c and o-c;
-with self-loops a layer is `H' = D^-1 (A + I) H W`. Every composition has two neighbours, so its row is a mean of three;
-rows of states and objects are sums over their compositions.
+with self-loops a layer is `H' = D^-1 (A + I) H W` (node features H, adjacency A, degrees D, weights W). A composition
+has two neighbours, so its row of H' is a mean of three; rows of states and objects are sums over their compositions.
 
 A composition outside of the graph receives messages from its state and its object and sends none, so its embedding does
 not depend on the other candidates.
@@ -59,7 +59,10 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Return the mean of three features per composition [C, w]: its own in `rows`, its state's, its object's."""
+        """Return, per composition, the mean of its own feature, its state's and its object's [C, w].
+
+        x: features of the graph's nodes. rows: the compositions' own features.
+        """
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
@@ -80,7 +83,10 @@ class GraphNetwork(nn.Module):
         self.out = sizes[-1]
 
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
-        """Return the features of all nodes before the first layer and after each, from those of states and objects."""
+        """Return a list of all nodes' features, before the first layer and after each layer.
+
+        states, objects: initial features of the states and of the objects; compositions begin with the mean of both.
+        """
         features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
             means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
@@ -88,7 +94,10 @@ class GraphNetwork(nn.Module):
         return features
 
     def pairs(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Return embeddings of any compositions [C, out], in the graph or not; `features`: the result of `forward`."""
+        """Return the embeddings [C, out] of any compositions, in the graph or not.
+
+        features: the result of `forward`. columns: the compositions.
+        """
         listed = self.graph.columns.compositions
         place = self.graph.columns.positions(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):

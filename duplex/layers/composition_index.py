@@ -1,4 +1,4 @@
-"""Index arrays on a device: copies, and lists of compositions with their states and objects."""
+"""Lists of compositions with their states and objects on a device, and copies of index arrays to a device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duplex.labels import Ints
 
 
 class CompositionIndex(nn.Module):
-    """A sorted list of compositions on a device, with their states and objects."""
+    """A sorted list of composition indices on a device, with the state index and the object index of each."""
 
     compositions: Tensor
     states: Tensor
@@ -28,15 +28,18 @@ class CompositionIndex(nn.Module):
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Return the means of `rows` [C, ...] by state and by object; zero for a state or object without compositions.
+        """Return the means per state [M, ...] and per object [N, ...] of `rows` [C, ...], one per listed composition.
 
-        states, objects: number of states and of objects.
+        A state or object without compositions gets zero. states, objects: M and N.
         """
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 
 def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """Return the mean of `rows` over each group [count, ...]; zero for an empty group."""
+    """Return the mean of the `rows` of each group [count, ...]; zero for an empty group.
+
+    group: index of each row's group, below `count`.
+    """
     sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
     sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
     return sums / sizes.view(-1, *[1] * (rows.ndim - 1))

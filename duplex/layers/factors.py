@@ -1,4 +1,8 @@
-"""Trained maps of features: adapter, perceptron, the two disentanglers, counterfactual fusion (Eq. 3-5, 11)."""
+"""Trained modules on image features: adapter, perceptron, disentanglers, fusion (the Duplex paper's Eq. 3-5, 11).
+
+Two disentanglers extract a feature's state factor and object factor, its parts that show the state and the object;
+fusion joins two factors to one feature, a counterfactual if they come from different images.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,16 @@ from torch.nn.functional import dropout, normalize, relu
 
 
 def zero_initialised(layer: nn.Linear) -> nn.Linear:
-    """Set weight and bias of a linear map to zero, and return it."""
+    """Set weight and bias of a linear layer to zero, and return the layer."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Bottleneck(nn.Module):
-    """Two-layer network `Up(dropout(relu(Down(y))))` over the channels of features [B, d], tokens [B, T, w] or feature
-    maps [B, w, H, W]. Its output is zero before training.
+    """Two-layer network `Up(dropout(relu(Down(y))))` over the channels of `y`; its output is zero before training.
+
+    `y` are features [B, d], tokens [B, T, w] or feature maps [B, w, H, W].
 
     width: channels between the layers. rate: dropout.
     """
@@ -35,7 +40,7 @@ class Bottleneck(nn.Module):
 
 
 class Adapter(Bottleneck):
-    """Residual bottleneck `z <- z + scale * Up(dropout(relu(Down(z))))`; the identity before training."""
+    """Residual bottleneck on features z: `z + scale * Up(dropout(relu(Down(z))))`; untrained, it returns z."""
 
     def __init__(self, dim: int, width: int, rate: float, scale: float) -> None:
         super().__init__(dim, width, rate)
@@ -60,7 +65,7 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """Two-layer MLP from a feature to its state factor or object factor, of unit length; `residual` adds its input."""
+    """Two-layer MLP that extracts a feature's part for state or object; `residual` adds the feature to its output."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -73,10 +78,11 @@ class Disentangler(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Learned fusion of a state factor and an object factor, which may be those of different images (Eq. 11).
+    """Learned fusion of a state factor and an object factor, perhaps of different images (the Duplex paper's Eq. 11).
 
-    `phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))`, without the relu unless `rectified`. The two
-    projections are applied to each image once; a counterfactual is a sum of two projected factors.
+    A factor is the part of an image's feature for the state or the object. With factors `z^s`, `z^o` and trained
+    matrices `M_s`, `M_o`: `phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))`, without the relu unless `rectified`.
+    The factors of each image are projected once, by `project`, and then combined with those of all other images.
     """
 
     def __init__(self, dim: int, *, rectified: bool = True) -> None:
@@ -85,7 +91,7 @@ class Fusion(nn.Module):
         self.state, self.object = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
-        """Return projected factors `M_s z^s` and `M_o z^o` [B, d]."""
+        """Return the projections of state factors and of object factors [B, d]; fusion adds and normalises them."""
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
@@ -96,7 +102,7 @@ class Fusion(nn.Module):
 
 
 class Factors(nn.Module):
-    """The two disentanglers, from features to state factors `z^s = D^s(z)` and object factors `z^o = D^o(z)` [B, d]."""
+    """Two networks that split features [B, d] into state parts and object parts (factors) [B, d], of unit length."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""Fine-tuned blocks: the last blocks of an image tower, which run on cached block inputs and are trained.
+"""Fine-tuned blocks: an image tower's last blocks, trained on cached block inputs (the activations that enter them).
 
 `adapter: bottleneck` adds a bottleneck after attention and after the MLP of each block (after each convolutional
-block), `y <- y + Up(dropout(relu(Down(y))))`, as in Eq. 3; `lora` adds a low-rank update to every matrix of the blocks
-(Hu et al., 2022), `W <- W + B A`; `full` trains all parameters of the blocks. `Up` and `B` start at zero, so that
-initial features are those of the frozen tower. Batch norms keep their pretrained statistics.
+block), `y <- y + Up(dropout(relu(Down(y))))`, as in the Duplex paper's Eq. 3; `lora` adds a low-rank update to every
+matrix of the blocks (Hu et al., 2022), `W <- W + B A`; `full` trains all parameters of the blocks. `Up` and `B` start
+at zero, so that initial features are those of the frozen tower. Batch norms keep their pretrained statistics.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ IMAGES = 256  # computed at once without gradients
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """Return a function that builds untrained blocks for the image tower that a checkpoint's `encoder` record names.
+    """Return a function that builds the last blocks of an encoder's image tower as `FinetunedBlocks`, to train them.
 
-    Weights are float32; activations are bf16 if the cache was written in bf16.
+    Weights are float32; activations are bf16 if the feature cache was written in bf16.
+
+    encoder: what a checkpoint stores of the encoder: name, tag of the weights, precision, and number of blocks.
     """
     tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
     count = int(encoder["block_inputs"])
@@ -59,7 +61,7 @@ class LowRank(nn.Module):
 
 
 class FinetunedBlocks(nn.Module):
-    """Last blocks of an image tower, which map cached block inputs to features [B, d].
+    """Trainable last blocks of an image tower, which map block inputs (cached activations) to image features [B, d].
 
     The state dict holds only trained parameters. Frozen weights are copies on the tower's device, in no checkpoint.
     """
@@ -67,10 +69,10 @@ class FinetunedBlocks(nn.Module):
     def __init__(
         self, cut: LastBlocks, options: FinetuneOptions, shape: tuple[int, ...], precision: str = "fp32"
     ) -> None:
-        """Copy the tower's last blocks.
+        """Copy the tower's last blocks, and add the adapters that `options` asks for.
 
         cut: the tower's last blocks, at least `options.blocks` of them.
-        shape: shape of one image's block input.
+        shape: shape of one image's block input (the activations that enter the first of these blocks).
         precision: precision in which the encoder computed the cached block inputs.
         """
         super().__init__()
@@ -90,7 +92,10 @@ class FinetunedBlocks(nn.Module):
             self.trained = nn.ModuleList(block.requires_grad_() for block in tuned)
 
     def _add_bottlenecks(self, tuned: Any, branches: tuple[str, ...], shape: tuple[int, ...]) -> nn.ModuleList:
-        """Add a bottleneck to the output of each block's modules `branches`, or of the block if there are none."""
+        """Add a trained bottleneck after the named submodules of each block, or after each block if none is named.
+
+        tuned: the blocks. branches: names of the submodules. shape: shape of one image's block input.
+        """
         modules = [getattr(block[-1], name) for block in tuned for name in branches] or [block[-1] for block in tuned]
         widths, options = self._output_channels(modules, shape), self.options
         adapters = nn.ModuleList(Bottleneck(width, options.inner_width, options.dropout) for width in widths)
@@ -125,7 +130,7 @@ class FinetunedBlocks(nn.Module):
         return updates
 
     def train(self, mode: bool = True) -> FinetunedBlocks:
-        """Set training or evaluation mode for bottlenecks; the tower's blocks stay in evaluation mode."""
+        """Set training or evaluation mode for the added layers; the tower's blocks stay in evaluation mode."""
         super().train(mode)
         for block in self._blocks:
             block.eval()
@@ -136,16 +141,20 @@ class FinetunedBlocks(nn.Module):
         return [{"params": list(self.parameters()), **({} if rate is None else {"lr": rate})}]
 
     def forward(self, block_inputs: Tensor) -> Tensor:
-        """Return features [B, d] in float32, not normalised, of block inputs [B, T, w] or [B, C, H, W]."""
+        """Return image features [B, d], float32 and not normalised, of the activations that enter the blocks.
+
+        block_inputs: tokens [B, T, w] or feature maps [B, C, H, W].
+        """
         if torch.is_grad_enabled():
             return self.features(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)
         return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Return features [B, d] of all block inputs in one pass.
+        """Return image features [B, d] of all block inputs (the activations that enter the blocks) in one pass.
 
-        Without gradients, TF32 is used if the cache was written with it; with gradients, the caller's setting applies.
+        Without gradients, TF32 is used if the feature cache was written with it; with gradients, the caller's setting
+        applies.
         """
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device).float()

@@ -1,17 +1,23 @@
-"""Visual prototypes in closed form: class means of features, composed for pairs without images, and their metric.
+"""Visual prototypes in closed form, without training: mean features of seen pairs, and predictions for all other pairs.
 
-    1. Sigma, the covariance of images about their pair's mean, shrunk (class_statistics.py, held_out_pairs.py); x = z W
-       has unit covariance
-    2. mu_mn = mu + a_m + b_n by weighted least squares over pairs (additive.py), v = Var(interaction) by likelihood;
-       with word embeddings, + gamma_mn, interactions shared between pairs of like words (interactions.py)
-    3. h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v, for seen pairs (empirical Bayes); h_c = mu_mn for all others
-    4. g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c    (log n_c for seen pairs; 0 for others, whose bias is calibrated)
+For a feature z, and a pair c of state m and object n with n_c training images of mean x_c:
+
+    1. Sigma, the covariance of images about their pair's mean, shrunk (class_statistics.py, held_out_pairs.py), gives
+       the whitening map W; x = z W has unit covariance
+    2. mu_mn = mu + a_m + b_n predicts the mean of a pair, by weighted least squares over pairs (additive.py), with
+       v = Var(interaction) by likelihood; with word embeddings, + gamma_mn, interactions shared between pairs of like
+       words (interactions.py)
+    3. h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v, the prototype of a seen pair (empirical Bayes); h_c = mu_mn for
+       all others
+    4. g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c, the score (0 instead of log n_c for unseen pairs, whose bias is
+       calibrated)
 
 `g` is Bayes' rule for images with a normal distribution about `h_c`, up to a constant: linear discriminant analysis
-(Fisher 1936) with composed means of unseen pairs. Nothing is trained. Vectors are differences from `mu`, which all
-compositions share, where float32 loses least.
+(Fisher 1936) with composed means of unseen pairs. Vectors are stored as differences from `mu`, which all compositions
+share, where float32 loses least.
 
-No `M N` prototypes are stored: `x . mu_mn` is an outer sum (and a product of small factors), `|mu_mn|^2` a table.
+Prototypes of all M N compositions are never stored: `x . mu_mn` is an outer sum (and a product of small factors),
+`|mu_mn|^2` a table.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ LEAST = 1e-300  # smallest support
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Options of the closed form's fit; None: chosen from the training images."""
+    """Options to fit the linear classifier `ClosedForm`; options that are None are chosen from training images."""
 
     ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
     shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
@@ -49,10 +55,10 @@ class FitSettings:
 
 
 class TensorRecord:
-    """Base of dataclasses of tensors, which may be nested."""
+    """Base class of dataclasses of tensors, which may be nested, to convert all tensors at once by `to`."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
-        """Return a copy with floating-point tensors in `dtype` and all tensors on `device`."""
+        """Return a copy of the dataclass with floating-point tensors in `dtype` and all tensors on `device`."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -67,9 +73,9 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class ClosedForm(TensorRecord):
-    """Fitted closed form: vectors of M states, N objects, P seen pairs and the mean, and a whitening map.
+    """Linear classifier of compositions in closed form: effects of states and objects, prototypes of seen pairs.
 
-    Fitted in float64; `to` sets the precision of scoring.
+    Features are whitened first. The fit is in float64; `to` sets the precision of scoring.
     """
 
     settings: FitSettings
@@ -87,10 +93,11 @@ class ClosedForm(TensorRecord):
     def fit(
         cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
-        """Fit the model in float64. Raises DuplexError if there are no images.
+        """Fit the classifier in closed form, in float64. Raises DuplexError if there are no images.
 
         statistics: feature statistics of the training images.
-        words: text embeddings of states and objects, for interactions; None: no interactions.
+        words: text embeddings of states and objects, by which pairs of like words share interactions; None: no
+        interactions.
         """
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
@@ -126,18 +133,20 @@ class ClosedForm(TensorRecord):
         return rows
 
     def _find_seen(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of seen compositions in `compositions`, and their positions in `pairs`."""
+        """Return the positions of seen pairs in `compositions`, and their positions in the list `self.pairs`."""
         place = torch.searchsorted(self.pairs, compositions).clamp(max=len(self.pairs) - 1)
         positions = (self.pairs[place] == compositions).nonzero()[:, 0]
         return positions, place[positions]
 
     def log_support(self) -> Tensor:
-        """Return how plausible each composition is [M, N]: the log of the share of training images whose state
-        resembles the composition's state `m` and whose object resembles its object `n`,
+        """Return how plausible each composition is [M, N], by training images with similar states and objects.
+
+        The value is the log of the share of such images,
 
             log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4),
 
-        where `k` is the overlap `int N(x; a, I) N(x; a', I) dx` of two distributions, 1 where they are the same.
+        where c' = (m', n') is a seen pair with n_c' of the n images, `a` and `b` are the effects of states and objects,
+        and `k` is the overlap of two normal distributions with means `a` and `a'`, 1 where they are the same.
         """
         n = self.shape[1]
         share = self.counts.new_zeros(self.shape, dtype=torch.float64)
@@ -147,9 +156,10 @@ class ClosedForm(TensorRecord):
         return (k_s @ share @ k_o).clamp(min=LEAST).log()
 
     def linear(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the linear scores' weights `h_c - mu` [C, d] and `offset_c` [C].
+        """Return the weights [C, d] and the offsets [C] of the candidates' linear scores.
 
-        The score of whitened features x is `g_c(z) = (x - mu) . (h_c - mu) + offset_c`.
+        The score of whitened features x is `(x - mu) . (h_c - mu) + offset_c`, with prototype `h_c` and overall mean
+        `mu`; the weights are `h_c - mu`.
         """
         h = self.prototypes(candidates) - self.additive.mean
         return h, self._log_prior(candidates) - 0.5 * (h * h).sum(1)
@@ -162,7 +172,7 @@ class ClosedForm(TensorRecord):
         return prior
 
     def scorer(self, candidates: Tensor, rows: int = ROWS) -> FeatureScorer:
-        """Return a function from features `z [B, d]` to scores `g_c(z) [B, C]`.
+        """Return a function from features [B, d] to candidates' scores: log-probabilities [B, C] up to a constant.
 
         rows: number of candidates up to which prototypes are computed; more candidates are scored without them, by
         outer sums over states and objects.
@@ -177,9 +187,10 @@ class ClosedForm(TensorRecord):
         return z.to(self.whitening) @ self.whitening - self.additive.mean
 
     def _outer_sum_scorer(self, candidates: Tensor) -> FeatureScorer:
-        """Return a scorer that computes `x . a_m + x . b_n + x . gamma_mn` for all states and objects at once.
+        """Return a function from features to candidates' scores that needs no prototypes, for many candidates.
 
-        The scores of seen pairs are replaced by those of their prototypes.
+        It adds the products of features with state effects, object effects and interactions, for all states and objects
+        at once. The scores of seen pairs are replaced by those that their prototypes give.
         """
         m, n = self.shape
         a, b, interactions = self.additive.state, self.additive.object, self.interactions
@@ -210,7 +221,10 @@ class ClosedForm(TensorRecord):
         return scores
 
     def _squares(self) -> Tensor:
-        """Return `|mu_mn - mu|^2` of all compositions [M, N]; with interactions, computed one state at a time."""
+        """Return the squared distance [M, N] of each composition's predicted mean from the overall mean.
+
+        With interactions, it is computed one state at a time to save memory.
+        """
         a, b = self.additive.state, self.additive.object
         if self.interactions is None:
             return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
@@ -222,7 +236,10 @@ class ClosedForm(TensorRecord):
 
 
 def _prepare_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None) -> Fit:
-    """Return a function that fits the means of a subset of the `seen` pairs, with variances chosen on all of them."""
+    """Return a function that fits prototypes to some of the `seen` pairs, for cross-validation over held-out pairs.
+
+    The variances that the fit needs are chosen once, on all seen pairs.
+    """
     *_, v, tau = _fit_means(seen, settings, words)
     fixed = replace(settings, shrinkage=1 / v, interactions=tau)
 
@@ -238,7 +255,7 @@ def _prepare_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings |
 def _fit_means(
     seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None
 ) -> tuple[AdditiveEffects, Interactions | None, float, float]:
-    """Fit effects of states and objects, and their interactions, to the pairs' means.
+    """Fit effects of states and objects, and their interactions, to the pairs' mean features.
 
     Return the effects, the interactions (None without `words`), the unexplained variance `v`, and the variance `tau` of
     the interactions.
@@ -257,7 +274,10 @@ def _fit_means(
 
 @dataclass(frozen=True)
 class FittedStatistics:
-    """Statistics and settings that a closed form was fitted from; images can be added without the earlier ones."""
+    """Feature statistics and settings that a `ClosedForm` was fitted from, to fit it again with further images.
+
+    The earlier images are not needed for this.
+    """
 
     statistics: ClassStatistics
     settings: FitSettings
@@ -265,14 +285,17 @@ class FittedStatistics:
 
 @dataclass(frozen=True)
 class GroupPosterior(TensorRecord):
-    """Posterior over all states, or over all objects, by linear discriminant analysis with its own covariance."""
+    """Linear discriminant analysis: posterior over all states, or over all objects, given a feature.
+
+    Its covariance is that of images about the mean of their state (or object).
+    """
 
     weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
     offset: Tensor  # [G]; -inf for a group without images
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
-        """Fit the posterior to feature statistics grouped by state or by object."""
+        """Fit the linear discriminant analysis to feature statistics grouped by state or by object."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()
@@ -281,5 +304,5 @@ class GroupPosterior(TensorRecord):
         return cls(whitening @ apart.T, offset)
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Return log-posteriors [B, G] of features [B, d]."""
+        """Return the log-posteriors [B, G] of G states, or of G objects, given features [B, d]."""
         return (z @ self.weight + self.offset).log_softmax(-1)

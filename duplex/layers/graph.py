@@ -1,9 +1,10 @@
-"""Refinement: one step of messages from a batch's factors into visual prototypes (paper: Eq. 12-18, Algorithm 1).
+"""Refine visual prototypes by messages from the images of a batch (the Duplex paper's Eq. 12-18, Algorithm 1).
 
-The local graph is bipartite: messages go only into the prototypes of the batch's candidate compositions, from each
-image's state factor, each image's object factor and each counterfactual (an image's state factor fused with another
-image's object factor). Their sums factor by state, by object and by cell of
-the (state x object) grid, so no matrix over the graph's nodes is ever built.
+A message is a vector that is averaged into a prototype. The local graph is bipartite: messages go only into the
+prototypes of the batch's candidate compositions, from each image's state factor and object factor (the state part and
+the object part of its feature) and from each counterfactual (an image's state factor fused with another image's object
+factor). Sums of messages factor by state, by object and by cell of the (state x object) grid, so no matrix over the
+graph's nodes is ever built.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ EPSILON = 1e-12
 
 
 class CellSums(torch.autograd.Function):
-    """Weighted sums of counterfactual features by cell of the (state x object) grid, with gradients (Eq. 11, 15-16).
+    """Weighted sums of counterfactuals by cell of the (state x object) grid (the Duplex paper's Eq. 11, 15-16).
 
-    `out_c = sum of w_p z^cf_p` over the image pairs p = (i, j) in cell c, with `z^cf = normalise(relu(a_i + b_j))`,
-    `a = M_s z^s`, `b = M_o z^o`; without the relu if not `rectified`.
+    A counterfactual of the image pair p = (i, j) fuses the state part of image i's feature with the object part of j's:
+    `z^cf_p = normalise(relu(a_i + b_j))`, without the relu if not `rectified`; `a` and `b` are the projected state and
+    object factors. The sum of cell c is `out_c = sum of w_p z^cf_p` over its image pairs.
 
     The up to `B^2` counterfactuals are not stored but computed in blocks that fit the processor's cache, and again in
     the backward pass; memory grows with the number of cells. Differentiable once in `a`, `b` and `w`.
@@ -40,9 +42,10 @@ class CellSums(torch.autograd.Function):
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Return the sums [cells, d] from projected factors `a`, `b` [B, d].
+        """Return the weighted sum of the counterfactuals in each cell (state-object pair) of the grid [cells, d].
 
-        i, j, cell, w: images, cell and weight of each image pair [P].
+        a, b: projected state and object factors (state and object parts of the images' features) [B, d].
+        i, j, cell, w: first image, second image, cell and weight of each image pair [P].
         """
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
@@ -54,10 +57,10 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of `a`, `b` and `w`.
+        """Return the gradients of the projected state and object factors `a`, `b` and of the image pairs' weights `w`.
 
-        With `g` the gradient of a pair's cell and `u = r / |r|`, `dw = g.u` and `dr = w (g - u (g.u)) / |r|` where
-        `r > 0`.
+        A cell's output is the sum of `w u` over its image pairs (i, j), with `u = r / |r|` and `r = relu(a_i + b_j)`.
+        For gradient `g` of the output: `dw = g.u`, and `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.
         """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
@@ -76,7 +79,10 @@ class CellSums(torch.autograd.Function):
 
 
 def _counterfactuals(a: Tensor, b: Tensor, i: Tensor, j: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    """Return the counterfactuals `r = relu(a_i + b_j)` [p, d], not normalised, and `1 / |r|` [p]."""
+    """Return the vectors `r = relu(a_i + b_j)` [p, d] of image pairs (i, j), not normalised, and `1 / |r|` [p].
+
+    a, b: projected state factors and object factors of the images. rectified: whether to apply the relu.
+    """
     r = a.index_select(0, i).add_(b.index_select(0, j))
     if rectified:
         r.relu_()
@@ -94,7 +100,10 @@ Message = Literal["state", "object", "counterfactual"]
 
 @dataclass(frozen=True)
 class FactorNodes:
-    """Factors and posteriors of a mini-batch of `B` images, with their labels."""
+    """Features of B images, their parts for state and object, probabilities of states and objects, and labels.
+
+    Messages to the prototypes of compositions are computed from these.
+    """
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -107,10 +116,12 @@ class FactorNodes:
 
 @dataclass(frozen=True)
 class LocalCandidates:
-    """Candidates that combine a state and an object of the batch, `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13).
+    """Candidate compositions of a state and an object that both occur in the batch; messages go to their prototypes.
 
-    They are cells of a small grid. Each pair of images `(i, j)` whose counterfactual has such a label belongs to a
-    cell. Labels on the host suffice, so that nothing waits for the device.
+    `C_cand = (S(B) x O(B)) & C_tgt` (the Duplex paper's Eq. 12-13): the batch's states S(B) and objects O(B) form a
+    small grid, whose cells are kept if they are in the list `C_tgt` of all candidates. Each pair of images `(i, j)`
+    belongs to the cell of image i's state and image j's object. Only labels on the host are used, so that nothing waits
+    for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, rising [C]
@@ -130,7 +141,7 @@ class LocalCandidates:
     ) -> LocalCandidates:
         """Build the candidates of a batch from its images' `states` and `objects` [B].
 
-        target: all candidates of the world. n_objects: number of objects N in the label space.
+        target: all candidates of the closed or open world. n_objects: number of objects N in the label space.
         """
         distinct_s, state_of = np.unique(states, return_inverse=True)
         distinct_o, object_of = np.unique(objects, return_inverse=True)
@@ -155,10 +166,12 @@ LEAST_WEIGHT = 1e-20  # of all messages to a candidate; below it posteriors have
 def aggregate(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, messages: tuple[Message, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean of the messages into each candidate, `h_hat` [C, d] (Eq. 15-16), and the mask of
-    candidates that a message reached [C]: with very confident posteriors all weights may underflow to zero.
+    """Return the weighted mean of messages to each candidate's prototype [C, d], and a mask [C] of candidates with any.
 
-    messages: kinds of messages to use.
+    The Duplex paper's Eq. 15-16. Messages are vectors from the batch's images, weighted by posteriors of states and
+    objects. If these are very confident, all weights of a candidate may underflow to zero; no message reaches it then.
+
+    messages: kinds of messages to use: "state", "object", "counterfactual".
     """
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion) for kind in messages]
     for more, more_weight in others:
@@ -169,9 +182,10 @@ def aggregate(
 def message_sums(
     kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of the messages of one kind to each candidate [C, d], and the sum of weights [C, 1].
+    """Return the weighted sum of one kind of messages to each candidate's prototype [C, d], and total weights [C, 1].
 
-    fusion: module that joins a state and an object feature to the feature of a counterfactual pair; None: their sum.
+    kind: "state" or "object" (a part of an image's feature), or "counterfactual" (parts of two images, fused).
+    fusion: module that fuses a state part and an object part to one feature; None: features are added instead.
     """
     m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
     if kind == "state":
@@ -186,11 +200,12 @@ def message_sums(
 def _counterfactual_sums(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Return weighted sums of the counterfactuals into each candidate [C, d], and of their weights [C, 1].
+    """Return the weighted sum of counterfactuals for each candidate's prototype [C, d], and the sum of weights [C, 1].
 
-    The weight of an image pair `(i, j)` is `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`. Without a learned fusion a
-    counterfactual is `z^cf = normalise(z^c_i + z^c_j - mean z^c)`: the difference of each image from the average, added
-    in the space in which prototypes are compared with images.
+    A counterfactual fuses image i's state factor and image j's object factor to one feature; its weight is
+    `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`, the posteriors of both labels. Without a learned fusion, the feature is
+    `normalise(z_i + (z_j - mean z))`: a feature plus another's difference from the average, in the space in which
+    prototypes are compared with images.
     """
     i, j, cell, count = candidates.i, candidates.j, candidates.cell, len(candidates)
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
@@ -203,9 +218,10 @@ def _counterfactual_sums(
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Return the refined prototypes `normalise(lambda h + (1 - lambda) h_hat)` [C, d] (Eq. 17-18).
+    """Return refined prototypes [C, d]: weighted means of old prototypes and messages (the Duplex paper's Eq. 17-18).
 
-    rows: prototypes `h`. aggregated: means of messages `h_hat`. momentum: lambda; 1 returns `rows` unchanged.
+    rows: old prototypes. aggregated: mean message to each. momentum: weight of the old prototypes; 1 returns
+    `rows` unchanged. renormalise: whether to scale the result to unit length.
     """
     if momentum == 1.0:
         return rows
@@ -214,7 +230,7 @@ def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) 
 
 
 class RefinedPrototypes(NamedTuple):
-    """Refined prototypes of a batch, not yet written to the codebook."""
+    """Refined prototypes of a batch's candidates, not yet written to the codebook (the table of prototypes)."""
 
     compositions: Ints  # [C]
     rows: Tensor  # h' [C, d]
@@ -230,15 +246,16 @@ def refine(
     momentum: float,
     renormalise: bool = True,
 ) -> RefinedPrototypes:
-    """Return the refined prototypes of a batch's candidates: a weighted mean of the local graph's messages
-    and of the old prototypes.
+    """Return refined prototypes of a batch's candidates: weighted means of their old prototypes and of messages.
 
-    The old prototypes are the codebook's current ones, or the initial ones of an anchored codebook (Algorithm 1).
+    Messages are vectors computed from the batch's images. The old prototypes are the current ones of the codebook (the
+    table of prototypes), or the initial ones if it is anchored (the Duplex paper's Algorithm 1).
 
+    nodes: features of the batch's images, their parts for state and object, posteriors and labels.
     compositions: labels of the batch [B].
-    target: all candidates of the world.
-    fusion: module that joins a state and an object feature to the feature of a counterfactual pair; None: their sum.
-    messages: kinds of messages to use.
+    target: all candidates of the closed or open world.
+    fusion: module that fuses a state part and an object part to one feature; None: features are added instead.
+    messages: kinds of messages to use: "state", "object", "counterfactual".
     momentum: weight of the old prototypes, lambda.
     """
     n = len(codebook.labels.objects)

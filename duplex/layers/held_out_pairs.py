@@ -1,15 +1,16 @@
-"""Choose the variance to add to the closed form's covariance: the one that best predicts held-out pairs from others.
+"""Choose how much variance to add to the closed-form classifier's covariance, by how well it predicts held-out pairs.
 
-The closed form composes prototypes of pairs without images, so its metric should suit those. Seen pairs are held out in
-folds; prototypes `h_c` of a fold's pairs are composed from all others. Images of a pair `c` are assumed to be normally
-distributed about their mean `x_c` with the sample covariance `S`, in the coordinates `x = z W` of the metric tried.
-Another pair `c'` of the same fold, a rival, scores higher than `c` on a share of these images,
+The classifier (gaussian_prototypes.py) composes prototypes of pairs without images, so its metric should suit such
+pairs. Seen pairs are held out in folds; prototypes `h_c` of a fold are composed from all others. Images of a pair `c`
+are assumed to be normally distributed about their mean `x_c` with the sample covariance `S`, in the coordinates
+`x = z W` of the metric tried (z: features, W: whitening map). Another pair `c'` of the same fold, a rival, scores
+higher than `c` on a share of these images,
 
     e_cc' = Phi(-m / s),   m = x_c . (h_c - h_c') - (|h_c|^2 - |h_c'|^2) / 2,
     s^2 = (h_c - h_c')^T W^T S W (h_c - h_c'),
 
-and the metric with the fewest expected rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)`, is chosen. All
-numbers follow from counts, means and the covariance; no image is read.
+and the metric with the fewest expected rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)` with `n_c` images of
+pair `c`, is chosen. All numbers follow from counts, means and the covariance; no image is read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that
 
 
 def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
-    """Return the share of the mean variance to add to the covariance; 0 if no pair can be held out.
+    """Return how much variance to add to the closed-form classifier's covariance: a share of the mean variance per channel.
+
+    The share by which held-out pairs are predicted best is chosen; 0 if no pair can be held out.
 
     prepare_fit: function from the means of all pairs to the fitting function that is called for each fold; it chooses
     settings that all folds use, such as variances by likelihood, and is called once per share tried.
@@ -40,10 +43,10 @@ def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[Pa
 
 
 def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Callable[[PairMeans], Fit]) -> float:
-    """Return the expected number of held-out pairs that score higher than an image's pair; 0 if none is held out.
+    """Return how many held-out pairs are expected to score higher on an image than its label; 0 if no pair is held out.
 
-    added: share of the mean variance that is added to the covariance.
-    prepare_fit: as in `choose_added_variance`.
+    added: variance to add to the covariance of features, as a share of their mean variance per channel.
+    prepare_fit: function from the means of all pairs to the fitting function that is called for each fold.
     """
     groups = statistics.by_pair()
     whitening = shared_whitening(groups, added)
@@ -61,7 +64,7 @@ def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Call
 
 
 def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, per fold, the positions of the held-out pairs and of the pairs to fit.
+    """Yield, per cross-validation fold over the seen pairs, the positions of held-out pairs and of pairs to fit.
 
     The states and objects of all held-out pairs occur among the pairs to fit.
     """
@@ -76,9 +79,11 @@ def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
-    """Return `e_cc'` [K, K], the share of a pair's images on which another pair scores higher; 0 on the diagonal.
+    """Return, per pair, the expected share of its images on which each other pair scores higher [K, K]; diagonal 0.
 
-    means, prototypes: of the K pairs, composed without their images [K, d]. spread: `W^T S W` [d, d].
+    means: mean features of K held-out pairs [K, d].
+    prototypes: their prototypes, composed without their images [K, d].
+    spread: covariance of images about their pair's mean, in whitened coordinates [d, d].
     """
     scores = means @ prototypes.T - 0.5 * (prototypes * prototypes).sum(1)  # x_c . h_c' - |h_c'|^2 / 2
     inner = prototypes @ spread @ prototypes.T

@@ -1,16 +1,17 @@
 """Interactions of states and objects, shared between pairs whose words are alike.
 
-The mean features of a wet dog and a wet cat depart from `mu + a_m + b_n` in similar ways. The departures `gamma_mn` are
-modelled as a Gaussian process over pairs,
+The mean features of a wet dog and a wet cat depart from `mu + a_m + b_n`, the overall mean plus the effects of state m
+and object n, in similar ways. The departures `gamma_mn` are modelled as a Gaussian process over pairs,
 
     Cov(gamma_mn, gamma_m'n') = tau K_s(m, m') K_o(n, n'),   K(t, t') = exp(-|t - t'|^2 / (2 l median |t - t'|^2)),
 
-with kernels of the words' text embeddings, of low rank: K_s = U U^T, K_o = V V^T. Then
+with kernels of the words' text embeddings t, of low rank: K_s = U U^T, K_o = V V^T. Then
 
     gamma_mn = sum_rs U_mr V_ns G_rs,   G_rs ~ N(0, tau I),
 
-is one more block of the least squares that fit the effects, with `r s` columns `phi_mn = U_m (x) V_n` and the ridge
-`1 / tau`. An unseen pair gets the interactions of its neighbours; `tau` and `v` maximise the marginal likelihood.
+adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares that fit the effects. An
+unseen pair gets the interactions of its neighbours; `tau` and the unexplained variance `v` maximise the marginal
+likelihood.
 """
 
 from __future__ import annotations
@@ -33,24 +34,31 @@ Guess = tuple[float, float]  # log10 v, log10 tau
 
 @dataclass(frozen=True)
 class Kernels:
-    """Low-rank factors of the similarity kernels of states, `K_s = U U^T`, and of objects, `K_o = V V^T`."""
+    """Similarities between all states `K_s = U U^T` and all objects `K_o = V V^T`, as low-rank factors U and V."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
 
     @classmethod
     def of(cls, states: Tensor, objects: Tensor) -> Kernels:
-        """Compute both kernels from text embeddings of the words, [M, w] and [N, w]."""
-        return cls(factor(states), factor(objects))
+        """Compute similarities of states and of objects from text embeddings of their words, [M, w] and [N, w]."""
+        return cls(kernel_factor(states), kernel_factor(objects))
 
     def features(self, seen: PairMeans) -> Tensor:
-        """Return the products `phi` of the pairs' kernel factors [P, r s]."""
+        """Return the regressors of the interactions of P pairs [P, r s].
+
+        They are the products of the state's row of U [M, r] and the object's row of V [N, s], low-rank factors of the
+        similarities of states `U U^T` and of objects `V V^T`.
+        """
         u, v = self.states[seen.states], self.objects[seen.objects]
         return (u[:, :, None] * v[:, None]).flatten(1)
 
 
-def factor(words: Tensor, rank: int = RANK) -> Tensor:
-    """Return the factor `U` [M, r] of the kernel `K = U U^T`, of low rank, of the word embeddings `words` [M, w]."""
+def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
+    """Return a low-rank factor `U` [M, r] of the matrix `K = U U^T` of similarities between M words.
+
+    words: text embeddings of the words [M, w]. rank: r.
+    """
     unit = normalize(words.double(), dim=-1)
     squares = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     different = squares[squares > 1e-12]
@@ -62,26 +70,30 @@ def factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions:
-    """The vectors `gamma_mn` [d] by which pairs depart from the sum of their state's and their object's effect."""
+    """Vectors `gamma_mn` [d] by which pairs' mean features depart from the sum of their state and object effects."""
 
     states: Tensor  # U [M, r], factor of the states' kernel
     objects: Tensor  # V [N, s], factor of the objects' kernel
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return the interactions `gamma_mn` [C, d] of pairs with the indices `states` [C] and `objects` [C]."""
+        """Return the interactions [C, d] of pairs with the given state and object indices [C]."""
         phi = (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
         return phi @ self.core.flatten(0, 1)
 
     def project(self, x: Tensor) -> Tensor:
-        """Return `U (x . G)` [B, M, s] of features [B, d], whose product with `V^T` is `x . gamma_mn`."""
+        """Return intermediate products [B, M, s], from which products of features [B, d] and interactions follow.
+
+        They are `U (x . G)` with fitted weights G; multiplied by `V^T` they give `x . gamma_mn` for all pairs. U [M, r]
+        and V [N, s] are low-rank factors of the similarities of states and of objects.
+        """
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
 class JointEquations:
     """The normal equations of a joint least-squares fit of the effects of states and objects and of their interactions.
 
-    tau: variance of the interactions. v: variance of the pairs' means that neither part of the fit explains.
+    tau: variance of the interactions. v: variance of the pairs' means that neither effects nor interactions explain.
     """
 
     def __init__(self, seen: PairMeans, kernels: Kernels, v: float, tau: float, ridge: float) -> None:
@@ -96,16 +108,18 @@ class JointEquations:
         self.log_prior = phi.shape[1] * math.log(tau)
 
     def log_likelihood(self) -> float:
-        """Return the marginal log-likelihood, with effects and interactions integrated out."""
+        """Return the log-likelihood of the pairs' mean features, with effects and interactions integrated out."""
         return marginal_log_likelihood(self.normal, self.matrix, self.right, self.log_prior)
 
 
 def fit_with_interactions(
     seen: PairMeans, kernels: Kernels, v: float, tau: float, ridge: float
 ) -> tuple[AdditiveEffects, Interactions]:
-    """Fit effects and interactions to the pairs' means, by one solve of size `1 + M + N + r s`.
+    """Fit the effects of states and objects, and their interactions, to the pairs' mean features, by one linear solve.
 
-    v: variance of what neither effects nor `kernels` explain. tau: variance of the interactions.
+    The system has size `1 + M + N + r s`, for similarity kernels of M states and N objects of ranks r and s.
+
+    v: variance of what neither effects nor interactions explain. tau: variance of the interactions.
     """
     m, n = seen.shape
     joint = JointEquations(seen, kernels, v, tau, ridge)
@@ -115,9 +129,9 @@ def fit_with_interactions(
 
 
 def choose_variances(seen: PairMeans, kernels: Kernels, ridge: float) -> tuple[float, float]:
-    """Return the variances `v` and `tau` with the highest marginal likelihood, to a factor of `10^(1/8)`.
+    """Return the unexplained variance `v` and the interactions' variance `tau` with the highest marginal likelihood.
 
-    They are found by a compass search on the most frequent pairs.
+    They are found from the mean features of the most frequent pairs, by compass search, to a factor of `10^(1/8)`.
     """
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
@@ -130,9 +144,9 @@ def choose_variances(seen: PairMeans, kernels: Kernels, ridge: float) -> tuple[f
 
 
 def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) -> Guess:
-    """Return the (log10 v, log10 tau) that maximises `height`, both from -6 to 2, by compass search.
+    """Return the point (log10 v, log10 tau) that maximises the function `height` of two variances, by compass search.
 
-    The step is halved when no move leads upwards.
+    Both coordinates stay from -6 to 2. The step is halved when no move leads upwards.
     """
     heights = {start: height(start)}
     best = start

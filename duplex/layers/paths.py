@@ -1,7 +1,9 @@
-"""The three paths from a cached feature to posteriors over compositions, states and objects (paper: Eq. 1-9, 21).
+"""Posteriors over compositions, states and objects, from a cached feature and three kinds of prompts (three paths).
 
-`z^c` is the (adapted) feature, `z^s` and `z^o` are its factors; each is compared with the semantic prototypes of its
-prompts. The losses `L_c^t`, `L_s`, `L_o` and the score terms `p(c^t|x)`, `p(s|x) p(o|x)` follow.
+The Duplex paper's Eq. 1-9, 21. `z^c` is the (adapted) feature, `z^s` and `z^o` are its parts for the state and the
+object (factors); each is compared with the text features of its prompts (semantic prototypes). The posteriors give
+the losses `L_c^t`, `L_s`, `L_o` (of compositions, states, objects) and the score's summands `p(c^t|x)` and
+`p(s|x) p(o|x)`.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from duplex.options import Count, Options, Rate, Template
 
 @dataclass(frozen=True)
 class PathOptions(Options):
-    """Options of the methods that use `Paths`: of prompts, of the feature adapter, and of the disentanglers (the two
-    networks that extract the state factor and the object factor of a feature)."""
+    """Options of the methods that use `Paths`: prompts, feature adapter, and disentanglers.
+
+    Disentanglers are the two networks that extract the state factor and the object factor of a feature.
+    """
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
@@ -46,14 +50,14 @@ class PathOptions(Options):
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield (condition, error message) pairs; each condition must hold for a method's losses and score terms.
+        """Yield pairs (condition that must hold, error message): these options must fit the method's losses and score.
 
         losses: names of the method's loss terms.
-        inference: names of its score terms.
+        inference: names of the summands of the method's score.
         """
         three = self.paths == "three"
-        yield three or not {"state", "object"} & set(losses), "losses state and object need paths: three"
-        yield three or "factors" not in inference, "inference factors needs paths: three"
+        yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
+        yield three or "factors" not in inference, "factors in inference needs paths: three"
         yield inference, "inference needs at least one term"
         for key, names in (("losses", losses), ("inference", inference)):
             yield len(set(names)) == len(names), f"{key} names a term twice"
@@ -72,7 +76,7 @@ class PathOptions(Options):
 
 
 class FactorPosteriors(NamedTuple):
-    """State and object factors of a batch's features, and the log-posteriors over states and over objects."""
+    """State and object factors (parts of a feature) of a batch, and the log-posteriors over states and over objects."""
 
     z_s: Tensor  # [B, d]
     z_o: Tensor  # [B, d]
@@ -81,12 +85,19 @@ class FactorPosteriors(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Module of prompts, feature adapter and disentanglers, with CLIP's temperature `tau = exp(-logit_scale)`."""
+    """Module of prompts, feature adapter and disentanglers that gives posteriors over compositions, states and objects.
+
+    Logits are divided by CLIP's temperature `tau = exp(-logit_scale)`.
+    """
 
     negatives: Tensor
 
     def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World) -> None:
-        """Build the modules. `world`: the world whose candidates are the classes of `semantic_negatives: target`."""
+        """Build prompts, feature adapter and disentanglers.
+
+        world: "closed" or "open"; its candidates are the classes of the semantic loss if the options have
+        `semantic_negatives: target`.
+        """
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -112,20 +123,24 @@ class Paths(nn.Module):
         return unit(self.adapter(z)) if self.adapter is not None else z
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
-        """Return the semantic prototypes that the named losses need, encoded once per optimiser step.
+        """Return the semantic prototypes (text features of prompts) that the named losses need, with gradients.
 
-        checkpointing: recompute activations in the backward pass to save memory.
+        They are encoded once per optimiser step. checkpointing: recompute activations in the backward pass to save
+        memory.
         """
         encoded = self._negatives if "semantic" in losses else self._negatives[:0]
         prototypes: Prototypes = self.prompts(encoded, checkpointing)
         return prototypes
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
-        """Return the logits `z . t / tau` [B, C] of features [B, d] and prototypes [C, d]."""
+        """Return the logits [B, C]: products of features [B, d] and prototypes [C, d], divided by the temperature."""
         return self.scale * (z @ prototypes.T)
 
     def factor_posteriors(self, z: Tensor, t: Prototypes) -> FactorPosteriors:
-        """Return the state and object factors of composition features `z^c` [B, d], and their log-posteriors."""
+        """Return the state and object parts (factors) of features [B, d], and log-posteriors over states and objects.
+
+        z: composition features (cached features after the adapter). t: semantic prototypes.
+        """
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         log_s = self.logits(z_s, t.states).log_softmax(-1)
@@ -135,11 +150,11 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """Return the losses of a batch by name, and the factors of its features.
+        """Return the losses of a batch by name, and the state and object parts (factors) of its images' features.
 
         z: composition features z^c [B, d].
         compositions: labels [B].
-        names: losses to compute: `semantic` (the paper's L_c^t), `state` (L_s), `object` (L_o).
+        names: losses to compute: `semantic` (the Duplex paper's L_c^t), `state` (L_s), `object` (L_o).
         with_factors: return the factors in any case; by default they are None unless a loss needs them.
         """
         losses: dict[str, Tensor] = {}
@@ -158,10 +173,13 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the values [B, C] of the score terms in `names`: `semantic` is p(c^t|x), `factors` is
-        p(s|x) p(o|x).
+        """Yield the name and the values [B, C] of those summands of the score that `names` lists.
 
-        states, objects: state and object index of each candidate [C].
+        `semantic` is p(c^t|x), the posterior over compositions by their prompts; `factors` is p(s|x) p(o|x), the
+        product of the posteriors over states and objects.
+
+        z: composition features [B, d]. t: semantic prototypes. states, objects: state and object index of each
+        candidate [C].
         """
         if "semantic" in names:
             yield "semantic", self.logits(z, t.compositions).softmax(-1)
@@ -176,7 +194,10 @@ class Paths(nn.Module):
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
     def encode(self, columns: Ints, names: Collection[str]) -> Prototypes:
-        """Return the semantic prototypes of candidates `columns` that the named score terms need, without gradients."""
+        """Return the text features of candidates' prompts that the score's summands `names` need, without gradients.
+
+        columns: the candidates, as composition indices.
+        """
         return self.prompts.encode(columns if "semantic" in names else columns[:0])
 
     @torch.no_grad()

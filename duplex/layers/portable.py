@@ -2,7 +2,7 @@
 
 scale                                       1 / tau
 adapter.{down,up}.{weight,bias}, adapter.scale          the adapter, if there is one
-{state,object}.{first,second}.{weight,bias}             the disentanglers, if there are factors
+{state,object}.{first,second}.{weight,bias}             networks that split a feature into state and object
 residual                                    1 where a disentangler adds its input, else 0
 visual, semantic [C, d]                     prototypes of the candidates, if the score needs them
 states [M, d], objects [N, d]               semantic prototypes of states and objects
@@ -15,7 +15,7 @@ Tensors of the closed form (gaussian_prototypes.py), in addition to the above or
 likelihood.{whitening [d, d], rows [C, d], offset [C]}  g_c(z) = (z W - mu) . h_c + offset_c
 primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if the score needs them
 effects.{mean,states,objects}, interactions.{states,objects,core}        prototypes of further compositions
-weights.{semantic,factors,gaussian,gaussian_factors}    of the score terms
+weights.{semantic,factors,gaussian,gaussian_factors}    weights of the score's summands
 product                                     present if terms multiply: the score is a sum of logarithms
 members.K.*, members.weights                tensors of each model of a product, and the weights of their logarithms
 blocks.*                                    fine-tuned blocks of the image tower, whose features the score takes
@@ -41,7 +41,10 @@ KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
-    """Return, by name, the tensors of prompts, adapter and disentanglers that the score terms in `names` need."""
+    """Return the tensors of prompts, adapter and disentanglers that an exported model needs, by name.
+
+    names: the summands of the score that the model computes.
+    """
     prototypes, device = paths.encode(candidates, names), paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)
@@ -58,7 +61,7 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
 
 
 def _prompt_tensors(paths: Paths) -> dict[str, Tensor]:
-    """Return, by name, the context vectors and the learned vectors of words, for prompts of words added later."""
+    """Return the prompts' context vectors and learned word vectors by name, to encode words added to an export."""
     prompts, lexicon = paths.prompts, paths.prompts.lexicon()
     tensors = {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
     if prompts.vocabulary == "learned":  # one lexicon row per name
@@ -69,7 +72,7 @@ def _prompt_tensors(paths: Paths) -> dict[str, Tensor]:
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
-    """Return the tensors `state_of` and `object_of`: the state and the object index of each candidate [C]."""
+    """Return an export's tensors `state_of` and `object_of`: the state and the object index of each candidate [C]."""
     numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
     return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
 
@@ -77,7 +80,10 @@ def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.dev
 def portable_closed_form(
     model: ClosedForm, candidates: Tensor, primitives: tuple[GroupPosterior, GroupPosterior] | None
 ) -> dict[str, Tensor]:
-    """Return the closed form's tensors by name; `primitives`: the posteriors of states and of objects, if used."""
+    """Return the tensors of a fitted linear classifier `ClosedForm` for an export, by name.
+
+    primitives: the posteriors over states and over objects, if the score uses them.
+    """
     rows, offset = model.linear(candidates)
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
     effects, interactions = model.additive, model.interactions
@@ -92,6 +98,8 @@ def portable_closed_form(
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
     """Return, by name, the means of visual prototypes over each state, over each object and over all compositions.
 
+    An export composes prototypes of words added later from these means.
+
     rows: the prototypes [C, d] of `compositions` [C]. A state or object without prototypes gets the mean of all.
     """
     means = {"mean.all": rows.mean(0)}
@@ -104,9 +112,9 @@ def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dic
 
 
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
-    """Return the closed form's prototypes [C, d] of compositions without training images.
+    """Return predicted prototypes minus the overall mean [C, d]: effects of state and object, and their interaction.
 
-    states, objects: indices [C]; -1 for a state or object that the model does not know, whose effect is 0.
+    t: tensors of an export. states, objects: indices [C]; a new word has the index -1 and the effect 0.
     """
     a, b = (torch.cat([t[f"effects.{name}"], torch.zeros_like(t["effects.mean"])[None]]) for name in KINDS)
     rows = a[states] + b[objects]
@@ -118,18 +126,19 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield each score term's name and values [B, C] from cached features [B, d].
+    """Yield the name and the values [B, C] of each summand of an exported model's score, for cached features [B, d].
 
-    The values are weighted probabilities or, if terms multiply, weighted logarithms.
+    The values are weighted probabilities or, if probabilities are multiplied, their weighted logarithms.
     """
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a product of K models with the same candidates: the weighted sum of log probabilities.
+    """Return the tensors of a product of K exported models, whose score is the weighted sum of their log probabilities.
 
-    members: the tensors of each model. weights: weight of each model's log probabilities [K].
+    members: the tensors of each model; all have the same candidates.
+    weights: weight of each model's log probabilities [K].
     """
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
@@ -142,7 +151,10 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Return the candidates' probabilities [B, C] from scores [B, C]; infeasible candidates have the score -inf."""
+    """Return the candidates' probabilities [B, C] from the scores [B, C] of an exported model with the tensors `t`.
+
+    Infeasible candidates have the score -inf.
+    """
     return scores.softmax(-1) if "product" in t else normalised_mixture(scores)
 
 

@@ -1,4 +1,4 @@
-"""Prompts, and the semantic prototypes into which a frozen text tower encodes them (the paper's Eq. 1-2, 6-7)."""
+"""Prompts, and the text features that a frozen text tower computes of them (the Duplex paper's Eq. 1-2, 6-7)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> Ints:
-        """Return the token indices of the prompts of `compositions`, and of states and objects if they have prompts."""
+        """Return the prompts' token indices [P, L], of `compositions` and, with three paths, of states and objects."""
         m, n, states = self.labels.state_of(compositions), self.labels.object_of(compositions), len(self.labels.states)
         blocks = [self.sequences("composition", [m, n + states])]
         if "state" in self.paths:
@@ -123,7 +123,9 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Return semantic prototypes with gradients to the learned vectors; features of fixed prompts are cached.
+        """Return semantic prototypes (text features) with gradients to the learned vectors of the prompts.
+
+        Features of fixed prompts are cached.
 
         compositions: the compositions to encode [C], besides all states and objects.
         checkpointing: recompute activations in the backward pass to save memory.
@@ -142,19 +144,25 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Return semantic prototypes of `compositions` [C] without gradients, encoded in blocks to save memory."""
+        """Return semantic prototypes (text features) of `compositions` [C], states and objects, without gradients.
+
+        Prompts are encoded in batches to save memory.
+        """
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
         return self._split(unit(encoded), len(compositions))
 
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
-        """Split text features into those of `count` compositions, of states and of objects (both may be empty)."""
+        """Split text features [P, d] into those of the first `count` prompts (compositions), of states and of objects.
+
+        The latter two are empty if only compositions have prompts.
+        """
         states = count + len(self.labels.states)
         return Prototypes(encoded[:count], encoded[count:states], encoded[states:])
 
 
 def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
-    """Return the tower's features of "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
+    """Return a text tower's features of "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
     _, states, objects = Prompts(labels, tower).encode(np.empty(0, dtype=np.int64))
     return states, objects

@@ -1,4 +1,4 @@
-"""Search for the weights of score terms with the best validation AUC."""
+"""Search for the weights of the summands of a score with the best validation AUC."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Weights = tuple[float, ...]
 
 
 def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
-    """Return the weights with the best AUC that a coordinate search from `first` finds.
+    """Return the weights of a score's summands with the best AUC, by coordinate search from the weights `first`.
 
-    Each weight in turn is multiplied and divided by factors that become smaller. The last weight is fixed, because a
-    common factor of all weights changes nothing.
+    Each weight in turn is multiplied and divided by factors that shrink towards 1. The last weight is fixed, because a
+    common factor of all weights changes no ranking.
 
     auc_with: function from weights to the AUC.
     """
@@ -37,10 +37,10 @@ def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weig
 def tuned_weights(
     first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
 ) -> Tensor:
-    """Return the weights [K] of K score terms for which the AUC of their weighted sum is best.
+    """Return the weights [K] of K summands for which their weighted sum, a score, has the best AUC.
 
     first: weights from which the search starts [K].
-    weighted: function from weights to the K weighted terms [B, C].
+    weighted: function from weights to the K weighted summands [B, C].
     auc: function from scores [B, C] to their AUC.
     """
     return torch.tensor(

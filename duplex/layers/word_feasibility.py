@@ -1,8 +1,9 @@
-"""Feasibility of compositions from word vectors (Mancini et al., "Open World Compositional Zero-Shot Learning", 2021).
+"""Feasibility (plausibility) of compositions from word vectors (Mancini et al., CVPR 2021).
 
-A state is feasible with an object if it was seen with a similar one:
-`f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]`, -1 for a missing
-neighbour. Methods use it for margins; `duplex.evaluation.feasibility` chooses a threshold on it.
+After "Open World Compositional Zero-Shot Learning": a state is feasible with an object if it was seen with a similar
+one, `f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]`, with -1 for a
+missing neighbour. Methods use it for margins in their losses; `duplex.evaluation.feasibility` chooses the threshold
+below which compositions are ruled out.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ TABLE = 1 << 12  # states (or objects) up to which the table of all their cosine
 
 
 def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Floats:
-    """Return the feasibility of all compositions [M*N] from word vectors [M, w] and [N, w]; +inf for seen ones."""
+    """Return how plausible each composition is [M*N], by word vectors of similar seen compositions; +inf for seen ones.
+
+    states, objects: word vectors [M, w] and [N, w].
+    """
     return np.concatenate([values for _, values in Feasibility(states, objects, labels).blocks()])
 
 
 class Feasibility:
-    """Feasibility of all compositions, computed in blocks of states; only word vectors and seen pairs are stored."""
+    """Feasibility (plausibility) of all compositions by their word vectors, computed in blocks of states.
+
+    Only word vectors and seen pairs are stored.
+    """
 
     def __init__(self, states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> None:
         self.labels = labels
@@ -36,7 +43,7 @@ class Feasibility:
         self._seen = np.asarray(labels.pairs["train"], dtype=np.int64)
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield each block's first composition index and feasibility values."""
+        """Yield, per block of states, the index of its first composition and the feasibility of its compositions."""
         step = max(1, BLOCK // len(self.labels.objects))  # states
         m, n = self.labels.state_of(self._seen), self.labels.object_of(self._seen)
         by_n = np.argsort(n, kind="stable")
@@ -75,10 +82,11 @@ class Cosines:
 def _nearest(cosines: Floats, partners: Ints, others: int) -> Floats:
     """Return, per state and object, the largest cosine of the state with the states seen with that object [A, B].
 
-    The value is -1 for an object without such states. States and objects may be exchanged.
+    The value is -1 for an object without such states. The function also serves with states and objects exchanged.
 
-    `cosines` [A, K] are cosines with the states (or objects) of the K seen compositions, whose other parts are
-    `partners` [K], rising.
+    cosines: cosines [A, K] of A states with the states of the K seen compositions.
+    partners: objects of the K seen compositions, ascending.
+    others: number of objects B.
     """
     largest = np.full((len(cosines), others), NO_NEIGHBOUR)
     distinct, starts = np.unique(partners, return_index=True)

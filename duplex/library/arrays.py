@@ -1,4 +1,4 @@
-"""Data sets in memory: check a user's features and labels and make the inputs of runs from them."""
+"""Data sets whose features and labels are arrays in memory: check them, and make from them what training reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEEDED = ("state", "object")
 
 @dataclass(frozen=True)
 class ArrayFeatures:
-    """Data set of labels and features in memory, from which runs get inputs."""
+    """Data set of labelled images whose features are an array in memory; `read` returns them for training."""
 
     data: LabelledImages
     features: NDArray[np.float32]  # [N, d]
@@ -34,7 +34,10 @@ class ArrayFeatures:
     word_vectors: Path | None
 
     def read(self, request: InputRequest) -> RunInputs:
-        """Return the inputs of a run, without patch tokens and block inputs."""
+        """Return what a training run needs: features and labels of each split, text tower, and identity of the encoder.
+
+        Patch tokens and block inputs (activations for fine-tuning) are never included, even if `request` asks for them.
+        """
         manifest, labels = self.data.manifest, self.data.labels
         tower, identity = load_text_tower(self.encoder, self.device, request.precision)
         examples = join(manifest, labels, {"cls": self.features}, np.zeros(len(manifest), dtype=bool))
@@ -47,10 +50,13 @@ class ArrayFeatures:
 def checked_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a user's table and return image, state, object and, if present, split; unnamed images get row numbers.
+    """Check a user's table of labels and return its columns image, state, object and, if present, split.
 
-    rows: number of features. index: the pandas index of the features, if they have one. Rows are matched to features by
-    position, so different indexes raise `UsageError`.
+    Without a column image, images are named by their row numbers. Raises `UsageError` for a wrong table.
+
+    rows: number of images in the array of features.
+    index: the pandas index of the features, if they have one. Rows are matched to features by position, so different
+        indexes raise `UsageError`.
     """
     columns = table.values() if isinstance(table, Mapping) else [table]
     _require_equal([index, *map(pandas_index, columns)])
@@ -82,7 +88,10 @@ def checked_table(
 
 
 def _require_equal(indexes: Sequence[pd.Index | None]) -> None:
-    """Raise `UsageError` unless the pandas indexes of features and columns are equal; None is skipped."""
+    """Raise `UsageError` unless the pandas indexes of the features and of the table's columns are equal.
+
+    indexes: one per array or column; None, for one without an index, is skipped.
+    """
     present = [index for index in indexes if index is not None]
     if not all(index.equals(present[0]) for index in present):
         raise UsageError(
@@ -92,6 +101,6 @@ def _require_equal(indexes: Sequence[pd.Index | None]) -> None:
 
 
 def pandas_index(value: object) -> pd.Index | None:
-    """Return the index of a pandas object, or the keys of a mapping (pandas aligns by both); None for other values."""
+    """Return a pandas object's index, or a mapping's keys (pandas aligns rows by both); None for other values."""
     index = pd.Index(list(value)) if isinstance(value, Mapping) else getattr(value, "index", None)
     return index if isinstance(index, pd.Index) else None

@@ -1,4 +1,4 @@
-"""Train a run with `finetune: auto`: validation chooses the number of fine-tuned blocks and their learning rate."""
+"""Train with `finetune: auto`: validation chooses how many image-tower blocks to fine-tune and their learning rate."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from duplex.training.loop import TrainingResult
 
 
 def train_chosen_blocks(spec: MethodSpec, options: AutoFinetune, runs: RecipeRuns, say: Callable[[str], None]) -> Run:
-    """Try training recipes and return the run of the chosen one; its record has the table of all recipes.
+    """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
 
-    spec: the method, without fine-tuned blocks.
-    options: time limit.
-    runs: the runs of the recipes; their files are needed until the returned run is saved.
-    say: function that receives lines about the progress.
+    The metadata of the returned run has a table of all training recipes tried (numbers of blocks and learning rates).
+
+    spec: the method to train, without fine-tuned blocks.
+    options: the method's `finetune` options, with the time limit in minutes.
+    runs: store that trains the recipes; its files are needed until the returned run is saved.
+    say: function that receives lines of text about the progress.
     """
 
     def report(line: str) -> None:
@@ -44,7 +46,12 @@ def train_chosen_blocks(spec: MethodSpec, options: AutoFinetune, runs: RecipeRun
 
 
 def _plan(first: Recipe, options: AutoFinetune, runs: RecipeRuns) -> SearchPlan:
-    """Return the plan of the recipes that fit into the time limit, from timed steps; `first` has no blocks."""
+    """Time some training steps; return which numbers of fine-tuned blocks and learning rates fit into the time limit.
+
+    Raises `UsageError` if the feature cache holds no block inputs (activations that enter the last blocks).
+
+    first: the training without fine-tuned blocks, whose epochs are timed.
+    """
     inputs = runs.read(first.spec.request)
     depth = int(inputs.identity.get("block_inputs", 0))
     if not depth:
@@ -61,7 +68,7 @@ def _plan(first: Recipe, options: AutoFinetune, runs: RecipeRuns) -> SearchPlan:
 
 
 def _load(recipe: Recipe, runs: RecipeRuns) -> Run:
-    """Read the finished run of a training recipe from its files."""
+    """Read the method, metadata, history and timing of a finished training recipe (one of the settings tried)."""
     record, method, _ = runs.load(recipe)
     files = runs.files(recipe)
     with report_damage(files.root):

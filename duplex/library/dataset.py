@@ -37,7 +37,10 @@ from duplex.system.torch_modes import initial_modes
 
 
 class Dataset:
-    """Images as features, with labels and a split. `load_dataset` and `Dataset.from_arrays` make one."""
+    """Data set for training and evaluation: images as encoder features, with labels and a train, val and test split.
+
+    `load_dataset` and `Dataset.from_arrays` make one.
+    """
 
     def __init__(
         self,
@@ -49,11 +52,15 @@ class Dataset:
         patches: bool = False,
         project: Params | None = None,
     ) -> None:
-        """Make a data set from its parts.
+        """Make a data set from its parts; users call `load_dataset` or `Dataset.from_arrays` instead.
 
-        source: reads the inputs of runs.
+        name: name of the data set, for messages, and in a project its name in params.yaml.
+        manifest: table with one row per image: image, state, object, split.
+        labels: states, objects and the pairs of each split.
+        source: object whose `read` returns features, labels and text tower for training.
         patches: whether the data set has patch tokens.
-        project: the content of its params.yaml, with the methods that `fit` finds by name; None: the package's own.
+        project: content of the project's params.yaml, where `fit` finds methods by name; None: methods of the
+            params.yaml that ships with the package.
         """
         self.name, self.labels, self._manifest = name, labels, manifest
         self.in_project = project is not None
@@ -69,7 +76,7 @@ class Dataset:
 
     @property
     def manifest(self) -> pd.DataFrame:
-        """A copy of the table with one row per image; give a changed one to `from_arrays` to make another data set."""
+        """Copy of the data set's table (columns image, state, object, split); pass a changed one to `from_arrays`."""
         return self._manifest.copy()
 
     @classmethod
@@ -89,19 +96,23 @@ class Dataset:
 
         features: numbers [images, width], as an array or a tensor, not normalised.
         table: one row per image with the columns state, object and split (train, val or test), and optionally image,
-            the names of the images. Without a split column, images are split as by `duplex data add`. Rows belong to
-            features by position; if both are pandas objects, their indexes must be equal.
+            the names of the images. Without a split column, images are split at random as by `duplex data add`, which
+            holds out some pairs as unseen. Rows belong to features by position; if both are pandas objects, their
+            indexes must be equal.
         encoder: name of the encoder that computed the features (`duplex encoders`). Without it there is no text tower,
             and only methods without prompts can be trained.
         weights: the encoder's weights, a published tag or a file.
-        word_vectors: file in GloVe format, for the methods and the feasibility that use word vectors.
+        word_vectors: file in GloVe format, for methods that use word vectors, and to exclude implausible unseen pairs
+            in the open world.
         device: device for training and evaluation: auto, cpu or cuda.
         name: name of the data set, for messages.
         """
         if encoder is None and weights is not None:
-            raise UsageError("weights are given without an encoder; give `encoder=` its name")
+            raise UsageError("weights are given without their encoder; name it with `encoder=`")
         if is_random(weights):
-            raise UsageError(f"weights {weights!r} did not make these features; name those that did, or no encoder")
+            raise UsageError(
+                f"random weights ({weights!r}) did not make these features; name those that did, or no encoder"
+            )
         values = checked_features(features)
         try:
             rows = checked_table(table, len(values), pandas_index(features))
@@ -141,19 +152,20 @@ def load_dataset(
     cache: str | Path | None = None,
     device: str | None = None,
 ) -> Dataset:
-    """Return a data set of params.yaml in the current folder or, given an encoder, one of image files.
+    """Load a data set: one of params.yaml in the current folder or, if `encoder` is given, one of image files.
 
     Features of image files are computed once: the cache recognises the files by content. All arguments but `source` and
     `device` are for image files; params.yaml describes its own data sets.
 
-    source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, a benchmark's folder, or a table (CSV
-        or Parquet) with the columns image, state, object and optionally split.
+    source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, the folder of a published benchmark, or
+        a table (CSV or Parquet) with the columns image, state, object and optionally split.
     encoder: name of the frozen encoder (`duplex encoders` lists those on disk).
     weights: the encoder's weights, a published tag or a file.
-    images: folder that a table's image paths start from; by default the table's own.
+    images: folder that a table's image paths start from; by default the table's folder.
     split_seed: seed of the random split, for data without a split. None: 0.
     tokens: "patch" also keeps patch tokens, for the methods that need them.
-    word_vectors: file in GloVe format, for the methods and the feasibility that use word vectors.
+    word_vectors: file in GloVe format, for methods that use word vectors, and to exclude implausible unseen pairs in
+        the open world.
     cache: folder of the feature caches; by default `duplex` in the user's cache folder.
     device: device for encoder, training and evaluation: auto, cpu or cuda. None: as in params.yaml, else auto.
     """
@@ -161,7 +173,7 @@ def load_dataset(
         given: dict[str, object] = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
         given |= {"split_seed": split_seed, "tokens": None if tokens == "none" else tokens}
         if names := [name for name, value in given.items() if value is not None]:
-            raise UsageError(f"{', '.join(names)}: only for image files; give their `encoder=` or leave this out")
+            raise UsageError(f"{', '.join(names)}: only for image files; add `encoder=`, or leave this out")
         return _project_dataset(str(source), device)
     seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
     place, device = checked_path(source, "source").resolve(), _checked_device(device or "auto")
@@ -197,9 +209,11 @@ def _encode_images(
     tokens: str,
     device: str,
 ) -> DatasetFiles:
-    """Write manifest, labels and features of images under `root` to a folder of the cache, named by their content.
+    """Encode image files, unless cached, and return the paths of features, labels and manifest (table of images).
 
-    digests: image -> sha256 of its file.
+    These three files are in a folder of `cache` that is named by a digest of images, labels and encoder.
+
+    digests: path of an image below `root` -> sha256 of the file.
     """
     names = data.manifest["image"].tolist()
     folder = cache / _content_digest(data.manifest, digests, [encoder.name, encoder.weights or "", tokens])
@@ -214,7 +228,10 @@ def _encode_images(
         raise DuplexError(f"{root / changed} changed while it was being encoded; run the same line again")
     if report.bad:
         first = f"{report.bad[0].image} ({report.bad[0].reason})"
-        print(f"{len(report.bad)} of {len(names)} images are left out, the first {first}", file=sys.stderr)
+        print(
+            f"{len(report.bad)} of {len(names)} images cannot be encoded and are left out, the first {first}",
+            file=sys.stderr,
+        )
     return DatasetFiles(manifest, labels, features, encoder, device)
 
 
@@ -224,7 +241,7 @@ def _shipped_params() -> Params:
 
 
 def _project_dataset(name: str, device: str | None) -> Dataset:
-    """Return a data set of params.yaml in the current folder."""
+    """Return the data set `name` of params.yaml in the current folder; raise `UsageError` if there is none."""
     if not Path("params.yaml").is_file():
         raise UsageError(f"the current folder has no params.yaml with a data set {name!r}; image files need `encoder=`")
     params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
@@ -255,7 +272,10 @@ def _word_file(path: str | Path | None) -> Path | None:
 
 
 def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:
-    """Return an encoder's options; raise UsageError if it is unknown or its tokenizer lacks words of the labels."""
+    """Return the entry for params.yaml (name and weights) of an encoder that the user named.
+
+    Raises `UsageError` if there is no such encoder, or if its tokenizer lacks words of the states and objects.
+    """
     encoder_identity(name, weights)
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another encoder")
@@ -263,12 +283,16 @@ def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encode
 
 
 def _file_digests(manifest: pd.DataFrame, root: Path) -> dict[str, str]:
-    """Return, by image, the sha256 of the files that are there."""
+    """Return a dictionary from each image's path to the sha256 of its file; missing files are left out."""
     return {image: sha256(root / image) for image in manifest["image"] if (root / image).is_file()}
 
 
 def _content_digest(manifest: pd.DataFrame, digests: Mapping[str, str], encoder: Sequence[str]) -> str:
-    """Return the digest of labels, split, image files and encoder; a file that is missing counts as empty."""
+    """Return a digest of labels, split, image files and encoder, which names a data set's folder in the cache.
+
+    digests: path of an image -> sha256 of its file; a missing file enters the digest as `-`.
+    encoder: name, weights and kind of tokens.
+    """
     digest = hashlib.sha256(repr([list(encoder), *manifest.to_numpy().tolist()]).encode())
     for image in manifest["image"]:
         digest.update(digests.get(image, "-").encode())
@@ -276,7 +300,7 @@ def _content_digest(manifest: pd.DataFrame, digests: Mapping[str, str], encoder:
 
 
 def _user_cache() -> Path:
-    """Return the package's folder in the user's cache folder: ~/Library/Caches on a Mac, else by XDG."""
+    """Return the default folder of feature caches: `duplex` in XDG_CACHE_HOME, else in ~/Library/Caches or ~/.cache."""
     home = Path.home()
     default = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or default) / "duplex"

@@ -1,4 +1,4 @@
-"""`duplex.evaluate`: measure a run on a split of a data set."""
+"""`duplex.evaluate`: compute the metrics of a trained method on the validation or test split of a data set."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from duplex.training.checkpoint import check_inputs
 
 
 def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "test") -> Result:
-    """Return the metrics of a run, with 95 % intervals, as the pipeline computes them.
+    """Return the metrics of a trained method, with 95 % intervals, as the DVC pipeline computes them.
 
-    run: a run from `fit`.
+    run: the trained method, as `fit` returns it.
     data: the data set of training, or another with the same labels and encoder.
-    world: closed (the candidates are the seen pairs and those of the split) or open (all pairs, without those
-        that validation found infeasible).
+    world: closed (the candidates are the seen pairs and those of the split) or open (all pairs, except unseen ones
+        below the feasibility threshold that validation chose).
     split: test or val.
     """
     require_type(run, Run, "run")

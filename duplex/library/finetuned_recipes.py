@@ -2,7 +2,7 @@
 
 A recipe is one way to train: a number of last blocks of the encoder's image tower to fine-tune together with the
 method, and the blocks' learning rate. `finetunable_blocks` finds how many blocks can be fine-tuned at all, `block_cost`
-times them on a few random images, and `plan_search` chooses from these times the recipes that fit into the limit.
+times these on random inputs, and `plan_search` chooses from these times the recipes that fit into the limit.
 
 The times are measured once, before any training, and callers store the plan. Thus an interrupted search continues with
 the same recipes, even if the machine is faster or slower then.
@@ -37,10 +37,12 @@ TIMED_IMAGES = 64
 
 
 def finetuned_recipes(spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES) -> list[list[Recipe]]:
-    """Return training recipes in which a method and the last blocks of the image tower are trained together.
+    """Return training recipes (settings to compare) that train a method and the image tower's last blocks together.
 
-    The result has one list per number of blocks in `depths`, with one recipe per learning rate in `rates`. Recipes
-    train as `spec` does, except for the schedule: at most `EPOCHS` epochs, along half a cosine.
+    The result has one list per number of blocks in `depths`, with one recipe per learning rate in `rates`.
+
+    spec: the method and its training options, of which recipes change only the schedule: at most `EPOCHS` epochs,
+        in which learning rates fall along half a cosine.
     """
     training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
     levels = []
@@ -56,7 +58,7 @@ def finetuned_recipes(spec: MethodSpec, depths: Iterable[int], rates: Iterable[f
 
 @dataclass(frozen=True)
 class BlockRoom:
-    """Room for block inputs: how many of an encoder's last blocks can be fine-tuned, and why not more."""
+    """Result of `finetunable_blocks`: how many last blocks of an image tower can be fine-tuned, and why not more."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
     image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
@@ -66,8 +68,9 @@ class BlockRoom:
 def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
     """Return the largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
 
-    Fine-tuning reads what enters these blocks from a cache, computed once per image. So the tower must be of a kind
-    that can be cut before the blocks, and the cache of all images must fit into half of the disk's free space.
+    Fine-tuning reads the activations that enter these blocks from a cache, computed once per image. So the tower must
+    be of a kind that can be cut before the blocks, and the cache of all images must fit into half of the disk's free
+    space.
 
     images: number of images.
     folder: where the cache will be; it need not exist.
@@ -83,9 +86,9 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequ
         shapes = OutputSpec(block_inputs=depth).row_shapes(encoder)
         size = sum(row_bytes(name, shape) for name, shape in shapes.items())
         if images * size > DISK_SHARE * free:
-            reason = f"inputs of {depth} block{'s' * (depth > 1)} take {images * size / 1e9:.1f} GB of {free / 1e9:.1f}"
+            reason = f"inputs of {depth} block{'s' * (depth > 1)} take {images * size / 1e9:.1f} of {free / 1e9:.1f}"
             return replace(room, reason=f"{reason} GB free")
-        room = BlockRoom(depth, size, f"{images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free")
+        room = BlockRoom(depth, size, f"their inputs take {images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free")
     return room
 
 
@@ -95,7 +98,7 @@ def _existing(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Seconds per image of the last blocks of an image tower."""
+    """Measured seconds per image to train the last blocks of an image tower, and to run them without training."""
 
     train: float  # forward and backward
     forward: float
@@ -103,11 +106,13 @@ class BlockCost:
 
 
 def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
-    """Measure the seconds per image of training and of applying an encoder's last blocks, `blocks` of them trained.
+    """Measure the seconds per image to train the last blocks of an image tower, and to run them without training.
 
-    Random numbers stand in for images. The fastest of three passes counts.
+    Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
 
-    cached: number of last blocks that a pass runs, at least `blocks`: it starts at the inputs that the cache holds.
+    blocks: number of last blocks that are trained.
+    cached: number of last blocks that a pass runs, at least `blocks`: all blocks after the activations that the
+        feature cache stores. Blocks that are not trained are frozen.
     images: number of images per pass.
     """
     cut = last_blocks(encoder, cached)
@@ -135,7 +140,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The training recipes with fine-tuned blocks that fit into the time limit."""
+    """Numbers of fine-tuned blocks and learning rates that a search tries in its time limit; predicted duration."""
 
     depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
     rates: tuple[float, ...]  # learning rates to try at the first depth
@@ -152,7 +157,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """Numbers of images, from which the time of a search is predicted."""
+    """Numbers of images for training, validation and the final fit to all images; predicts a search's duration."""
 
     train: int
     val: int
@@ -167,15 +172,16 @@ def plan_search(
     epoch_seconds: float,
     rates: Sequence[float] = RATES,
 ) -> SearchPlan:
-    """Return the plan with the most thorough search that is predicted to take `budget` seconds at most.
+    """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
 
-    The predicted time is that of training every recipe of the plan, and of a final fit with the last recipe. The plan
-    goes up to the largest number of blocks that the time allows. It also tries all smaller numbers if there is time for
-    them, and all learning rates rather than only the first.
+    The predicted time is that of training every recipe of the plan (a number of blocks at a learning rate), and of a
+    final fit to all images with the last recipe. The plan goes up to the largest number of blocks that the time allows.
+    It also tries all smaller numbers if there is time for them, and all learning rates rather than only the first. If
+    there is no time for even one block, the plan is empty and has the reason.
 
     depth: the largest number of blocks that can be fine-tuned (`finetunable_blocks`).
     cost: function that returns the `BlockCost` of a number of blocks.
-    sizes: numbers of images.
+    sizes: numbers of training and validation images and of the final fit.
     epoch_seconds: duration of an epoch without fine-tuned blocks.
     rates: learning rates to try at the smallest number of blocks of the plan.
     """
@@ -205,10 +211,10 @@ def plan_search(
 
 
 def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return the searches that try the last number of blocks in `depths`, the most thorough first.
+    """Return possible searches for the number of fine-tuned blocks, the most thorough first.
 
-    A search is (numbers of blocks to try, number of learning rates to try at the first of them). The first search tries
-    all of `depths`, later ones fewer, down to the last alone.
+    A search is (numbers of blocks to try, number of learning rates to try at the smallest of them). The first search
+    tries all of `depths`, later ones fewer; the last search tries only the last of `depths`.
 
     rates: number of learning rates to choose from.
     """

@@ -1,4 +1,4 @@
-"""`duplex.fit`: train a method of params.yaml, of an installed kind, or of the user's own class."""
+"""`duplex.fit`: train a method of params.yaml, of an installed kind (class of methods), or of the user's own class."""
 
 from __future__ import annotations
 
@@ -52,14 +52,17 @@ def fit(
     log: str | TrainingLog | None = None,
     **settings: Any,
 ) -> Run:
-    """Train a method on the training images, choose its best epoch and its bias on validation images; return the run.
+    """Train a method on the training images and return it as a `Run`.
+
+    The epoch, the bias on unseen pairs and the open world's feasibility threshold are chosen on validation images.
 
     data: data set from `load_dataset` or `Dataset.from_arrays`.
     method: name of a method in params.yaml (outside of a project, in the params.yaml that ships with the package); or,
         with default options, an installed kind (`duplex methods`), `module:Class` or a subclass of `Method`.
     seed: seed of the initial parameters and of the order of images.
-    world: closed or open, the world that the run is trained and calibrated for. None: as the method's entry says;
-        a kind is trained for the closed world and calibrated for both.
+    world: closed or open: the world whose candidates are used in training, and for which bias and threshold are chosen.
+        None: as the method's entry in params.yaml says; a kind or a class is trained for the closed world, and its bias
+        is chosen for both worlds.
     select: validation metric that chooses the epoch: auc, hm, or a function of a dict with seen, unseen, hm and auc
         (fractions, closed world) that returns the number to maximise.
     optimiser: adam, adamw, sgd, or a function of parameter groups that returns an optimiser, such as
@@ -67,7 +70,7 @@ def fit(
     schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
     on_epoch: function that is called with an `EpochReport` after each validation, first before training (epoch 0).
-    log: dvclive or tensorboard, which write into a folder of that name in the current folder, a registered log, or an
+    log: dvclive or tensorboard, which write into a folder of that name in the current folder, a plug-in's log, or an
         object with the methods of `TrainingLog`.
     settings: training options, such as `epochs`, `clip` and `precision`, and options of the method's kind.
     """
@@ -99,14 +102,17 @@ def fit(
 
 
 def _check_functions(**functions: Any) -> None:
-    """Raise `UsageError` for an argument that is neither a function nor None."""
+    """Raise `UsageError` if an argument of `fit` that must be a function is neither a function nor None."""
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise UsageError(f"{name} is {shown(function)}; expected a function, or a name if it takes names")
+            raise UsageError(f"{name} is {shown(function)}; expected a function, or one of the names that {name} has")
 
 
 def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if the data set lacks an input of the method, or for a precision without a text tower."""
+    """Raise `UsageError` if a data set lacks an input that a method needs, such as patch tokens.
+
+    Also raises it if the user sets bf16 or fp16, the precision of the text tower, for a method that uses no text tower.
+    """
     needs = find_method(spec.kind).needs(spec.options)
     for need in sorted(needs):
         if need in MISSING and need not in data.offers:
@@ -123,9 +129,10 @@ _one_thread = threading.RLock()  # these settings and the random generator are t
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Run the `with` block with PyTorch's deterministic algorithms and initial modes, in one thread at a time.
+    """Context manager: use PyTorch's deterministic algorithms and initial modes; other threads wait for their turn.
 
-    The caller's settings and the states of PyTorch's random generators are restored after it.
+    The initial modes are gradients on, autocast off, new tensors of float32 on the CPU. At the end, the caller's
+    settings and the states of PyTorch's random generators are restored.
     """
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     with _one_thread, initial_modes(), torch.random.fork_rng(gpus):
@@ -148,7 +155,10 @@ def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
-    """Return a method's name and its entry in params.yaml; for a kind or a class, an entry without options."""
+    """Return the name and the params.yaml entry of the method to train.
+
+    method: name of an entry; or an installed kind or a `Method` class, for which an entry without options is made.
+    """
     if isinstance(method, type) and issubclass(method, Method):
         return method.__name__, MethodEntry(_kind_of(method))
     if not isinstance(method, str):
@@ -164,7 +174,10 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
 
 
 def _kind_of(method: type[Method[Any]]) -> str:
-    """Return the kind that a checkpoint stores for a method's class: an installed kind, else `module:Class`."""
+    """Return the text that names a method's class in checkpoints: an installed kind, else `module:Class`.
+
+    Raises `UsageError` if the class cannot be found by this text again, such as a class inside a function.
+    """
     target = f"{method.__module__}:{method.__qualname__}"
     if "<locals>" in target:
         raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
@@ -175,7 +188,10 @@ def _kind_of(method: type[Method[Any]]) -> str:
 
 
 def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, settings: Mapping[str, Any]) -> MethodSpec:
-    """Return a method's specification from its entry in params.yaml and the caller's settings."""
+    """Return a method's options and training options: those of its entry in params.yaml, changed by `settings`.
+
+    Raises `UsageError` for an unknown setting, and for `finetune: auto` (validation chooses the number of blocks).
+    """
     known = [field.name for field in fields(find_method(entry.kind).Options)]
     for key in settings:
         require(key, dict.fromkeys([*TRAINING_KEYS, *known]), f"setting of training or of {name}")

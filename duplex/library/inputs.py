@@ -38,7 +38,7 @@ from duplex.training.checkpoint import WORD_VECTORS
 
 @dataclass(frozen=True)
 class InputRequest:
-    """Request for a run's inputs: which features, precision, memory."""
+    """Request for the inputs of a run: kinds of features, text tower's precision, fine-tuned blocks, memory limit."""
 
     needs: frozenset[str] = frozenset({"cls", "text"})  # `Method.needs`
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
@@ -48,7 +48,10 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Inputs of a run: labels, features, text tower. Runs with equal requests share one object."""
+    """Data that a method is trained and evaluated on: labels, features, text tower, word vectors.
+
+    Runs that request the same data share one object.
+    """
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -63,7 +66,10 @@ class RunInputs:
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
     def task(self, world: World = "closed") -> TaskContext:
-        """Return the labels, shapes, text tower and word vectors that a method is built from."""
+        """Return what the constructor of a method receives: labels, shapes of the inputs, text tower and word vectors.
+
+        world: world whose candidates are used in training.
+        """
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         blocks = self.make_blocks, self.members, self.member_blocks
         labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
@@ -71,11 +77,11 @@ class RunInputs:
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
-        """Vectors of states and objects from the GloVe file, else from the text tower; None without either."""
+        """Word vectors of all states and objects: from the GloVe file, else from the text tower; else None."""
         if self.glove is not None:
             table = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
             if table.missing:
-                print(f"{self.glove} lacks: {', '.join(table.missing)}", file=sys.stderr)
+                print(f"{self.glove} has no vector for: {', '.join(table.missing)}", file=sys.stderr)
             states, objects = np.split(table.vectors, [len(self.labels.states)])
             return PrimitiveVectors(torch.from_numpy(states), torch.from_numpy(objects))
         return None if self.tower is None else PrimitiveVectors(*word_vectors(self.labels, self.tower))
@@ -85,7 +91,7 @@ LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # 
 
 
 class InputsCache:
-    """Callable like `load_inputs` that keeps the last data set's inputs in memory for the next run."""
+    """Callable that reads a run's labels, features and text tower, and keeps those of the last data set in memory."""
 
     def __init__(self) -> None:
         self._dataset = ""
@@ -99,9 +105,12 @@ class InputsCache:
 
 
 class InputsByRequest:
-    """Callable that returns the inputs of one data set, and keeps them, so that equal requests read them only once.
+    """Callable that returns features and text tower of one data set for an `InputRequest`, and keeps them in memory.
 
-    manifest: the table of images that all inputs must have; None: no check.
+    Files are read only once for equal requests.
+
+    read: function that reads the data for a request.
+    manifest: table of images that the data set must still have, else `UsageError` is raised; None: no check.
     """
 
     def __init__(self, read: Callable[[InputRequest], RunInputs], manifest: pd.DataFrame | None = None) -> None:
@@ -120,7 +129,10 @@ class InputsByRequest:
 
 
 def make_deterministic() -> None:
-    """Make the same seed give the same checkpoint, on a GPU too. Call it before anything runs on the GPU."""
+    """Make PyTorch deterministic: the same seed gives the same checkpoint, on a GPU too.
+
+    Call it before anything runs on the GPU.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
@@ -129,13 +141,13 @@ def make_deterministic() -> None:
 def load_inputs(
     params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest = InputRequest()
 ) -> RunInputs:
-    """Read the inputs of a run on a data set of params.yaml."""
+    """Read labels, cached features and text tower of a data set of params.yaml, to train or evaluate a run."""
     return DatasetFiles.of(params, dataset, paths).read(request)
 
 
 @dataclass(frozen=True)
 class DatasetFiles:
-    """A data set on disk: its files, and the encoder that its features were made with."""
+    """A data set on disk: its manifest, labels and cached features, and the encoder that computed the features."""
 
     manifest: Path
     labels: Path
@@ -148,7 +160,7 @@ class DatasetFiles:
     def of(cls, params: Params, dataset: str, paths: ArtifactPaths) -> DatasetFiles:
         """Return the paths of a data set of params.yaml (manifest, labels, features, ...), its encoder and device.
 
-        Raises `DuplexError` if its source was edited after `duplex prepare`.
+        Raises `DuplexError` if the data set's source was edited after `duplex prepare`.
         """
         require_prepared(params.dataset(dataset).source, paths.source(dataset))
         return cls(
@@ -161,7 +173,11 @@ class DatasetFiles:
         )
 
     def read(self, request: InputRequest) -> RunInputs:
-        """Read the inputs of a run. Raises UsageError for missing block inputs, DuplexError for an outdated cache."""
+        """Read labels, cached features and text tower as a run requests them.
+
+        Raises `UsageError` if the cache lacks requested patch tokens or block inputs, `DuplexError` if the cache is
+        outdated.
+        """
         manifest, labels = read_manifest(self.manifest), LabelSpace.load(self.labels)
         tower, identity = load_text_tower(self.encoder, self.device, request.precision)
         expected = {**identity, "manifest": sha256(self.manifest)}
@@ -200,9 +216,10 @@ def encoder_record(
     request: InputRequest,
     word_vectors: Path | None,
 ) -> dict[str, str]:
-    """Return the record of the encoder for a checkpoint: identity, name, precisions, digest of the word-vector file.
+    """Return what a checkpoint stores on its encoder: identity, name, precisions, digest of the word-vector file.
 
-    `cache`: identity of the feature cache, for imported features, whose encoder is unknown.
+    identity: name, weights, preprocessing and other settings that the features depend on (`EncoderIdentity`).
+    cache: identity of the feature cache, for imported features, whose encoder is unknown.
     """
     return {
         **identity,
@@ -216,7 +233,10 @@ def encoder_record(
 
 
 def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
-    """Return an encoder's text tower, None if it has none, and its identity."""
+    """Return an encoder's text tower (None if it has none), and the encoder's identity as a dictionary.
+
+    precision: number format of the text tower, such as fp32.
+    """
     if entry.name == IMPORTED:
         return None, {"encoder": IMPORTED}
     encoder = load_encoder(entry.name, entry.weights, towers="text", device=device, precision=precision)
@@ -224,7 +244,9 @@ def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[
 
 
 def _read_arrays(features: Features, encoder: EncoderParams, request: InputRequest) -> Arrays:
-    """Read the arrays that a run needs from a feature cache; raise `UsageError` for tokens that the cache lacks.
+    """Read from a feature cache the arrays that a run needs: CLS features, and patch tokens or block inputs on request.
+
+    Raises `UsageError` if the cache lacks requested patch tokens or block inputs.
 
     encoder: the encoder of the cache, whose image tower is loaded to count its blocks for an error message.
     """

@@ -1,4 +1,4 @@
-"""Finished runs that a method combines: read, checked and loaded from their checkpoints."""
+"""Methods that combine finished runs of other methods: find, check and load these runs from their checkpoints."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from duplex.training.checkpoint import CheckpointHeader, load_checkpoint, read_c
 
 @dataclass(frozen=True)
 class Members:
-    """Checkpoints of the runs that a method combines, in the order of its options."""
+    """Checkpoints of the finished runs that a method combines, ordered by method, then by seed."""
 
     headers: tuple[CheckpointHeader, ...] = ()
 
     @property
     def fingerprints(self) -> list[str]:
-        """Return one digest per run, which changes with the run's tensors and metadata."""
+        """One digest per combined run, which changes with the run's tensors and metadata."""
         return [header.fingerprint for header in self.headers]
 
     def add_to(self, inputs: RunInputs) -> RunInputs:
-        """Return the inputs with the loaded runs as `members`; raise `DuplexError` if a run has other labels or another
-        encoder."""
+        """Return a copy of the inputs of a method that combines runs, with these runs (its members) loaded.
+
+        Raises `DuplexError` if a run has other labels or another encoder than the inputs.
+        """
         return replace(inputs, members=tuple(_load(header, inputs) for header in self.headers))
 
 
 def find_members(
     spec: MethodSpec, dataset: str, seed: int, seeds: Sequence[int], paths: ArtifactPaths
 ) -> tuple[MethodSpec, Members]:
-    """Return the specification and the members of a method, the finished runs that it combines.
+    """Find the finished runs (members) that a method combines; return the method, completed, and the runs' checkpoints.
 
-    The specification is completed with the options of these runs. A method that combines no runs is returned unchanged,
-    without members. Raises `DuplexError` for a missing run, `UsageError` for a run that does not fit.
+    The result's options name kind and options of each member. A method that combines no runs is returned unchanged,
+    without members. Raises `DuplexError` for a missing run, `UsageError` for a run with another seed or world.
 
-    seed: seed of the members, unless the method has `seeds: all`.
-    seeds: seeds of the members of a method with `seeds: all`.
+    seed: seed of the members, unless the method has the option `seeds: all`.
+    seeds: seeds of the members if it has this option.
     """
     options = spec.options
     if not isinstance(options, CombinedOptions):
@@ -60,7 +62,10 @@ def find_members(
 
 
 def _check(spec: MethodSpec, header: CheckpointHeader, seed: int) -> None:
-    """Raise unless a run has the seed, the labels and the worlds that the combining method needs."""
+    """Raise `UsageError` unless a finished run can be combined with others by the method `spec`.
+
+    The run must have the seed `seed` and the method's worlds, and must not be a combination itself.
+    """
     record = header.record
     if record.seed != seed:
         raise UsageError(f"{header.path} has seed {record.seed}; {spec.name} combines runs with seed {seed}")
@@ -96,6 +101,9 @@ def _load(header: CheckpointHeader, inputs: RunInputs) -> Any:
     finetune, member_blocks, blocks = header.record.finetune, inputs.member_blocks, None
     if finetune is not None:
         if member_blocks is None:
-            raise DuplexError(f"{header.path} has fine-tuned blocks, and the cache has no block inputs; extract them")
+            raise DuplexError(
+                f"{header.path} has fine-tuned blocks, and the feature cache has no inputs for them; "
+                "set encoder.block_inputs in params.yaml and extract again"
+            )
         blocks = lambda: member_blocks(finetune)  # noqa: E731
     return load_checkpoint(header, replace(inputs.task(), finetuned_blocks=blocks, members=()), inputs.encoder)

@@ -1,4 +1,4 @@
-"""Pairs whose prompt is longer than an encoder's text tower reads, found before anything is encoded."""
+"""Find pairs whose prompt is longer than an encoder's text tower accepts, before anything is encoded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SHORT = 32  # bytes of state and object that every text tower but the packaged o
 
 
 def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[str]:
-    """Return the labelled pairs whose prompt `a photo of STATE OBJECT` has more tokens than the text tower reads.
+    """Return the pairs whose prompt `a photo of STATE OBJECT` has more tokens than an encoder's text tower accepts.
 
-    The tower is loaded only if a pair is long enough. An encoder without a text tower has no prompts.
+    The tower is not loaded if all names are so short that they fit. Without a text tower, the list is empty.
     """
     compositions = labels.candidates("closed", "train")
     names = labels.names(compositions)

@@ -1,4 +1,4 @@
-"""Training runs of recipes: every recipe is trained once, and its result is read from its files afterwards."""
+"""Training runs of recipes (settings that a search compares): each is trained once, and its result read from files."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from duplex.training.scoring import validation_margins
 
 @dataclass(frozen=True)
 class RecipeRuns:
-    """Training runs of recipes on one data set with one seed, each with a folder of files inside `folder`.
+    """Store of the runs that a search for training settings (recipes) makes on one data set with one seed.
 
-    Results and tensors are always read from files, even those of this process, so that an interrupted search makes the
-    same choice.
+    Each recipe has a folder of files inside `folder`. Results and tensors are always read from files, even for a recipe
+    trained in this process, so that an interrupted search makes the same choice.
     """
 
     folder: Path
@@ -48,14 +48,17 @@ class RecipeRuns:
     accuracy: Callable[[Run, Examples], float | None] = lambda *_: None  # percent, of a run on validation images
 
     def files(self, recipe: Recipe) -> RunPaths:
-        """Return the paths of a recipe's files."""
+        """Return the paths of a training's files, such as the checkpoint; a hash of its settings names the folder."""
         spec = recipe.spec
         tuned = None if spec.finetune is None else spec.finetune.to_dict()
         key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned]
         return RunPaths(self.folder / json_digest(key)[:12])
 
     def result(self, recipe: Recipe) -> RecipeResult:
-        """Train and validate a recipe, or read the result if the recipe was tried before."""
+        """Return the validation result of a training recipe (settings tried), trained first unless its files exist.
+
+        Raises `DuplexError` if the files are damaged or of another recipe.
+        """
         files = self.files(recipe)
         result, margins = files.root / "attempt.json", files.root / "margins.npz"
         if not result.is_file():
@@ -87,7 +90,7 @@ class RecipeRuns:
         files.unfinished_training.unlink(missing_ok=True)
 
     def _header(self, recipe: Recipe) -> CheckpointHeader:
-        """Read the metadata of a recipe's checkpoint; raise `DuplexError` if it is of another recipe."""
+        """Read a checkpoint's metadata; raise `DuplexError` if it was trained with other settings than `recipe`."""
         header, spec = read_checkpoint(self.files(recipe).checkpoint), recipe.spec
         record, training = header.record, spec.training.result_settings()
         stored = [record.kind, record.options, record.finetune, record.seed, dict(record.training) | training]
@@ -96,11 +99,14 @@ class RecipeRuns:
         return header
 
     def _digests(self, recipe: Recipe, margins: Path) -> dict[str, str]:
-        """Return digests of a recipe's checkpoint and margins; stored with its result, they reveal files of others."""
+        """Return digests of a training's checkpoint and of its file of margins (from which validation AUC is computed).
+
+        They are stored with the training's result, so that a file that was replaced afterwards is noticed.
+        """
         return {"checkpoint": self._header(recipe).fingerprint, "margins": sha256(margins)}
 
     def load(self, recipe: Recipe) -> tuple[Record, Method[Any], RunInputs]:
-        """Return the record, the method and the inputs of a recipe that was tried."""
+        """Load a training with the settings `recipe`: checkpoint metadata, trained method, features with labels."""
         files, inputs = self.files(recipe), self.read(recipe.spec.request)
         with report_damage(files.root):
             header = self._header(recipe)
@@ -109,7 +115,10 @@ class RecipeRuns:
         return record, method, inputs
 
     def plan(self, minutes: float, make: Callable[[], SearchPlan]) -> SearchPlan:
-        """Return the stored plan for a time limit; `make` returns a plan, called if none is stored."""
+        """Return the plan of a search (numbers of fine-tuned blocks and learning rates to try) for a time limit.
+
+        The plan is read from its file; without a file, `make` is called and its result is stored.
+        """
         path = self.folder / f"plan-{minutes:g}.json"
         if not path.is_file():
             write_text(path, json.dumps(make().to_dict()) + "\n")
@@ -119,7 +128,7 @@ class RecipeRuns:
 
 @contextmanager
 def report_damage(folder: Path) -> Iterator[None]:
-    """Raise a `DuplexError` that names `folder` if the `with` block cannot read the files of finished recipes in it."""
+    """Context manager: raise a `DuplexError` that names `folder` if files of trainings in it cannot be read."""
     try:
         yield
     except (DuplexError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile

@@ -33,13 +33,16 @@ class Recipe:
 
     @property
     def blocks(self) -> int:
-        """Number of fine-tuned blocks."""
+        """Number of the image tower's last blocks that are fine-tuned; 0: none."""
         return 0 if self.spec.finetune is None else self.spec.finetune.blocks
 
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """Scores of the validation images by a method that a training recipe trained."""
+    """Validation result of one training recipe: margins, accuracy, best epoch and duration.
+
+    Margins are the biases on unseen pairs at which images turn right or wrong; AUC is computed from them.
+    """
 
     name: str
     margins: Margins  # of the validation images, closed world
@@ -54,13 +57,13 @@ class RecipeResult:
 
     @property
     def auc(self) -> float:
-        """Validation AUC in percent."""
+        """Validation AUC, in percent, of the training that was tried."""
         return 100 * (self.components.auc or 0.0)
 
 
 @dataclass(frozen=True)
 class RecipeChoice:
-    """The chosen recipe, its validation result, and the table of all recipes tried."""
+    """Outcome of a search for training settings: the chosen recipe, its validation result, and a table of all tried."""
 
     recipe: Recipe
     attempt: RecipeResult
@@ -70,13 +73,13 @@ class RecipeChoice:
 def search_recipes(
     levels: Iterable[Sequence[Recipe]], attempt: Callable[[Recipe], RecipeResult], report: Callable[[str], None]
 ) -> RecipeChoice:
-    """Try training recipes, the cheapest first, and return the chosen one.
+    """Try training recipes (settings to compare), the cheapest first, and return the chosen one.
 
-    levels: lists of recipes of equal cost, such as two learning rates. The first recipe of a list is chosen,
-        unless another one has a higher validation metric by more than the standard error of the difference; by the
-        same rule, a later list replaces the choice so far.
-    attempt: trains and validates a recipe.
-    report: called with one line per recipe.
+    levels: lists of recipes of equal cost, such as two learning rates. The first recipe of a list is chosen, unless
+        another one has a higher validation AUC by more than the standard error of the difference; by the same rule, a
+        later list replaces the choice so far.
+    attempt: function that trains and validates a recipe.
+    report: function that is called with one line of text per recipe.
     """
     best: tuple[Recipe, RecipeResult] | None = None
     table: list[dict[str, Any]] = []
@@ -109,14 +112,17 @@ def search_recipes(
 
 
 def gain_exceeds_error(dearer: RecipeResult, cheaper: RecipeResult) -> bool:
-    """Return whether the validation AUC of a costlier recipe is higher by more than the difference's standard error."""
+    """Return whether a costlier training gains more validation AUC than the standard error of the difference."""
     difference = dearer.components.minus(cheaper.components)
     gain, error = difference.auc, difference.standard_error
     return gain is not None and gain > (error or 0.0)
 
 
 def recipe_row(recipe: Recipe, result: RecipeResult, best: RecipeResult | None) -> dict[str, Any]:
-    """Return a recipe's row of the table: AUC in percent, its standard error, the gain over `best`, the best before."""
+    """Return the table row of a training recipe: validation AUC in percent, gain over `best`, standard errors of both.
+
+    best: result of the best training tried before; None for the first.
+    """
     own = result.components
     row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
     row |= {"rate": _rate(recipe)} if recipe.blocks else {}
@@ -128,7 +134,7 @@ def recipe_row(recipe: Recipe, result: RecipeResult, best: RecipeResult | None) 
 
 
 def recipe_line(row: Mapping[str, Any], result: RecipeResult) -> str:
-    """Return one line about a recipe: validation AUC, accuracy, gain over the best cheaper recipe, and seconds."""
+    """Return one line of text about a training that was tried: validation AUC, accuracy, gain over best, seconds."""
     parts = [f"{row['recipe']:<24} validation AUC {row['auc']:5.1f}"]
     if row["accuracy"] is not None:
         parts.append(f"accuracy {row['accuracy']:5.1f} %")

@@ -9,7 +9,7 @@ from duplex.methods.registry import find_method
 
 
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
-    """Return those of a method's needs (`Method.needs`) that a data set certainly lacks.
+    """Return which of `text` tower, `words` (word vectors), `patch` tokens a method needs and a data set lacks.
 
     Features of an unknown encoder have no text tower, and no word vectors unless params.yaml names a file; imported
     features have no patch tokens. Encoders are not loaded, so an encoder without a text tower is not noticed.
@@ -28,7 +28,7 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
 
 
 def require_inputs(params: Params, dataset: str, method: str) -> None:
-    """Raise UsageError if a data set certainly lacks an input that a method needs; the message says what to do."""
+    """Raise UsageError if, by params.yaml, a data set lacks an input that a method needs; the message has a remedy."""
     missing = missing_needs(params, dataset, method)
     if not missing:
         return
@@ -43,7 +43,7 @@ def require_inputs(params: Params, dataset: str, method: str) -> None:
 
 
 def supported_methods(params: Params, dataset: str) -> list[str]:
-    """Return the methods of params.yaml that lack no input on a data set."""
+    """Return the names of the methods of params.yaml that can be trained with the inputs that a data set has."""
     return [name for name in params.methods if _is_supported(params, dataset, name)]
 
 

@@ -36,38 +36,41 @@ class Result:
 
     @property
     def seen(self) -> float:
-        """S: accuracy on images of seen pairs, without competition from unseen ones."""
+        """S: accuracy in percent on images of seen pairs, with only seen pairs as candidates."""
         return float(self.metrics["seen"])
 
     @property
     def unseen(self) -> float:
-        """U: accuracy on images of unseen pairs, without competition from seen ones."""
+        """U: accuracy in percent on images of unseen pairs, with only unseen pairs as candidates."""
         return float(self.metrics["unseen"])
 
     @property
     def hm(self) -> float:
-        """The best harmonic mean of seen and unseen accuracy over all biases."""
+        """HM: the best harmonic mean of seen and unseen accuracy over all biases on unseen pairs, in percent."""
         return float(self.metrics["hm"])
 
     @property
     def auc(self) -> float:
-        """The area under the curve of unseen against seen accuracy."""
+        """The area under the curve of unseen against seen accuracy, in percent."""
         return float(self.metrics["auc"])
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of AUC; None if there are too few images."""
+        """The 95 % interval of AUC, in percent; None if there are too few images."""
         low, high = self.metrics.get("auc_low"), self.metrics.get("auc_high")
         return None if low is None or high is None else (low, high)
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """Points of the seen–unseen curve, with the columns bias, seen, unseen and hm."""
+        """Points of the seen–unseen curve: columns bias (on unseen pairs), and seen, unseen and hm in percent."""
         table = Curve.of(self.margins).table()
         return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
 
     def table(self) -> pd.DataFrame:
-        """Return S, U, HM and AUC as rows, with their 95 % intervals; in the open world, AUC over all pairs too."""
+        """Return a table with a row for each of S, U, HM and AUC, in percent, and their 95 % intervals.
+
+        In the open world, another row has the AUC with every pair a candidate.
+        """
         columns = {"value": "", "low": "_low", "high": "_high"}
         titles = {**ROWS, "auc_all": "AUC, all pairs"} if self.world == "open" else ROWS
         rows = {
@@ -100,9 +103,10 @@ class Result:
 
 
 def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
-    """Return `second` minus `first` in S, U, HM and AUC, in percentage points, with 95 % intervals and p-values.
+    """Return a table of `second` minus `first` in S, U, HM, AUC: percentage points, bounds of a 95 % interval, p-value.
 
-    Intervals of single results: DeLong for AUC, else a bootstrap over images. Of lists: bootstrap over runs and images.
+    For single results, the interval of AUC is DeLong's and the others come from a bootstrap over images; for lists, all
+    come from a bootstrap over runs and images. Raises `UsageError` for results on different images.
 
     first: a result, or a list with one per seed.
     second: a result on the same images, or a list in the order of the same seeds.
@@ -125,7 +129,7 @@ def _check_same_images(results: Sequence[Result]) -> None:
         for key in ("world", "split"):
             here, there = getattr(results[0], key), getattr(other, key)
             if here != there:
-                raise UsageError(f"the results are of the {key}s {here} and {there}; expected the same")
+                raise UsageError(f"the results are for {key} {here} and for {key} {there}; expected one {key}")
         if not results[0].predictions[SHARED_COLUMNS].equals(other.predictions[SHARED_COLUMNS]):
             raise UsageError(
                 f"{results[0]._title}, and {other._title} have different images; evaluate both on one data set"

@@ -1,4 +1,4 @@
-"""Evaluate a trained method on one split: the core that `duplex.evaluate` and the stage `evaluate` share."""
+"""Evaluate a trained method on one split: the code that `duplex.evaluate` and the pipeline stage `evaluate` share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TERM_METRICS = ("seen", "unseen", "hm", "auc")
 
 @dataclass(frozen=True)
 class WorldResult:
-    """Metrics, curve and predictions of a method in one world, closed or open."""
+    """Result of evaluating a method in one world, closed or open: metrics, seen–unseen curve and predictions."""
 
     metrics: dict[str, Any]
     margins: Margins
@@ -41,7 +41,13 @@ class WorldResult:
 
 
 def calibration_for(record: Record, world: World, place: object) -> Calibration:
-    """Return a run's calibration for a world; raise UsageError if it has none. `place` names the run."""
+    """Return the bias and feasibility threshold that a run's validation chose for a world, closed or open.
+
+    Raises `UsageError` if the run was not trained for that world.
+
+    record: metadata of the run's checkpoint.
+    place: name of the run for the message.
+    """
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
         raise UsageError(f"{place} was not trained for the {world} world; train again, or change `world` of the method")
@@ -56,10 +62,13 @@ def evaluate_world(
     calibration: Calibration,
     split: str = "test",
 ) -> WorldResult:
-    """Evaluate a method in one world on a split, whose features are on the method's device.
+    """Return a method's metrics, curve and predictions on one split in one world, closed or open.
 
     In the open world, compositions below the feasibility threshold chosen on validation data score -inf, if there is
-    one. `auc_all` is the AUC with every composition a candidate.
+    one; the metric `auc_all` is the AUC with every composition a candidate.
+
+    inputs: data set with the split's features on the method's device.
+    calibration: bias and threshold that validation chose.
     """
     labels, test = inputs.labels, inputs.examples[split]
     task = ScoringTask.of(method, labels.candidates(world, split))
@@ -100,7 +109,10 @@ def evaluate_world(
 
 
 def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
-    """Return the feasibility threshold, the number of feasible compositions and validation AUCs."""
+    """Return how implausible compositions are excluded: threshold, number of compositions left, validation AUCs.
+
+    feasible: number of compositions above the threshold.
+    """
     validation = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
     return {"threshold": calibration.threshold, "feasible": feasible, **validation}
 
@@ -108,9 +120,9 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
 def _excluded(
     task: ScoringTask, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> list[Bools]:
-    """Return a list of masks [C] that are True for candidates left out of the scoring.
+    """Return masks [C] of candidates to leave out, each for one more AUC that the same pass over the images computes.
 
-    The first leaves none out; then follows one mask per threshold of feasibility in `calibration.alternatives`.
+    The first mask leaves none out. Others exclude compositions by a feasibility threshold that the run does not use.
     """
     masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
     nothing = np.zeros(len(task.candidates), dtype=bool)
@@ -118,9 +130,10 @@ def _excluded(
 
 
 def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings: EvaluationParams) -> dict[str, float]:
-    """Return the AUC in percent with every composition a candidate, by the protocol in `settings`.
+    """Return the AUC in percent with every composition a candidate, by the evaluation protocol in `settings`.
 
-    The exact protocol adds a 95 % interval, `auc_all_low` and `auc_all_high`.
+    The protocol `exact` adds a 95 % interval, `auc_all_low` and `auc_all_high`; `sampled` tries about 20 biases on
+    unseen pairs.
     """
     if settings.protocol == "sampled":
         metrics = _sampled(task, test, result, None, settings)
@@ -130,7 +143,10 @@ def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Return the open-world metrics for each source of feasibility, words or likelihood, that the run does not use."""
+    """Return open-world metrics for the sources of feasibility that a run does not use, as source -> metrics.
+
+    A source is `words` (similarity of words) or `likelihood`; its threshold excludes implausible compositions.
+    """
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
         metrics = flatten(measure(accumulator.competitors(1), rounds=0))
@@ -142,9 +158,11 @@ def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration
 
 
 def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
-    """Return the accuracies in percent at the bias chosen on validation data, which is the bias that predictions use.
+    """Return seen and unseen accuracy and their harmonic mean, in percent, at the bias chosen on validation images.
 
-    The curve's best harmonic mean, in contrast, chooses the bias on the test images themselves.
+    Predictions use this bias; for the curve's best harmonic mean, the bias is chosen on the test images themselves.
+
+    margins: bias on unseen pairs at which each image becomes right or wrong.
     """
     ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
     record = {"val_bias": bias}
@@ -158,7 +176,7 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
 def _metrics(
     result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return S, U, HM, AUC with intervals, and the accuracies of states and objects, as top-1 and top-k accuracy."""
+    """Return S, U (seen, unseen accuracy), HM, AUC with 95 % intervals, state and object accuracy, per k of top-k."""
     compositions = result.candidates.compositions
     states, objects = labels.state_of(compositions), labels.object_of(compositions)
     measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
@@ -168,20 +186,22 @@ def _metrics(
 def _sampled(
     task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return metrics by the literature's protocol, which tries only 20 values of the bias; without intervals."""
+    """Return metrics by the protocol of published tables, which tries only 20 biases on unseen pairs; no intervals."""
     target, seen, blocks = result.accumulator.target, result.accumulator.seen, partial(task.blocks, test.inputs)
     return _for_every_k(settings, lambda k: sampled_metrics(blocks, target, seen, feasible_mask, k))
 
 
 def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:
-    """Return `measured(1)`, the metrics as top-1 accuracy, and those as top-k accuracy under `top_k`, for each k in
-    `settings.k`."""
+    """Return the metrics of top-1 accuracy, and under keys such as `top_3` those of each other k in `settings.k`.
+
+    measured: function that returns the metrics of top-k accuracy for a k.
+    """
     further = {f"top_{k}": flatten(measured(k)) for k in dict.fromkeys(settings.k) if k != 1}
     return {**flatten(measured(1)), **further}
 
 
 def flatten(metrics: Metrics) -> dict[str, Any]:
-    """Return metrics as a flat dict of numbers; intervals become `auc_low`, `auc_high`, because DVC ignores lists."""
+    """Return metrics as a flat dict; 95 % intervals become numbers such as `auc_low`, because DVC ignores lists."""
     record: dict[str, Any] = {}
     for key, value in metrics.to_dict().items():
         if value is not None and key.endswith("_interval"):
@@ -192,10 +212,11 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
     return record
 
 
-def group_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
-    """Return closed-world accuracies in percent by frequency group: at bias 0, and at the ends of the curve.
+def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
+    """Return closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
-    At the ends, seen groups are measured with unseen pairs excluded, unseen pairs with seen ones excluded.
+    They are measured at bias 0, and at the ends of the curve: seen groups with unseen pairs excluded, unseen pairs with
+    seen ones excluded.
     """
     train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
     groups = frequency_groups(train, inputs.labels.size)
@@ -208,7 +229,7 @@ def group_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[s
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Return the closed-world metrics of each score term of a method alone, and of sums of its terms."""
+    """Return closed-world metrics of each score term (summand of the score) alone, and of partial sums of terms."""
     labels = inputs.labels
     sums = score_term_sums(method, labels.candidates("closed", "test"), inputs.examples["test"], labels)
     records = {}
@@ -221,9 +242,10 @@ def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, 
 def _predictions(
     result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
 ) -> pd.DataFrame:
-    """Return a table of images: label, best three compositions at the bias, whether the best is right, and margin.
+    """Return a table of images: label, best three compositions, whether the best is right, and margin.
 
-    The margin is the bias at which the image turns from right to wrong or back.
+    The bias on unseen pairs is the one chosen on validation images. The margin is the bias at which the image turns
+    from right to wrong or back.
     """
     margin = np.empty(len(test))
     margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen

@@ -1,4 +1,4 @@
-"""Train one method on the inputs of a data set: the core that `duplex.fit` and the stage `train` share."""
+"""Train one method on a data set: the code that `duplex.fit` and the pipeline stage `train` share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPORTED_MODEL = "config.json"  # a folder with this file is read as an exported
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with its options, training options and worlds, for training on one data set."""
+    """A method to train on one data set: kind (class), options, training options, and worlds (closed, open or both)."""
 
     name: str  # for messages
     kind: str
@@ -50,9 +50,9 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Return the specification of a method of params.yaml on a data set.
+        """Return a method of params.yaml with its options on a data set, including the entry `per_dataset`.
 
-        With `finetune: auto`, its `finetune` is None: training chooses the number of fine-tuned blocks.
+        With `finetune: auto`, the result's `finetune` is None: training chooses the number of fine-tuned blocks.
         """
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
@@ -67,7 +67,10 @@ class MethodSpec:
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
-        """Return the specification with some training options, or options of the kind, changed by name."""
+        """Return a method to train with some options changed by name: training options, or options of its kind (class).
+
+        Raises `UsageError` for an unknown name.
+        """
         training = {field.name for field in fields(TrainingOptions)}
         known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
         for key in settings:
@@ -82,7 +85,7 @@ class MethodSpec:
 
     @property
     def request(self) -> InputRequest:
-        """Request for the inputs that the method's training reads."""
+        """Request for the method's training inputs: kinds of features, precision of the text tower, memory limit."""
         needs = find_method(self.kind).needs(self.options)
         return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
 
@@ -121,8 +124,11 @@ class Run:
     def save(self, folder: str | Path) -> Path:
         """Write checkpoint, history and timing into a folder that `Recognizer.load` reads; return the folder.
 
-        folder: made if it does not exist; files of an earlier run are replaced, and its metrics are removed. Raises
-            `UsageError` if it holds an exported model or files of other programs with the names of those.
+        Raises `UsageError` if the folder holds an exported model, or other programs' files with the names of those to
+        write.
+
+        folder: made if it does not exist. Files of an earlier run are replaced; its metrics are removed if the
+            checkpoint changes.
         """
         files = RunPaths(checked_path(folder, "folder"))
         _require_free(files)
@@ -130,7 +136,10 @@ class Run:
         return files.root
 
     def write(self, files: RunPaths) -> None:
-        """Write a run's files without the checks of `save`, and remove the metrics of an earlier run."""
+        """Write a run's checkpoint, history and timing, over any files that are there.
+
+        Metrics, curve and predictions of an earlier run are removed if the checkpoint changes.
+        """
         before = sha256(files.checkpoint) if files.checkpoint.is_file() else None
         save_checkpoint(files.checkpoint, self.method, self.record)
         write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
@@ -146,13 +155,17 @@ class Run:
 
 
 def _require_free(files: RunPaths) -> None:
-    """Raise `UsageError` if a run's files would hide an exported model or replace files of other programs."""
+    """Raise `UsageError` if a run cannot be saved in a folder.
+
+    The folder may hold neither an exported model, which would hide the run, nor files of other programs that the run's
+    files would replace.
+    """
     if (files.root / EXPORTED_MODEL).is_file():
         raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
     if is_checkpoint(files.checkpoint):
         return
     if foreign := [file for file in (files.checkpoint, files.history, files.timing) if file.exists()]:
-        raise UsageError(f"{foreign[0]} is not of a run of duplex; choose another folder")
+        raise UsageError(f"{foreign[0]} exists, and no run of duplex wrote it; choose another folder")
 
 
 def train_method(
@@ -165,9 +178,11 @@ def train_method(
     hooks: TrainingHooks = TrainingHooks(),
     choose_by: ChooseBy | None = None,
 ) -> Run:
-    """Train a method, keep the epoch that is best on validation images, and calibrate on them.
+    """Train a method and keep its best epoch by validation; choose bias and feasibility threshold on validation images.
 
-    `choose_by`: the caller's own metric, which chooses the epoch instead of `training.select`.
+    spec: the method and its options. inputs: features, labels and text tower. settings: `evaluation:` of params.yaml.
+    resume: file from which a killed training continues. hooks: the caller's functions, optimiser and log.
+    choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
     method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), inputs, seed, device)
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
@@ -207,7 +222,7 @@ def train_method(
 
 
 def calibration_settings(settings: EvaluationParams) -> dict[str, Any]:
-    """Return the settings by which training chooses a feasibility threshold."""
+    """Return the evaluation settings that a run's feasibility threshold depends on; checkpoints store them."""
     return {"feasibility": settings.feasibility, "thresholds": settings.thresholds}
 
 
@@ -226,13 +241,14 @@ def start_method(
 def _calibrate(
     spec: MethodSpec, settings: EvaluationParams, method: Method[Any], inputs: RunInputs, val: Examples
 ) -> dict[str, Calibration]:
-    """Choose bias and feasibility threshold on validation data, for every world of the method."""
+    """Choose the bias on unseen pairs and the feasibility threshold on validation data, per world (closed, open)."""
     rule = settings.feasibility
     if rule == "likelihood" and "open" in spec.worlds and method.likelihood() is None:
-        print(f"{spec.name} has no likelihood of compositions; feasibility is by words", file=sys.stderr)
+        print(f"{spec.name} has no likelihood of compositions; feasibility is from word vectors", file=sys.stderr)
     if rule == "auto" and "open" in spec.worlds and (pairs := unseen_pairs(val, inputs.labels)) < FEWEST_PAIRS:
         few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
-        print(f"{few}; a feasibility threshold needs {FEWEST_PAIRS} or more: all pairs compete", file=sys.stderr)
+        needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
+        print(f"{few}, {needed}: all pairs stay candidates", file=sys.stderr)
     return {
         world: calibrate(
             method, val, inputs.labels, world, inputs.words if world == "open" else None, settings.thresholds, rule
@@ -244,7 +260,7 @@ def _calibrate(
 def _auc_all_pairs(
     calibration: Mapping[str, Calibration], method: Method[Any], inputs: RunInputs, val: Examples
 ) -> float | None:
-    """Return the validation AUC (fraction) with every composition a candidate; None for a closed-world run."""
+    """Return the validation AUC (fraction) with every composition a candidate; None for a run of the closed world."""
     if "open" not in calibration:
         return None
     choices = calibration["open"], *calibration["open"].alternatives

@@ -1,18 +1,20 @@
 """ADE (Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023).
 
-Three attention modules read an image's patch tokens, for its composition, its state and its object, with the CLS
-feature as the query: `v_c = A_c(x, x)`, and likewise v_s and v_o. In training, A_s and A_o read across images: x
-attends to the tokens of a partner y that shares its state but not its object, `A_s(x, y)`, and y to those of x. As
-cross-attention can only read what both images have in common, it disentangles the state; likewise for objects. Features
-are compared with embedded words by cosine at temperature T:
+Three attention modules A_c, A_s and A_o compute an image's features for its composition, its state and its object.
+`A(x, y)` attends from the CLS feature of image x to the patch tokens of image y. To be recognised, an image attends to
+itself: `v_c = A_c(x, x)`, and likewise v_s and v_o. In training, A_s and A_o attend across images: x to the tokens of a
+partner y_s that shares its state but not its object, `A_s(x, y_s)`, and y_s to those of x; likewise A_o with a partner
+y_o that shares the object. As cross-attention can only read what both images have in common, it disentangles the state
+from the object. Features are compared with embedded words by cosine, at a temperature, with cross-entropies CE:
 
-    L = CE(v_c) + sum over s, o of [CE(A(x, y)) + CE(A(y, x))] + w L_reg
+    L = CE(v_c) + CE(A_s(x, y_s)) + CE(A_s(y_s, x)) + CE(A_o(x, y_o)) + CE(A_o(y_o, x)) + w L_reg
 
-L_reg makes the attentions of x to y and of y to x similar where both share the module's concept, and different where
-they share the other one: `L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)`. The paper's D is an earth
-mover's distance over attention between all tokens; here D is that distance between the two attention maps of the CLS
-feature, sorted: the mean absolute difference over T tokens. `S = cos_c + a cos_s cos_o`. The paper's attention has
-heads, residuals and a feed-forward part; here it has none.
+L_reg makes the attention maps of x to its partner and of the partner to x similar where both images share the module's
+concept, and different where they share the other one: `L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)`.
+The paper's D is an earth mover's distance over attention between all tokens; here D is that distance between the two
+attention maps of the CLS features, sorted: the mean absolute difference over the tokens. A composition's score is
+`S = cos_c + a cos_s cos_o`: the cosines of v_c, v_s, v_o with its embedded words, and a weight a. The paper's attention
+has heads, residuals and a feed-forward part; here it has none.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ class AdeOptions(Options):
 
 
 class ConceptAttention(nn.Module):
-    """Attention of one image's query q to the tokens y of another:
-    `v = sum over t of a_t (V y_t + b_v)`, `a = softmax((K y_t + b_k) . q / sqrt(e))`.
+    """Attention from one image's CLS feature, projected to the query q [e], to another image's patch tokens y_t:
+    `v = sum over t of a_t (V y_t + b_v)`, `a = softmax over t of (K y_t + b_k) . q / sqrt(e)`.
 
-    The code projects no token, because `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one,
+    To save time no token is projected: `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one,
     `v = V (sum over t of a_t y_t) + b_v`.
     """
 
@@ -56,19 +58,23 @@ class ConceptAttention(nn.Module):
         self.value = nn.Linear(token_width, width)
 
     def weights(self, z: Tensor, tokens: Tensor) -> Tensor:
-        """Return the attention weights [B, T] of features `z` [B, d] over patch tokens [B, T, w]."""
+        """Return the attention weights [B, T] of CLS features `z` [B, d] over patch tokens [B, T, w]."""
         q = self.query(z)  # [B, e]
         scores = (tokens @ (q @ self.key.weight)[:, :, None])[..., 0] + (q @ self.key.bias)[:, None]
         return torch.softmax(scores / math.sqrt(self.query.out_features), -1)
 
     def forward(self, z: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend from features `z` [B, d] to tokens [B, T, w]; return unit outputs [B, e] and weights [B, T]."""
+        """Attend from CLS features `z` [B, d] to patch tokens [B, T, w].
+
+        Return the attention outputs, normalised to unit length [B, e], and the attention weights [B, T].
+        """
         weights = self.weights(z, tokens)
         return unit(self.value((weights[:, None] @ tokens)[:, 0])), weights
 
 
 class Ade(WordMethod[AdeOptions]):
-    """ADE: scores by features that three attention modules read from patch tokens, `S = cos_c + a cos_s cos_o`."""
+    """ADE: attention modules compute composition, state and object features from an image's patch tokens; the score is
+    `cos_c + a cos_s cos_o`, from the cosines of these features with embedded words."""
 
     required_inputs = ("cls", "patch", "words")
 
@@ -80,7 +86,7 @@ class Ade(WordMethod[AdeOptions]):
         self.composer = Composer(self.words.width, width)
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
-        """Return unit embeddings of the candidates, all states and all objects."""
+        """Return unit embeddings of the candidate compositions [C, e], all states [M, e] and all objects [N, e]."""
         pairs = self.composer(self.words, candidates)
         return Prototypes(pairs, unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects)))
 
@@ -107,12 +113,13 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the summed cross-entropies of images that attend to their partners and vice versa, and the distance
-        between the attention maps of both directions.
+        """Return two losses of images that attend to their partners' tokens while the partners attend to theirs.
 
-        partner: index of each image's partner [B].
-        target: label of both images [B], among `words`.
-        words: embedded words [M, e].
+        These are the summed cross-entropies of both directions, and the distance between their attention maps.
+
+        partner: index of each image's partner [B], an image with the same state (or object).
+        target: state (or object) of image and partner [B], an index into `words`.
+        words: embedded states (or objects) [M, e].
         """
         v, to_partner = attend(z, tokens[partner])
         v_partner, to_image = attend(z[partner], tokens)
@@ -123,7 +130,10 @@ class Ade(WordMethod[AdeOptions]):
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
         """Return the distance between the attention maps of images over their partners' tokens and of partners over the
-        images' tokens; `partner`: index of each image's partner [B]."""
+        images' tokens.
+
+        partner: index of each image's partner [B], another image of the batch.
+        """
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
@@ -139,9 +149,10 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Return, for each image, the index [B] of the next image with an equal label in `same` and another in `other`.
+    """Return each image's partner: the index [B] of the next image of the batch with an equal label in `same` [B] and a
+    different one in `other` [B].
 
-    If there is none, the index of the next image with an equal label in `same`; else the image's own index.
+    If there is none, it is the next image with an equal label in `same`; if there is none either, the image itself.
     """
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))

@@ -1,6 +1,6 @@
-"""The protocol of a method: everything that training, checkpoints, evaluation and the report call.
+"""The interface of methods (trainable scorers of compositions): all that training, evaluation and reports call.
 
-A method is a module of this package or of any other distribution (docs/your_method.md). It is built from a
+A method is a class in a module of this package or of any other distribution (docs/your_method.md). It is built from a
 `TaskContext` and its `Options`, computes losses of batches of cached inputs, and afterwards scores images:
 
     method = make_method("duplex", Options(), task)         # random parameters are drawn here
@@ -14,7 +14,7 @@ A method is a module of this package or of any other distribution (docs/your_met
             method.after_step()
         method.on_features_changed(train)
         method.after_epoch(epoch)
-    scores = method.scorer(candidates)(inputs)              # [B, C]
+    scores = method.scorer(candidates)(inputs)              # [B, C]: B images, C compositions
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs
 
 @dataclass(frozen=True)
 class Inspectable:
-    """Functions that return a method's features, factors and prototypes, without gradients; None for missing ones."""
+    """Functions by which reports, `duplex retrieve` and `duplex swap` get a trained method's features, factors (state
+    and object parts of a feature) and prototypes, without gradients. A function that the method lacks is None."""
 
     features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
@@ -59,12 +60,13 @@ class Inspectable:
 
     @property
     def present_fields(self) -> tuple[str, ...]:
-        """Names of the fields that are not None."""
+        """Names of the functions that the method has: the fields that are not None."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """Return the `Inspectable` of a prompt method: its features, semantic prototypes and, with three paths, factors."""
+    """Return the inspection functions of a method with prompts (a module `Paths`): image features, text prototypes of
+    compositions and, if states and objects have prompts, state and object factors (parts of the image feature)."""
 
     factors = paths.factors
     return Inspectable(
@@ -92,7 +94,7 @@ class PrimitiveVectors:
 
 @dataclass(frozen=True)
 class TaskContext:
-    """The data set and encoder that a method is built for."""
+    """What a method is built from: labels, input shapes, text tower, word vectors, image-tower blocks to fine-tune."""
 
     labels: LabelSpace
     inputs: Mapping[str, tuple[int, ...]]  # shape of one image's inputs: {"cls": (d,), "patch": (T, w)}
@@ -104,7 +106,8 @@ class TaskContext:
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's blocks to fine-tune
 
     def __post_init__(self) -> None:
-        """Raise UsageError for labels, shapes or word vectors of a wrong form."""
+        """Raise UsageError if `labels` is no LabelSpace, a shape in `inputs` is no tuple of positive integers, or the
+        numbers of word vectors differ from those of the labels."""
         if not isinstance(self.labels, LabelSpace):
             raise UsageError(f"labels is {self.labels!r:.80}; expected a LabelSpace")
         for name, shape in self.inputs.items():
@@ -128,11 +131,11 @@ class TaskContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Return unit text features of fixed prompts for compositions [C, d], all states [M, d] and all objects [N, d].
+        """Return unit text features of fixed prompts: of compositions [C, d], all states [M, d] and all objects [N, d].
 
         A prompt is a template with the names after it, such as "a photo of" + "sliced apple", "sliced" or "apple".
 
-        compositions: numbers `m N + n` [C] of the compositions to encode, such as the candidates of a scorer.
+        compositions: the compositions to encode [C]; that of state m and object n has the number `m N + n`.
         templates: words before the names, or a list of templates, whose features are averaged.
         """
         if self.text is None:
@@ -146,7 +149,7 @@ class TaskContext:
 
 @dataclass(frozen=True)
 class Batch:
-    """Cached inputs and compositions of B training images."""
+    """B training images: their cached encoder outputs (`inputs`) and labels (`compositions`)."""
 
     inputs: Inputs
     compositions: Tensor  # [B]
@@ -171,7 +174,7 @@ class Batch:
         return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows], self.rows_np[host_rows])
 
     def shuffled_rows(self, order: torch.Generator) -> Tensor:
-        """Return the indices [B] of all images in random order; inputs on disk choose an order that is fast to read.
+        """Return the indices 0 to B - 1 in a random order; if inputs are on disk, in one that a disk reads fast.
 
         order: generator of the random numbers.
         """
@@ -182,19 +185,20 @@ class Batch:
 
     @property
     def rows(self) -> Tensor:
-        """Index [B] of each image among the training images that `Method.start` receives."""
+        """Index [B] of each image of the batch among all training images, which `Method.start` receives."""
         return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property
     def cls(self) -> Tensor:
-        """The cached CLS features [B, d]."""
+        """CLS features [B, d] of the images: cached ones, or those that fine-tuned blocks compute."""
         return self.inputs["cls"]
 
 
 class Method(nn.Module, Generic[OptionsT]):
-    """Base class of all methods. A subclass defines `losses` and `scorer`; everything else has a default.
+    """Base class of all methods (trainable scorers of compositions).
 
-    A checkpoint holds `state_dict()`: parameters and persistent buffers, nothing of the frozen encoder.
+    A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default. A checkpoint holds
+    `state_dict()`: parameters and persistent buffers, nothing of the frozen encoder.
     """
 
     Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
@@ -210,7 +214,10 @@ class Method(nn.Module, Generic[OptionsT]):
                 cls.Options = kind
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
-        """Register all parameters and buffers with their random values; `start` computes values that need data."""
+        """Register all parameters and buffers with initial values; `start` later computes those that need images.
+
+        task: labels, shapes of the inputs and text tower.
+        """
         super().__init__()
         self.task, self.labels = task, task.labels
         self.options: OptionsT = options
@@ -221,9 +228,11 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register an empty buffer [0, *shape]; `start` assigns a tensor of any length, such as features to store.
+        """Register an empty buffer [0, *shape] whose length depends on the data, such as features to store.
 
-        name: attribute for the tensor [length, *shape] of type `dtype`; a checkpoint stores all of it.
+        `start` assigns a tensor of any length to it, and a checkpoint of any length can be loaded.
+
+        name: attribute that holds the tensor [length, *shape] of type `dtype`.
         """
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
@@ -236,21 +245,27 @@ class Method(nn.Module, Generic[OptionsT]):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the state index and the object index of each of the compositions."""
+        """Return the state index and the object index of each composition, as tensors of the same shape.
+
+        compositions: composition numbers, as in `LabelSpace`.
+        """
         return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
 
     # -- inputs and initial state ---------------------------------------------------------------------------------
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """Return the names of required inputs: cached `cls` and `patch`, `text` (text tower), `words` (word vectors).
+        """Return the names of the inputs that the method requires.
 
-        options: the kind's options, on which the inputs may depend.
+        They are `cls` (CLS features), `patch` (patch tokens), `text` (the encoder's text tower) and `words` (word
+        vectors).
+
+        options: the method's options, on which the inputs may depend.
         """
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers before the first epoch; not called when a checkpoint is loaded.
+        """Compute buffers that need training data, before the first epoch; not called when a checkpoint is loaded.
 
         train: all training images.
         """
@@ -258,97 +273,130 @@ class Method(nn.Module, Generic[OptionsT]):
     # -- training -------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups for the optimiser, dicts with lists of parameters under `params` and, if they differ
-        from the training options, settings such as `lr`; an empty list if the method trains nothing."""
+        """Return parameter groups for the PyTorch optimiser; an empty list if the method trains nothing.
+
+        A group is a dict: its parameters under `params`, and settings such as `lr` if they differ from the training
+        options.
+        """
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
 
     def shared(self) -> tuple[Any, ...]:
         """Return values that all batches of an optimiser step use, such as encoded prompts: a tuple or named tuple.
 
-        Batches' gradients accumulate at the tuple's tensors and are propagated further once per step."""
+        It is called once per step: the batches' gradients are summed at the tuple's tensors, and only the sum is
+        propagated on to the parameters.
+        """
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """Return scalar loss terms by name; training minimises their sum.
+        """Return the scalar loss terms of a batch by name; training minimises their sum.
 
         batch: training images.
-        shared: a copy of `shared()`'s result.
+        shared: the result of the method `shared()`, with tensors that collect the gradients.
         """
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
-        """Update buffers after a batch's backward pass, which needs them unchanged."""
+        """Update buffers that `losses` must not change, after a batch's backward pass; does nothing by default."""
 
     def after_step(self) -> None:
-        """Update buffers after the optimiser changed the parameters."""
+        """Update buffers that depend on parameters, after each step of the optimiser; does nothing by default."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers made from features. Called after every epoch, in evaluation mode.
+        """Recompute buffers that were computed from image features, which training may have changed.
+
+        Called after every epoch, in evaluation mode; does nothing by default.
 
         train: all training images.
         """
 
     def after_epoch(self, epoch: int) -> None:
-        """Update values that depend on the number of epochs, before validation; `epoch` counts from 1."""
+        """Update values that depend on the number of epochs, such as a margin, before validation; nothing by default.
+
+        epoch: number of epochs trained so far, from 1.
+        """
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose settings on validation images after training, such as weights of score terms, and store them in
-        buffers. `auc` returns the validation AUC of scores [N, C] over closed-world `candidates`."""
+        """Choose settings by validation AUC after training, such as weights in the score, and store them in buffers.
+
+        images: inputs of the V validation images.
+        candidates: compositions of the closed world [C].
+        auc: function that returns the validation AUC of scores [V, C].
+        """
 
     def tuned_options(self) -> dict[str, Any]:
-        """Return, by option name, the values that `tune` chose, so that a further fit needs no validation images."""
+        """Return the values that `tune` chose, by name of the method's option.
+
+        With them as options, the method can be trained again without validation images.
+        """
         return {}
 
     # -- inference ------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        """Return a function from inputs to scores [B, C] over `candidates`, built once and called per batch; by default
-        the sum of `score_terms`."""
+        """Return the function that computes scores [B, C] of candidate compositions from the inputs of B images.
+
+        It is built once and called per batch. By default it sums the results of `score_terms`.
+
+        candidates: compositions that are scored [C], sorted.
+        """
         terms = self.score_terms(candidates)
         if terms is None:
             raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """Return a function that scores all M·N compositions in blocks of `states` states, never with M·N numbers per
-        image in memory; None if the method cannot."""
+        """Return a function that yields the scores of all M·N compositions in blocks of states, to save memory.
+
+        None if the method has no such function.
+
+        states: number of states per block.
+        """
         return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """Return a function that yields the named summands of the scores; None if the scores are no sum.
+        """Return a function that yields the summands of the scores [B, C] by name; None if the scores are no sum.
 
         candidates: compositions that are scored [C], sorted.
         """
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Return the probability of each candidate per image [B, C].
+        """Return the probability of each candidate per image [B, C]; by default the softmax of the scores.
 
         scores: the method's scores [B, C]; excluded candidates have -inf.
         """
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:
-        """Return one number per composition [M·N], larger if the training images make it likelier; None without such
-        an estimate. The open world can exclude the least likely unseen compositions."""
+        """Return one number per composition [M·N], the larger the likelier the training images make it.
+
+        Open-world evaluation can exclude the least likely unseen compositions. None if the method has no such estimate.
+        """
         return None
 
     def fitted_statistics(self) -> FittedStatistics | None:
-        """Return the statistics of training features from which prototypes in closed form are computed; None if the
-        method has no such prototypes. `duplex update` adds the statistics of further images."""
+        """Return the statistics of training features (such as sums per composition) that give visual prototypes in
+        closed form; None if the method has no such prototypes.
+
+        `duplex update` adds the statistics of further images to them, instead of training again.
+        """
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Return tensors from which `duplex.layers.portable` computes scores without the method, or None.
+        """Return the tensors from which `duplex.layers.portable` computes the scores of an exported model.
+
+        None if the method cannot be exported.
 
         candidates: compositions that are scored [C], sorted.
         """
         return None
 
     def inspectable(self) -> Inspectable:
-        """Return the method's functions for features and prototypes, for reports, `duplex retrieve` and `swap`."""
+        """Return the functions by which reports, `duplex retrieve` and `duplex swap` get the method's features and
+        prototypes."""
         return Inspectable()
 
     def summary(self) -> dict[str, int]:

@@ -1,17 +1,19 @@
 """CAILA (Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-Shot Learning", WACV 2024).
 
-Bottleneck adapters learn a state, an object and a composition side of both encoders. In the paper they sit in every
-layer; over a cache they sit on the final features of the frozen towers (the three prompts have fixed words):
+Bottleneck adapters A_s, A_o and A_c learn state, object and composition features of images and of texts. In the paper
+they are part of every encoder layer. Here encoder outputs are cached, so they follow the final features: z of an image,
+and t_s, t_o, t_c of fixed prompts of a state, an object and a composition. With a weight a,
 
     z^s = normalise(z + a A_s(z)),   z^o = normalise(z + a A_o(z))
     z^c = normalise(z + a (A_s(z) + A_o(z) + A_c(z)) / 3)        the mixture of adapters
 
-and likewise, with adapters of their own, for texts of states and objects. The text of a composition is the mean of its
-own prompt and of its primitives': `t^c = normalise(t_c + a A_c(t_c) + t_s + a A_s(t_s) + t_o + a A_o(t_o))`. The loss
-is `L = L_s + L_o + L_c + L_shift`. The last is primitive concept shift: the state side of an image and the object side
-of the next image of the batch, added and normalised, are an artificial image of the composition of both, if that is a
-seen one. In the paper a tenth of the images are replaced by artificial ones instead of a separate loss.
-`S = p(c|x)`; all losses have CLIP's scale.
+and likewise, with separate adapters, for texts of states and objects. The text feature of a composition is the mean of
+those of its prompt and of its primitives: `t^c = normalise(t_c + a A_c(t_c) + t_s + a A_s(t_s) + t_o + a A_o(t_o))`.
+The loss is `L = L_s + L_o + L_c + L_shift`: cross-entropies of states, objects and compositions, and primitive concept
+shift. For the latter, the state feature of an image and the object feature of the batch's next image, added and
+normalised, are an artificial image of the composition of both, if it is a seen one. In the paper a tenth of the images
+are replaced by artificial ones instead of a separate loss. The score is `S = p(c|x)`, the softmax of cosines of z^c and
+t^c at CLIP's temperature, which all losses use too.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class CailaOptions(Options):
 
 
 class ConceptAdapters(nn.Module):
-    """The composition, state and object adapter of one modality."""
+    """Three residual adapters, for composition, state and object features, of images or of texts."""
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
@@ -50,12 +52,15 @@ class ConceptAdapters(nn.Module):
         self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return adapted composition, state and object features [B, d] of unit length."""
+        """Return composition, state and object features [B, d]: image features `z` after adapters, of unit length."""
         state, object, whole = self.state(z), self.object(z), self.whole(z)
         return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
 
     def texts(self, t: Prototypes, candidates: CompositionIndex) -> Prototypes:
-        """Return adapted text features of compositions, states and objects, given those of the prompts."""
+        """Return unit text features of compositions, states and objects: the prompts' features `t` after the adapters.
+
+        candidates: the compositions of `t`, whose features are mixed with those of their states and objects.
+        """
         whole, states, objects = self.whole(t.compositions), self.state(t.states), self.object(t.objects)
         if self.mixture:
             both = states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects)
@@ -64,7 +69,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """CAILA: `S = p(c|x)` by adapted features, with a loss for concept shift."""
+    """CAILA: adapters on frozen CLIP features, trained on artificial images too; the score is `p(c|x)`."""
 
     is_seen: Tensor
 
@@ -88,7 +93,7 @@ class Caila(TextMethod[CailaOptions]):
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
         """Return the mean cross-entropy of artificial images whose composition is seen; 0 if there are none.
 
-        An artificial image is the sum of an image's state features and the next image's object features.
+        An artificial image is the sum of an image's state features and the next image's object features, normalised.
 
         z_s, z_o: state and object features of the batch [B, d].
         compositions: labels of the batch [B].

@@ -1,14 +1,16 @@
 """CANet (Wang et al., "Learning Conditional Attributes for Compositional Zero-Shot Learning", CVPR 2023).
 
-Three heads map images to the space of word vectors. An object is recognised by cosine with its word,
-`d_o = cos(f_o(x), w_o)`. The most probable one, o_x, and the image determine how states look: a hyper learner computes
-`beta = relu(MLP([w_(o_x); x]))`, which scales the layers of the states' base learner,
+Three perceptrons f_s, f_o and f_c map an image feature x to the space of word vectors w. An object is recognised by the
+cosine with its word, `d_o = cos(f_o(x), w_o)`. The most probable object, o_x, and the image determine how states look:
+a hyper learner computes `beta = relu(MLP([w_(o_x); x]))`, which scales both layers of the base learner e_s, the network
+that embeds the words of states,
 
     e_s(x) = a_2 * W_2 relu(norm(a_1 * W_1 w_s)),    a_l = A_l beta,       d_s = cos(f_s(x), e_s(x))
 
-A composition is recognised by `d_c = cos(f_c(x), g(w_s, w_o))`, g a perceptron. `L = L_c + (L_s + L_o) / 2`, each a
-cross-entropy of cosines at temperature T, L_c over seen compositions. With P = (1 + d) / 2, scores are `(1 - a) P_c +
-a P_s P_o`. Sizes of layers are this repository's; words are trained, as published.
+A composition is recognised by `d_c = cos(f_c(x), g(w_s, w_o))`, with a perceptron g. The loss is
+`L = L_c + (L_s + L_o) / 2`, each a cross-entropy of cosines at temperature T, L_c over seen compositions. With
+`P = (1 + d) / 2` for each cosine d and a weight a, a composition's score is `(1 - a) P_c + a P_s P_o`. Sizes of layers
+are this repository's; word vectors are trained, as published.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ class CanetOptions(Options):
 
 
 class BaseLearner(nn.Module):
-    """Two-layer network that embeds the words of all states: once per image, whose `beta` scales both layers, or
-    the same for all images."""
+    """Two-layer network that embeds the word vectors of all states.
+
+    Embeddings depend on the image: a vector `beta` per image scales both layers. Without `beta`, all images share them.
+    """
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()
@@ -52,7 +56,11 @@ class BaseLearner(nn.Module):
             self.scale_second = nn.Linear(word_width, word_width)  # A_2
 
     def forward(self, states: Tensor, beta: Tensor | None) -> Tensor:
-        """Return state embeddings [B, M, w] of words [M, w], scaled by `beta` [B, w]; [1, M, w] without `beta`."""
+        """Return state embeddings [B, M, w] for B images; [1, M, w] if `beta` is None.
+
+        states: word vectors of the states [M, w].
+        beta: vector per image [B, w] that scales both layers.
+        """
         hidden = self.first(states)[None]
         if beta is not None:
             hidden = self.scale_first(beta)[:, None] * hidden
@@ -61,7 +69,8 @@ class BaseLearner(nn.Module):
 
 
 class Canet(WordMethod[CanetOptions]):
-    """CANet: composition, state and object cosines; the states' embeddings depend on the image and its object."""
+    """CANet: the score combines cosines of image features with embeddings of the composition, its state and its object;
+    a state's embedding depends on the image and on the object recognised in it."""
 
     def __init__(self, task: TaskContext, options: CanetOptions) -> None:
         super().__init__(task, options, trained_words=True)
@@ -72,14 +81,17 @@ class Canet(WordMethod[CanetOptions]):
         self.compose = Mlp(2 * word, width, word, 1, rate)  # g
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
-        """Return unit embeddings of the candidates [C, w], in chunks, as the perceptron is wider than its output."""
+        """Return unit embeddings of the candidate compositions [C, w], computed in chunks to save memory."""
         states, objects = self.words.states, self.words.objects
         chunks = zip(candidates.states.split(CHUNK), candidates.objects.split(CHUNK), strict=True)
         pairs = [torch.cat([states.index_select(0, m), objects.index_select(0, n)], dim=-1) for m, n in chunks]
         return torch.cat([unit(self.compose(pair)) for pair in pairs])
 
     def cosines(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines with all states [B, M] and all objects [B, N] of images' unit features [B, d]."""
+        """Return the cosines of images with the embeddings of all states [B, M] and of all objects [B, N].
+
+        z: unit features of the images [B, d].
+        """
         objects = self.words.objects
         d_o = unit(self.see_o(z)) @ unit(objects).T
         beta = None

@@ -2,18 +2,20 @@
 2024).
 
 A state that few objects can have is more specific than one that many can have: *sliced* strawberry is more informative
-than *red* strawberry. By diversity, the specificity of a state is
+than *red* strawberry. By diversity, the specificity of a state s among N objects is
 
     d(s) = 1 - log(1 + |O_s|) / log(1 + N),    O_s: the objects seen with s
 
-By context, `g(s, o) = sigmoid(MLP([t_s; t_o]))` is the specificity of a state on an object. It is trained to order: of
-two states seen with the same object, the one with the larger d has the larger g,
+By context, the specificity of a state on an object is `g(s, o) = sigmoid(l(s, o))`, `l = MLP([t_s; t_o])`, from the
+text features t of both. It is trained to rank: of two states seen with the same object, that with the larger d has the
+larger g,
 
-    L_spec = mean over (s, s', o), d(s) > d(s'), of  softplus(-(l(s, o) - l(s', o))),    g = sigmoid(l)
+    L_spec = mean over (s, s', o), d(s) > d(s'), of  softplus(-(l(s, o) - l(s', o)))
 
-Three paths score, and specific compositions weigh more: `S = p(c|x) + p(s|x) p(o|x) (1 + w g(s, o))`. The paper's
-learner also clusters batches and removes noise from states, and it filters open-world compositions; this version does
-neither: infeasible compositions are excluded by the evaluation's threshold, as for every method.
+Scores are those of three paths (prompts of compositions, states and objects), except that specific compositions weigh
+more: `S = p(c|x) + p(s|x) p(o|x) (1 + w g(s, o))`. The paper's learner also clusters batches and removes noise from
+states, and it filters open-world compositions. This version does none of that: infeasible compositions are excluded by
+the evaluation's threshold, as for every method.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """CDS-CZSL: composition, state and object paths; `factors` is larger the more specific a state is to its object."""
+    """CDS-CZSL: prompts of compositions, states and objects, where the score's term `p(s|x) p(o|x)` is larger the more
+    specific a state is to its object."""
 
     more_specific: Tensor
     less_specific: Tensor
@@ -54,7 +57,10 @@ class Cds(ThreePaths[CdsOptions]):
         self.register_buffer("less_specific", less, persistent=False)
 
     def specificity_logits(self, t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """Return logits of the candidates' specificity [C], without gradients to the semantic prototypes."""
+        """Return a logit per candidate composition [C]: the larger, the more specific its state is to its object.
+
+        t: text features of states and objects, which get no gradients.
+        """
         assert self.context is not None
         states, objects = t.states.detach(), t.objects.detach()
         both = [states.index_select(0, candidates.states), objects.index_select(0, candidates.objects)]
@@ -79,15 +85,18 @@ class Cds(ThreePaths[CdsOptions]):
 
 
 def diversity(labels: LabelSpace) -> Tensor:
-    """Return each state's specificity by diversity [M]: larger if it is seen with fewer objects."""
+    """Return each state's specificity [M]: the larger, the fewer objects the state has in the training pairs."""
     seen = torch.as_tensor(labels.state_of(labels.pairs["train"]))
     counts = seen.bincount(minlength=len(labels.states)).to(torch.float64)
     return 1 - (1 + counts).log() / torch.tensor(1.0 + len(labels.objects), dtype=torch.float64).log()
 
 
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """Return all pairs of seen compositions with the same object and different specificity, as positions among the
-    seen compositions: of the more specific [R] and of the less specific [R]."""
+    """Return all R pairs of seen compositions that have the same object, but states of different specificity.
+
+    The result is two index tensors into `labels.pairs["train"]`: the more specific [R] and the less specific [R]. A
+    loss ranks the first above the second.
+    """
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)
     d = diversity(labels)[seen // n]

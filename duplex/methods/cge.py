@@ -1,9 +1,10 @@
 """CGE (Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021).
 
-A graph of states, objects and compositions starts at word vectors; two graph convolutions `H' = relu(D^-1 A H W)` give
-every composition its embedding h_c, of unit length, and an image is scored by a dot product `f(x) . h_c`. The loss is
-a cross-entropy over seen compositions. The graph holds the training candidates. The paper's trained backbone is the
-cached encoder here, as in its results with a fixed one.
+A graph of states, objects and compositions starts at word vectors. Two graph convolutions `H' = relu(D^-1 A H W)` (node
+features H, adjacency A, degrees D, weights W) give every composition its embedding h_c, of unit length, and an image x
+is scored by the dot product `f(x) . h_c` with its embedding f(x). The loss is a cross-entropy over seen compositions.
+The graph's compositions are all that the data set's splits list, or in the open world all. The paper's trained backbone
+is the cached encoder here, as in its results with a fixed one.
 """
 
 from __future__ import annotations
@@ -54,4 +55,4 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
 
 
 class Cge(GraphHead[CgeOptions]):
-    """CGE: the score is the dot product of image and composition embeddings."""
+    """CGE: the score is the dot product of an image's embedding and a composition's, which a graph network computes."""

@@ -1,9 +1,11 @@
-"""CGE with visual prototypes, which needs no text tower: "+ Visual Proto" in the paper's table of ResNet-18 features
-(Peng et al.).
+"""CGE with Duplex's visual prototypes, which needs no text tower: "+ Visual Proto" in the Duplex paper's table of
+ResNet-18 features (Peng et al.).
 
-CGE (`duplex.methods.cge`) keeps its loss and its posterior p(c^t|x). Added are Duplex's codebook of visual prototypes
-and its local graph (Eq. 10-18). As there are no prompts, posteriors of states and objects come from disentangled
-factors and embedded words: `p(s|x) ~ exp(cos(z^s, V_s w_s) / T)`, and `L = L_CGE + L_s + L_o + L_c^h`. The score is
+CGE (`duplex.methods.cge`) keeps its loss L_CGE and its posterior p(c^t|x) of a composition. Added are Duplex's codebook
+of visual prototypes, with the posterior p(c^h|x) and the loss L_c^h, and the local graph that refines them (the Duplex
+paper's Eq. 10-18). As there are no prompts, posteriors of states and objects come from an image's state factor z^s and
+object factor z^o (outputs of two small networks), compared with embedded words w at a temperature T:
+`p(s|x) ~ exp(cos(z^s, V_s w_s) / T)`, likewise p(o|x). The loss is `L = L_CGE + L_s + L_o + L_c^h`, the score is
 `p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)`. `graph: false` leaves the prototypes at mean features of training images, and
 drops L_c^h.
 """
@@ -36,7 +38,8 @@ class CgeVisualOptions(CgeOptions):
 
 
 class CgeVisual(GraphHead[CgeVisualOptions]):
-    """CGE with a codebook and factors: `S = p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)`."""
+    """CGE with visual prototypes and state and object factors: the score `p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)` adds the
+    posteriors by CGE's embeddings, by visual prototypes, and by factors."""
 
     def __init__(self, task: TaskContext, options: CgeVisualOptions) -> None:
         super().__init__(task, options)
@@ -52,7 +55,11 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         self.codebook.start(unit(train.cls), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return state and object factors [B, d], log p(s|x) [B, M] and log p(o|x) [B, N] of unit features [B, d]."""
+        """Return images' state factors and object factors [B, d], log p(s|x) [B, M] over all states, and log p(o|x)
+        [B, N] over all objects.
+
+        z: unit features of the images [B, d].
+        """
         z_s, z_o = self.factors(z)
         t_s, t_o = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
         log_s, log_o = ((self.options.scale * f @ t.T).log_softmax(-1) for f, t in ((z_s, t_s), (z_o, t_o)))

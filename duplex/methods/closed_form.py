@@ -1,12 +1,13 @@
-"""Visual prototypes in closed form, combined with prompts, which may be trained, zero-shot or absent.
+"""Visual prototypes computed by a formula from training features, combined with prompts (trained, zero-shot or none).
 
-`g_c(z)`, the log-likelihood of an image under a normal distribution about its composition's mean
-(duplex/layers/gaussian_prototypes.py), joins the semantic terms as one more factor of a product,
+`g_c(z)`, the log-likelihood of an image feature z under a normal distribution about the mean of composition c
+(duplex/layers/gaussian_prototypes.py), is one more factor of a product of posteriors,
 
     log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z,
 
-where `p_g(c|x)` is the softmax of `g_c`, and `p_g(s|x)`, `p_g(o|x)` come from normal distributions per state and per
-object. With `fusion: sum` probabilities are added, as in the paper. Validation AUC chooses the weights.
+where `p(c^t|x)`, `p(s|x)` and `p(o|x)` come from prompts of compositions, states and objects, `p_g(c|x)` is the softmax
+of `g_c`, and `p_g(s|x)`, `p_g(o|x)` come from normal distributions per state and per object. Z normalises over the
+candidates. With `fusion: sum` probabilities are added, as in the Duplex paper. The weights w maximise validation AUC.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`.
+    """Options in params.yaml of a method with `kind: closed_form`.
 
-    By default the prompts of compositions, states and objects are trained, and the score multiplies their
-    probabilities by that of the closed form, `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers chosen by validation.
+    By default the prompts of compositions, states and objects are trained. The score is the product of their
+    probabilities and that by visual prototypes, `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers chosen by validation.
     """
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # of the prompts
@@ -68,7 +69,8 @@ class ClosedFormOptions(PathOptions):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Visual prototypes computed in closed form from training features, combined with prompts that `losses` train."""
+    """Method that scores by visual prototypes, computed in closed form from training features, and by prompts, which
+    are trained by the loss terms in the option `losses`."""
 
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
@@ -94,7 +96,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return frozenset({"cls", *({"text"} if options.uses_text else ()), *words})
 
     def start(self, train: Batch) -> None:
-        """Fit the closed form to the training features; do nothing if their statistics have not changed."""
+        """Compute visual prototypes from the training features; do nothing if the features have not changed."""
         labels = self.labels
         features = unit(train.cls)
         statistics = ClassStatistics.of(features, train.compositions, len(labels.states), len(labels.objects))
@@ -114,7 +116,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         self.start(train)
 
     def fitted(self) -> ClosedForm:
-        """Return the fitted closed form in float32, on the method's device."""
+        """Return the model of visual prototypes that `start` fitted, in float32 on the method's device."""
         if self._fitted is None:
             model = self._fit(*self.chosen.tolist())
             self._fitted = model.to(torch.float32, self.counts.device)
@@ -159,8 +161,11 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return {name: losses[name] for name in names}
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose the score terms' weights by validation AUC: each in turn is tried larger and smaller, by ever smaller
-        factors. The last weight is fixed, because a common factor of all weights changes nothing."""
+        """Choose the weights of the summands of the score by validation AUC.
+
+        Each weight in turn is tried larger and smaller, by factors that shrink towards 1. The last weight is fixed,
+        because a common factor of all weights changes no ranking.
+        """
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
@@ -180,7 +185,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return super().probabilities(scores) if self.options.fusion == "product" else normalised_mixture(scores)
 
     def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
-        """Return the weighted summands of the scores [B, C], given logarithms of the score terms [B, C]."""
+        """Return the weighted summands [B, C] of the score, from log probabilities [B, C] by prompts and prototypes."""
         multiplies = self.options.fusion == "product"
         return [w * (term if multiplies else term.exp()) for w, term in zip(weights, terms, strict=True)]
 
@@ -200,7 +205,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return tensors | ({"product": torch.ones((), device=device)} if self.options.fusion == "product" else {})
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], list[Tensor]]:
-        """Return a function from inputs to logarithms [B, C] of the score terms, in the order of `inference`."""
+        """Return a function from inputs to log probabilities [B, C], one tensor per term in the option `inference`."""
         names = self.options.inference
         numbers = torch.as_tensor(candidates, device=self.counts.device)
         likelihood = self.fitted().scorer(numbers)

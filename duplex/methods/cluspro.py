@@ -1,18 +1,21 @@
 """ClusPro (Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Learning", ICLR 2025).
 
-Three paths, trained towards a feature space in which every primitive is a few clusters. Each state has K prototypes
-among the factors z^s, each object K among z^o, which get no gradients. In each batch the images of a primitive are
-assigned to its prototypes by optimal transport (Sinkhorn-Knopp), which move by momentum towards the means of their
-images (Eq. 9). Two losses use them:
+Images are compared with prompts of compositions, states and objects (the three paths), in a feature space where every
+state and object (primitive) is trained to be a few clusters. Each of the M states has K prototypes, the cluster centres
+of the images' state factors z^s, and each of the N objects has K of the object factors z^o; they get no gradients. In
+each batch the images of a primitive are assigned to its prototypes by optimal transport (Sinkhorn-Knopp), and the
+prototypes move by momentum towards the means of their images (Eq. 9). Two losses use them:
 
-* contrast (Eq. 10): an image is drawn to its prototype and away from all others, including those of its own primitive
-  and of the other kind: `-log exp(z.p^+ / T) / sum_p exp(z.p / T)` over K (M + N) prototypes, for states and objects;
+* contrast (Eq. 10): an image is drawn to its prototype p^+ and away from all others, including those of its own
+  primitive and of the other kind: `-log exp(z.p^+ / T) / sum_p exp(z.p / T)` over K (M + N) prototypes, for z^s and
+  for z^o;
 * decorrelation (Eq. 11): `HSIC(z^s, p^o) + HSIC(z^o, p^s)` with the prototypes that the images are assigned to, by the
   Hilbert-Schmidt criterion, here with linear kernels: the squared norm of the batch's cross-covariance.
 
+The loss adds both to the cross-entropies of compositions, states and objects:
 `L = L_c + L_s + L_o + alpha L_contrast + beta L_decorrelation`. The paper's assignment also makes images with similar
-features have similar plans (the coherence term of Eq. 7); plain transport does not. As in the paper, prototypes have no
-part in inference: scores are the three paths'.
+features have similar transport plans (the coherence term of Eq. 7); plain transport does not. As in the paper, clusters
+have no part in inference: the score is `p(c|x) + p(s|x) p(o|x)`, from the posteriors by prompts.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """ClusPro: three paths whose factors are trained towards clusters of each primitive."""
+    """ClusPro: prompts of compositions, states and objects; an image's state and object features are trained towards a
+    few clusters per state and per object."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
@@ -54,7 +58,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        """Set each primitive's prototypes to factors of training images, evenly chosen among its images."""
+        """Set the K prototypes of each state (object) to the state (object) parts of features of K training images."""
         assert self.paths.factors is not None
         factors = self.paths.factors(self.paths.adapt(train.cls))
         for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
@@ -77,8 +81,11 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """Return the contrastive loss of factors [B, d]; `own_s` and `own_o` [B] are the assigned prototypes'
-        indices, among those of all states and of all objects."""
+        """Return the loss that draws state and object parts of images' features to their prototypes, away from others.
+
+        z_s, z_o: state factors and object factors [B, d].
+        own_s, own_o: index of each image's prototype [B] among those of all states, and of all objects.
+        """
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s, logits_o = (z @ prototypes.T / self.options.temperature for z in (z_s, z_o))
@@ -116,7 +123,7 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Return, for each image, the index of its assigned prototype among the K of its state (or object) [B].
+    """Assign each image to one of the K prototypes of its state (or object) by optimal transport; return indices [B].
 
     z: features [B, d].
     groups: state (or object) of each image [B].
@@ -127,7 +134,7 @@ def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return each image's shares in the K prototypes of its group [B, K], by Sinkhorn-Knopp.
+    """Return each image's shares in the K prototypes of its state (or object) [B, K], by Sinkhorn-Knopp iterations.
 
     The iterations start at `exp(similarity / SHARPNESS)`, with `similarity` [B, K]. In each of the `count` groups
     (states or objects), they give equal mass to all prototypes and to all images. `groups` [B]: group of each image.

@@ -1,11 +1,12 @@
 """Co-CGE (Mancini et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learning", TPAMI 2022).
 
-CGE's graph, compared by cosines at temperature T as in CompCos. In the open world the graph holds all compositions:
-messages of an unseen one to its primitives weigh `max(0, rho(c))`, its feasibility, and the loss over all compositions
-gives unseen ones the margin `alpha rho(c)`. Feasibility is computed from the graph's own embeddings of states and
-objects after each epoch; alpha rises to its final value over the first `margin_epochs`. In the first epoch unseen
-compositions send no messages and are excluded from the loss. In the closed world all messages weigh one and there is
-no margin.
+Compositions are embedded by CGE's graph of states, objects and compositions (duplex/methods/cge.py), and compared with
+images by cosines at temperature T, as in CompCos. In the open world the graph holds all compositions, and `rho(c)`, the
+feasibility (plausibility) of an unseen composition c, has two effects: its messages to its state and object weigh
+`max(0, rho(c))`, and the loss, a cross-entropy over all compositions, subtracts the margin `alpha rho(c)` from its
+cosine. Feasibility is computed from the graph's embeddings of states and objects after each epoch; alpha rises to its
+final value over the first `margin_epochs`. In the first epoch unseen compositions send no messages and are excluded
+from the loss. In the closed world all messages weigh one and there is no margin.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """Co-CGE: cosines of image and graph embeddings; trained with feasibility margins in the open world."""
+    """Co-CGE: the score is the cosine of an image's embedding and a composition's, which a graph network computes. In
+    the open world, training gives unseen compositions margins by feasibility (plausibility)."""
 
     def __init__(self, task: TaskContext, options: CoCgeOptions) -> None:
         super().__init__(task, options)

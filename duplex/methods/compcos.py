@@ -1,15 +1,17 @@
 """CompCos (Mancini et al., "Open World Compositional Zero-Shot Learning", CVPR 2021).
 
-Images and compositions are embedded on a unit sphere: `p(x, c) = cos(w(x), phi(s, o))`, `phi(s, o) = W [v_s ; v_o]`. In
-the closed world the loss is a cross-entropy over seen compositions at temperature T. In the open world it is one over
-all of them, where unseen ones get a margin by their feasibility:
+Images x and compositions c = (s, o) are embedded on a unit sphere and compared by `p(x, c) = cos(w(x), phi(s, o))`: w
+is a perceptron on the image feature, and `phi(s, o) = W [v_s ; v_o]` a linear map of the word vectors of state and
+object. In the closed world the loss is a cross-entropy over seen compositions at temperature T. In the open world it is
+a cross-entropy over all compositions, and unseen ones get a margin by their feasibility (plausibility) rho:
 
     f(x, c) = p(x, c)                     c seen
             = p(x, c) - alpha rho(c)      c unseen,   rho(s, o) = (rho_o + rho_s) / 2
 
-`rho` is computed from the primitives' vectors after each epoch, and alpha rises to its final value over the first
-`margin_epochs`; in the first epoch, before any rho, unseen compositions are excluded from the loss. The paper's
-ResNet-18 is the cached encoder here; its image head is a perceptron.
+rho_o is the largest cosine of o with another object seen with s, rho_s that of s with another state seen with o. `rho`
+is computed from the word vectors after each epoch, and alpha rises to its final value over the first `margin_epochs`;
+in the first epoch, before any rho, unseen compositions are excluded from the loss. The paper's ResNet-18 is the cached
+encoder here; its image head is a perceptron.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class CompCosOptions(Options):
 
 
 class CompCos(EmbeddingHead[CompCosOptions]):
-    """CompCos: cosines of image and word embeddings; trained with feasibility margins in the open world."""
+    """CompCos: the score is the cosine of an image's embedding and a composition's, made from two word vectors. In the
+    open world, training gives unseen compositions margins by feasibility (plausibility)."""
 
     def __init__(self, task: TaskContext, options: CompCosOptions) -> None:
         super().__init__(task, options, trained_words=options.train_words, scale=options.scale)

@@ -1,9 +1,10 @@
 """DFSP (Lu et al., "Decomposed Soft Prompt Guided Fusion Enhancing for Compositional Zero-Shot Learning", CVPR 2023).
 
 A soft prompt with a learned prefix and vocabulary gives text features t_c of the seen compositions. They are
-*decomposed*: t_s and t_o are the means of t_c over the compositions with a state or an object. *Fusion* is a block of
-cross-attention A and feed-forward F, `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`, between text and the
-image's tokens, the CLS feature z and the patches X:
+*decomposed*: t_s is the mean of t_c over the compositions with the state s, t_o that over those with the object o.
+*Fusion* is a block of cross-attention A and feed-forward F, `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`,
+between text and the image's tokens, the CLS feature z and the patches X. The option `fusion` chooses its direction,
+where w is a weight, W and V are linear maps and h_0 is the first vector of h:
 
     t2i:  the image attends to the decomposed text and then to itself,
           h = B_1([z; W X], [t_s; t_o]),   x' = w z + (1 - w) B_2(h_0, h)
@@ -11,10 +12,11 @@ image's tokens, the CLS feature z and the patches X:
           [t'_s; t'_o] = B([t_s; t_o], X),  t'_c = w t_c + (1 - w) V (t'_s * t'_o)
     bif:  both
 
-`L = L_dfm + alpha L_st+obj + beta L_spm`: fused compositions, decomposed primitives (logits are the means of their
-compositions'), and the soft prompt without fusion. Scores are the fused ones. Last layers start at zero, so training
-starts at the soft prompt; `fusion: none` stays there. The paper fuses the towers' tokens before they are projected, and
-has blocks of self-attention for the text and for the unfused tokens too; those are left out.
+The loss is `L = L_dfm + alpha L_st+obj + beta L_spm`: cross-entropies of compositions after fusion, of states and
+objects by their decomposed features, and of compositions without fusion. The score is the probability p(c|x) after
+fusion. The last layers of the fusion blocks start at zero, so training starts at the soft prompt without fusion, where
+`fusion: none` stays. The paper fuses the towers' tokens before they are projected, and has blocks of self-attention for
+the text and for the unfused tokens too; those are left out.
 """
 
 from __future__ import annotations
@@ -72,27 +74,30 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Return the text features `t` of the seen compositions [C, d] with their means by state and by object."""
+        """Return text features of seen compositions `t` [C, d], with their means by state [M, d] and object [N, d]."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:
         return self.decompose(self.prompts(self.labels.pairs["train"], self.checkpointing).compositions)
 
     def fused_images(self, z: Tensor, t: Prototypes, tokens: Tensor) -> Tensor:
-        """Return unit image features after fusion with the text [B, d]."""
+        """Return unit image features [B, d] after fusion with the text features of states and objects.
+
+        z, tokens: the images' CLS features [B, d] and patch tokens [B, T, w].
+        """
         x = torch.cat([z[:, None], self.project(tokens)], dim=1)  # [B, 1 + T, d]
         h, _ = self.to_image(x, torch.cat([t.states, t.objects]))
         return unit(self.options.keep * z + (1 - self.options.keep) * self.to_itself(h[:, :1], h)[0][:, 0])
 
     def fused_texts(self, t: Prototypes, candidates: CompositionIndex, tokens: Tensor) -> Tensor:
-        """Return the candidates' unit text features after fusion with each image's tokens [B, C, d]."""
+        """Return unit text features of candidate compositions after fusion with each image's patch tokens [B, C, d]."""
         primitives, _ = self.to_text(torch.cat([t.states, t.objects]), tokens)  # [B, M + N, d]
         states, objects = primitives.split((len(t.states), len(t.objects)), dim=1)
         composed = self.compose(states.index_select(1, candidates.states) * objects.index_select(1, candidates.objects))
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Return logits of the candidates after fusion [B, C]."""
+        """Return logits [B, C] of images and candidate compositions, from image and text features after fusion."""
         tokens = None if tokens is None else tokens.to(z.dtype)
         x = self.fused_images(z, t, tokens) if self.options.to_image and tokens is not None else z
         if not self.options.to_text or tokens is None:

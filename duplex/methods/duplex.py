@@ -1,5 +1,9 @@
-"""Duplex (Peng et al.): semantic prototypes of learned prompts and a codebook of visual prototypes, which a local
-graph refines batch by batch (Eq. 5-22, Algorithm 1)."""
+"""Duplex (Peng et al.): an image is compared with the text feature of each composition's learned prompt (semantic
+prototype) and with an estimated mean image feature of each composition (visual prototype).
+
+The codebook, the table of visual prototypes, is refined batch by batch by messages in a local graph. Equations in this
+file are the paper's (Eq. 5-22, Algorithm 1).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ from duplex.options import Share
 
 @dataclass(frozen=True)
 class DuplexOptions(PathOptions):
-    """Options of `kind: duplex`; the defaults are the paper's."""
+    """Options in params.yaml of a method with `kind: duplex`; the defaults are those of the Duplex paper."""
 
     # codebook (Eq. 10-11)
     seen_rows: Literal["data", "random"] = "data"  # initial prototypes of training pairs: mean features, or random
@@ -52,7 +56,7 @@ class DuplexOptions(PathOptions):
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
         yield self.paths == "three" or not self.graph, "graph: true needs paths: three"
-        yield not self.graph or self.messages, "graph: true needs at least one of messages"
+        yield not self.graph or self.messages, "graph: true needs at least one kind in messages"
         yield len(set(self.messages)) == len(self.messages), "messages names a kind twice"
         recomputed = self.rows == "recomputed"
         yield not (recomputed and self.graph), "rows: recomputed would undo the refinement; set graph to false"
@@ -70,7 +74,8 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathMethod[DuplexOptions]):
-    """Duplex: scores by semantic prototypes, visual prototypes and factors; `losses` and `inference` select terms."""
+    """Duplex: the score adds probabilities by semantic prototypes, by visual prototypes, and by an image's state and
+    object factors; the options `losses` and `inference` select terms of loss and score."""
 
     def __init__(self, task: TaskContext, options: DuplexOptions) -> None:
         super().__init__(task, options)
@@ -97,7 +102,10 @@ class Duplex(PathMethod[DuplexOptions]):
         return self.paths.negatives.device
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        """Return the losses of a batch; keep its refined prototypes in `pending` until `after_batch`."""
+        """Return the loss terms of a batch by name, and refine visual prototypes by the batch's images.
+
+        The refined prototypes are kept in `pending`, until `after_batch` writes them to the codebook.
+        """
         names, z = self.options.losses, self.paths.adapt(batch.cls)
         refines = self.options.graph and self.options.visual
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
@@ -114,9 +122,11 @@ class Duplex(PathMethod[DuplexOptions]):
         return {name: losses[name] for name in names}
 
     def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
-        """Return the graph's factor nodes of a batch.
+        """Return the data of a batch's images from which messages to visual prototypes are computed.
 
-        z: composition features z^c [B, d]. factors: their factors and posteriors. compositions: labels [B].
+        z: composition features z^c [B, d].
+        factors: the features' parts for state and object, with the posteriors over states and over objects.
+        compositions: labels [B].
         """
         m, n = self.primitives(compositions)
         return FactorNodes(z, factors.z_s, factors.z_o, factors.log_s.exp(), factors.log_o.exp(), m, n)
@@ -127,7 +137,11 @@ class Duplex(PathMethod[DuplexOptions]):
             self.pending = None
 
     def _visual_logits(self, z: Tensor, refinement: RefinedPrototypes | None) -> Tensor:
-        """Return logits by visual prototypes [B, C], refined ones included, without a copy of the codebook."""
+        """Return logits [B, C] of features `z` [B, d] by visual prototypes of the training candidates.
+
+        Refined prototypes in `refinement` replace those in the codebook (the table of prototypes), which is neither
+        changed nor copied.
+        """
         logits = self.codebook.logits_over(self.target.listed)(z, self.paths.scale)
         if refinement is None:
             return logits
@@ -158,15 +172,20 @@ class Duplex(PathMethod[DuplexOptions]):
 
     @torch.no_grad()
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """Return a function that scores blocks of `states` states; None if `inference` has `semantic`, which needs a
-        prompt per composition."""
+        """Return a function that yields the scores of all compositions in blocks of `states` states, to save memory.
+
+        None if the option `inference` has `semantic`, which needs a prompt per composition.
+        """
         names, n = self.options.inference, len(self.labels.objects)
         if "semantic" in names:
             return None
         prototypes = self.paths.encode(np.arange(0), names)
 
         def visual(z: Tensor) -> Iterator[Tensor]:
-            """Yield `p(c^h|x)` in blocks: one pass for the softmax's normaliser, one for the probabilities."""
+            """Yield the probabilities by visual prototypes in blocks of states, as a softmax over all compositions.
+
+            A first pass over the blocks computes the softmax's normaliser, a second pass the probabilities.
+            """
             logits = partial(self.codebook.logits_by_states, z, self.paths.scale, states)
             normaliser = z.new_full((len(z),), -torch.inf)
             for block in logits():

@@ -1,13 +1,14 @@
 """GIPCOL (Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Learning", WACV 2024).
 
-A prompt is a learned prefix and one vector per primitive, `[v_1..v_K, s, o]`. The primitives' vectors are outputs of a
-graph network over states, objects and compositions, whose nodes start at token embeddings, a composition at the mean of
-its primitives. The frozen text tower encodes the prompts; the loss is a cross-entropy over seen compositions.
+A prompt is a learned prefix v_1..v_K with one vector for the state and one for the object, `[v_1..v_K, s, o]`. The
+vectors of states and objects are outputs of a graph network over states, objects and compositions, whose nodes start at
+token embeddings, a composition at the mean of its state and object. The frozen text tower encodes the prompts; the loss
+is a cross-entropy over seen compositions.
 
-This version adds the network's output to the vectors it started from, `s' = s + G(s)`, and its last layer starts at
-zero, so that training starts at words the tower knows. These vectors are trained too; in the paper they stay fixed, and
-the output replaces them. `edges: false` removes the network, which leaves CSP with a learned prefix. The graph holds
-the training candidates of the world.
+This version adds the output of the graph network G to the vectors it started from, `s' = s + G(s)`, and G's last layer
+starts at zero, so that training starts at words the tower knows. These vectors are trained too; in the paper they stay
+fixed, and the output replaces them. `edges: false` removes the network, which leaves CSP with a learned prefix. The
+graph's compositions are all that the data set's splits list, or in the open world all.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class GipcolOptions(Options):
 
 
 class GraphPrompts(Prompts):
-    """Composition prompts whose primitives' vectors pass through a graph network."""
+    """Prompts of compositions in which a graph network computes the vectors of the state and the object."""
 
     def __init__(self, labels: LabelSpace, tower: TextTower, context: Source, template: str) -> None:
         super().__init__(labels, tower, context=context, vocabulary="learned", paths="composition", template=template)
@@ -59,7 +60,7 @@ class GraphPrompts(Prompts):
 
 
 class Gipcol(TextMethod[GipcolOptions]):
-    """GIPCOL: `S = p(c|x)` of prompts whose primitives' vectors pass through a graph network."""
+    """GIPCOL: the score is p(c|x) by prompts in which a graph network computes the vectors of states and objects."""
 
     def __init__(self, task: TaskContext, options: GipcolOptions) -> None:
         super().__init__(task, options)

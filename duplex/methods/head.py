@@ -1,4 +1,4 @@
-"""Base classes and helper functions that the methods of other papers share."""
+"""Base classes and helper functions shared by the methods of published papers, such as CGE, CAILA and DFSP."""
 
 from __future__ import annotations
 
@@ -22,26 +22,32 @@ INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose losses choose among `train_candidates`, by default the seen compositions. A subclass
-    defines `score`, and `prepare` for values that do not depend on the image."""
+    """Base class of methods whose losses classify images among `train_candidates`, by default the seen compositions.
+
+    A subclass defines `score`, and `prepare` for values that do not depend on the image.
+    """
 
     def __init__(self, task: TaskContext, options: OptionsT) -> None:
         super().__init__(task, options)
         self.train_candidates = CompositionIndex(task.labels.pairs["train"], len(task.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """Return values that the scores of all images over the candidates use, such as the candidates' embeddings."""
+        """Return what the method `score` needs of candidate compositions for all images, such as their embeddings."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        """Return the scores [B, C] of B images for the candidates.
+        """Return the scores [B, C] of B images for C candidate compositions.
 
-        prepared: what `self.prepare` returned for these candidates, such as their text features.
+        prepared: the result of `prepare` for these candidates, such as their text features.
         """
         raise DuplexError(f"{type(self).__name__} must define score()")
 
     def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
-        """Return three cross-entropies by name, of logits over training candidates [B, C], states [B, M] and objects
-        [B, N]; `own`: the images' compositions [B]."""
+        """Return the cross-entropies of composition, state and object, by name.
+
+        names: names of the three results.
+        logits: logits over the training candidates [B, C], the states [B, M] and the objects [B, N].
+        own: the images' compositions [B].
+        """
         targets = (self.train_candidates.positions(own), *self.primitives(own))
         return {name: cross_entropy(path, target) for name, path, target in zip(names, logits, targets, strict=True)}
 
@@ -53,8 +59,10 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
-    """Base class of methods that compare features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
-    Scores are p(c|x) over the vectors that `prepare` returns, unless a subclass defines `score`."""
+    """Base class of methods that compare image features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
+
+    Scores are p(c|x), the softmax over the text features that `prepare` returns, unless a subclass defines `score`.
+    """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
 
@@ -63,14 +71,15 @@ class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
         self.scale = math.exp(task.tower.logit_scale)
 
     def logits(self, z: Tensor, t: Tensor) -> Tensor:
-        """Return logits `cos(z, t) / tau` [B, C] of features [B, d] and unit vectors `t` [C, d]."""
+        """Return logits `cos(z, t) / tau` [B, C] of image features `z` [B, d] and unit text features `t` [C, d]."""
         return self.scale * unit(z) @ t.T
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.logits(inputs["cls"], prepared).softmax(-1)
 
     def soft_prompts(self, template: str) -> Prompts:
-        """Return composition prompts with a learned prefix, initialised from the template, and a learned vocabulary."""
+        """Return prompts of compositions with a learned prefix, initialised by the template's words, and a learned
+        vector per state and object."""
         labels, tower = self.labels, self.task.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
@@ -103,14 +112,16 @@ class Composer(nn.Module):
         self.state, self.object = nn.Linear(width, out), nn.Linear(width, out, bias=False)
 
     def forward(self, words: WordTable, candidates: CompositionIndex) -> Tensor:
-        """Return the candidates' embeddings [C, out]."""
+        """Return unit embeddings [C, out] of candidate compositions, from the word vectors of state and object."""
         states, objects = self.state(words.states), self.object(words.objects)
         return unit(states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
 
 
 class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
-    """Base class of methods that start from word vectors (`words`), which may be trained further. `composer` gives the
-    candidates' embeddings, unless a subclass defines `prepare`."""
+    """Base class of methods that start from word vectors of states and objects (`words`), which may be trained further.
+
+    A subclass sets `composer`, which embeds the candidate compositions, or defines `prepare`.
+    """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
@@ -124,7 +135,7 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
         return self.composer(self.words, candidates)
 
     def shared(self) -> tuple[Any, ...]:
-        """Return the training candidates' embeddings in a tuple."""
+        """Return the embeddings of the compositions that the losses choose among [C, e], in a tuple of length 1."""
         return (self.prepare(self.train_candidates),)
 
 
@@ -146,7 +157,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         self.register_buffer("margins", None)
 
     def embed_images(self, z: Tensor) -> Tensor:
-        """Return the embeddings f(x) [B, e] of features [B, d]."""
+        """Return the embeddings [B, e] of images with the CLS features `z` [B, d]."""
         raise DuplexError(f"{type(self).__name__} must define embed_images()")
 
     def logits(self, images: Tensor, compositions: Tensor) -> Tensor:
@@ -155,13 +166,19 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     @torch.no_grad()
     def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return the feasibility rho of all compositions [M * N], infinite for seen ones, from word vectors of `states`
-        [M, w] and `objects` [N, w]."""
+        """Return the feasibility (plausibility) of all compositions [M * N]: infinite for seen ones, else larger if
+        their state and object are more similar to those of seen pairs.
+
+        states, objects: embeddings of all states [M, w] and all objects [N, w].
+        """
         rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Return margins [M * N]: 0 for seen compositions, for others above any logit, so the loss ignores them."""
+        """Return the margins [M * N] that the first epoch subtracts from the logits of compositions.
+
+        They are 0 for seen compositions. For others they are larger than any logit, so the loss ignores these.
+        """
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
@@ -175,8 +192,11 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
 
 def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each image, the index of the next image in the batch (wrapping around) that `allowed` [B, B] permits,
-    and the mask of images that have one; an image without a partner gets its own index."""
+    """Return, for each image, the index [B] of the next image in the batch (wrapping around) that may be its partner,
+    and the mask [B] of images that have a partner; an image without a partner gets its own index.
+
+    allowed: whether image j may be the partner of image i [B, B].
+    """
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)
     after = (place[None] - place[:, None]) % max(count, 1)  # 0 is the image itself

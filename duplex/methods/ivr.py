@@ -1,19 +1,19 @@
 """IVR (Zhang et al., "Learning Invariant Visual Representations for Compositional Zero-Shot Learning", ECCV 2022).
 
 A composition is a domain: an object should look the same whatever its state, and a state whatever its object. An image
-is embedded, `f = f(x)`, and compared with words, `d_c = cos(f, W [v_s; v_o])`; two heads on top give h_s and h_o. Each
-is compared with that of a partner, an image that shares the primitive in another composition, and each of the two is
-read by a classifier of its own, V for the image and V' for the partner:
+x is embedded, `f = f(x)`, and compared with the word vectors v of a composition by `d_c = cos(f, W [v_s; v_o])`. Two
+heads on top of f give a state feature h_s and an object feature h_o. In training, an image's state feature is paired
+with that of a partner, an image of the batch with the same state and another object; likewise for objects. A linear
+classifier V classifies the image's feature, another one, V', the partner's, with cross-entropies CE and CE':
 
-* channels in which the gradients of the own class's two logits, V_y and V'_y, are furthest apart, a share `discard` of
-  them, are set to zero in both, and both are classified once more;
-* `L_grad = |dL / dV - dL' / dV'|^2 / 2`, L and L' these last cross-entropies, penalises classifiers that the two
-  domains would move differently. With `E = softmax(logits) - onehot` the gradients are `E^T H / B`, those of biases
-  means of E.
+* The share `discard` of the feature channels, those in which the weights V_y and V'_y of the image's label y differ
+  most, is set to zero in both features. Both are classified again, with cross-entropies L and L'.
+* `L_grad = |dL / dV - dL' / dV'|^2 / 2` penalises classifiers that the two domains would move differently. With
+  `E = softmax(logits) - onehot` and features H, the gradients are `E^T H / B`, those of biases means of E.
 
-`L = L_c + sum over s, o of [CE + CE' + w_r (L + L') + w_g L_grad]` and `S = p(s|x) p(o|x) + d_c` with V's posteriors.
-An image without a partner takes no part in the terms of pairs; partners are images of the same batch. Words start at
-word vectors.
+The loss is `L_c + sum over s, o of [CE + CE' + w_r (L + L') + w_g L_grad]`, where L_c is the cross-entropy of d_c over
+seen compositions. The score is `S = p(s|x) p(o|x) + d_c`, with the posteriors by V. An image without a partner takes no
+part in the terms of pairs. Word vectors are trained further.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class IvrOptions(Options):
 
 
 class PrimitiveHead(nn.Module):
-    """Head for states or for objects, with a classifier V of images and V' of their partners."""
+    """Module that classifies states (or objects): a feature head, a linear classifier for images, and another one for
+    their partners (images with the same state, or object, in another composition)."""
 
     def __init__(self, width: int, count: int, options: IvrOptions) -> None:
         super().__init__()
@@ -52,18 +53,26 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """Return a mask [B, e] for images with `labels` [B]: 0 in the channels where V and V' differ most in the
-        weights of the image's label, else 1."""
+        """Return a mask of feature channels per image [B, e], 0 for channels to discard, else 1.
+
+        They are those in which the classifiers of images and of partners differ most in the weights of the image's
+        label.
+
+        labels: states (or objects) of the images [B].
+        """
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return three losses: cross-entropy, cross-entropy without the discarded channels, and gradient penalty.
+        """Return three losses of images and their partners in the batch.
+
+        They are the cross-entropy, the cross-entropy without discarded feature channels, and the penalty of gradients
+        that differ between the images' classifier and the partners'.
 
         f: image embeddings [B, e].
         labels: states (or objects) that this head classifies [B].
-        domains: the images' other primitive [B].
+        domains: the other primitive of each image [B]: its object if `labels` are states, else its state.
         """
         partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
@@ -81,7 +90,8 @@ class PrimitiveHead(nn.Module):
 
 
 class Ivr(WordMethod[IvrOptions]):
-    """IVR: `S = p(s|x) p(o|x) + d_c`; each primitive's features are trained to be invariant to the other one."""
+    """IVR: the score is `p(s|x) p(o|x) + d_c`, d_c the cosine of image and composition embedding; state features are
+    trained not to depend on the object, and object features not to depend on the state."""
 
     def __init__(self, task: TaskContext, options: IvrOptions) -> None:
         super().__init__(task, options, trained_words=True)
@@ -113,10 +123,10 @@ class Ivr(WordMethod[IvrOptions]):
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Return the sum of the images' cross-entropies, multiplied by their weights [B]."""
+    """Return the sum of B images' cross-entropies, each multiplied by the image's weight, as a scalar."""
     return cross_entropy(logits, labels, reduction="none") @ weights
 
 
 def errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return `softmax(logits) - onehot(labels)`."""
+    """Return `softmax(logits) - onehot(labels)` [B, M], the gradient of the cross-entropy by the logits."""
     return logits.softmax(-1).scatter_add(1, labels[:, None], -torch.ones_like(logits[:, :1]))

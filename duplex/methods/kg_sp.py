@@ -1,9 +1,10 @@
 """KG-SP (Karthik et al., "KG-SP: Knowledge Guided Simple Primitives for Open World Compositional Zero-Shot Learning",
 CVPR 2022).
 
-Two independent perceptrons classify states and objects, `L = L_s + L_o`, and `S = p(s|x) p(o|x)`. The paper then
-excludes compositions to which ConceptNet gives less than a threshold; here the evaluation's feasibility threshold does
-that, as for every method, from word vectors (params.yaml, evaluation.word_vectors).
+Two independent perceptrons classify the states and the objects of images, with the sum of both cross-entropies as the
+loss; the score of a composition is `S = p(s|x) p(o|x)`. The paper then excludes implausible compositions, which have a
+low similarity in ConceptNet. Here evaluation excludes them, as for every method, by a threshold on feasibility computed
+from word vectors (params.yaml, evaluation.word_vectors).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class KgSpOptions(Options):
 
 
 class KgSp(SeenMethod[KgSpOptions]):
-    """KG-SP: independent state and object classifiers, `S = p(s|x) p(o|x)`."""
+    """KG-SP: independent classifiers of states and of objects; the score is `p(s|x) p(o|x)`."""
 
     def __init__(self, task: TaskContext, options: KgSpOptions) -> None:
         super().__init__(task, options)

@@ -2,16 +2,18 @@
 ICCV 2023) and GDE (Berasi et al., "Not Only Text: Exploring Compositionality of Visual Representations in
 Vision-Language Models", CVPR 2025). Nothing is trained.
 
-With unit features `u_c` of compositions, LDE (`space: linear`) writes `u_(s,o) ~ u_0 + u_s + u_o`:
+Ideal words are one vector per state and one per object, from which the features of all compositions are composed. With
+unit features `u_c` of compositions, LDE (`space: linear`) writes `u_(s,o) ~ u_0 + u_s + u_o`:
 
     u_0 = mean_c u_c,    u_s = mean_o u_(s,o) - u_0,    u_o = mean_s u_(s,o) - u_0
 
-GDE (`space: sphere`) does the same with `v_c = log_mu(u_c)` in the tangent space at the intrinsic mean mu, and
-composes `exp_mu(v_s + v_o)`. Composed vectors replace prompts, `p(c|x) = softmax(z . u / tau)` with z of unit length;
-LDE's are not normalised.
+GDE (`space: sphere`) does the same with `v_c = log_mu(u_c)` in the sphere's tangent space at the intrinsic mean mu, and
+composes `exp_mu(v_s + v_o)`. The score is `p(c|x) = softmax over c of z . u_c / tau`: the unit image feature z is
+compared with composed vectors instead of prompts, at CLIP's temperature tau. LDE's composed vectors are not normalised.
 
-`source: text` takes prompts of all M*N compositions, as LDE does. `source: images` takes all training images, weighted
-so that every seen composition counts the same, as in GDE without its weights by CLIP's scores.
+`source: text` computes ideal words from prompts of all M*N compositions, as LDE does. `source: images` computes them
+from all training images, weighted so that every seen composition counts the same, as in GDE without its weights by
+CLIP's scores.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class LdeOptions(Options):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """LDE and GDE: `S = p(c|x)` of compositions put together from ideal words; nothing is trained."""
+    """LDE and GDE: the score is p(c|x) by vectors of compositions that are composed of one vector per state and one per
+    object (ideal words); nothing is trained."""
 
     centre: Tensor
     states: Tensor
@@ -63,7 +66,11 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor | None = None) -> None:
-        """Set the ideal words from unit features `u` [C, d] of compositions; a primitive without features gets zeros.
+        """Compute and store the ideal words (one vector per state and per object), from features of compositions.
+
+        A state or object without features gets zeros.
+
+        u: unit features of compositions [C, d].
 
         compositions: label of each feature [C].
         weights: weight of each feature [C]; None: all equal.
@@ -82,7 +89,7 @@ class Lde(TextMethod[LdeOptions]):
             words.copy_(sums / torch.where(masses > 0, masses, 1.0)[:, None])
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
-        """Return the candidates' vectors [C, d], composed of ideal words."""
+        """Return the vectors of candidate compositions [C, d], composed of a vector per state and one per object."""
         v = self.states.index_select(0, candidates.states) + self.objects.index_select(0, candidates.objects)
         return self.centre + v if self.options.space == "linear" else exp_map(self.centre, v)
 

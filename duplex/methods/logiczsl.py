@@ -1,9 +1,9 @@
 """LOGICZSL (Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning", CVPR
 2025): rules of logic between primitives and compositions, as losses.
 
-Three paths give posteriors of compositions, states and objects; rules relate them, and losses measure how far images
-violate the rules. With the product t-norm and its implication `a -> b  =  1 - a + a b`, a rule is violated by
-`a (1 - b)`. Summed over rules, averaged over images:
+Prompts of compositions, states and objects (the three paths) give posteriors of each; logical rules relate them, and
+losses measure how far the posteriors p of an image violate the rules. With the product t-norm and its implication
+`a -> b  =  1 - a + a b`, a rule is violated by `a (1 - b)`. The losses are sums over rules, averaged over images:
 
 * composition and decomposition, for every seen c = (s, o): `c -> s`, `c -> o`:  p(c) (1 - p(s)) + p(c) (1 - p(o));
   `s and o -> c`:  p(s) p(o) (1 - p(c))
@@ -11,7 +11,7 @@ violate the rules. With the product t-norm and its implication `a -> b  =  1 - a
   the marginal of the composition path, q(s) = sum_o p(s, o).
 
 In the paper a language model writes the rules. Here they are lines of the option `rules_written`; without any, they are
-derived from the training labels (`observed_rules`). Scores are the three paths'.
+derived from the training labels (`observed_rules`). The score is `p(c|x) + p(s|x) p(o|x)`, as without rules.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `obj
 
 
 class RuleTables(NamedTuple):
-    """Rules between states [M, M] or objects [N, N] as tables of 0 and 1: `excludes[a, b]`, `implies[a, b]`."""
+    """Logical rules between states [M, M], or between objects [N, N]: `excludes[a, b]` and `implies[a, b]` are 1 where
+    such a rule holds, else 0."""
 
     excludes: Tensor
     implies: Tensor
@@ -63,7 +64,10 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Return derived rules: states that are seen with a common object exclude each other, and likewise objects."""
+    """Return the rules between states and those between objects that the training labels suggest.
+
+    States that are seen with a common object exclude each other; likewise objects that are seen with a common state.
+    """
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):
@@ -85,7 +89,7 @@ class LogicOptions(ThreePathOptions):
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
-    """LOGICZSL: three paths, trained so that their posteriors satisfy logical rules."""
+    """LOGICZSL: prompts of compositions, states and objects, trained so that their posteriors satisfy logical rules."""
 
     excludes_s: Tensor
     implies_s: Tensor
@@ -123,8 +127,8 @@ class LogicZsl(ThreePaths[LogicOptions]):
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
     """Return each image's rule violation [B]: `sum_(a excludes b) p_a q_b + sum_(a implies b) p_a (1 - q_b)`.
 
-    p: posteriors of the states' (or objects') own path [B, M].
-    q: their marginals of the composition path [B, M].
+    p: posteriors of states (or objects) by their own prompts [B, M].
+    q: posteriors of the same states (or objects), summed from those of compositions [B, M].
     excludes, implies: rules as tables of 0 and 1 [M, M].
     """
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

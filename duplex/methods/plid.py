@@ -1,15 +1,17 @@
 """PLID (Bao et al., "Prompting Language-Informed Distribution for Compositional Zero-Shot Learning", ECCV 2024).
 
-A composition is a normal distribution of text features. Its mean is the feature of a learned prompt, enriched by
-descriptions, `t' = t + CrossAttention(t, D_c)`; samples of it are `normalise(t' + d)` for the features d of its
-descriptions. Their covariance is diagonal in the channels but not between classes, whose j-th descriptions are alike.
-Cross-entropy over class samples has an upper bound in closed form: every other class gains a margin,
+A composition c is a normal distribution of text features. Its mean is the feature t of a learned prompt, enriched by
+the features D_c of descriptions of c, `t' = t + CrossAttention(t, D_c)`; samples of the distribution are
+`normalise(t' + d)` for each d in D_c. Their covariance sigma^2 is diagonal in the channels but not between classes,
+whose j-th descriptions are alike. The cross-entropy of an image x with label y over class samples has an upper bound in
+closed form: the logit of every other class k gains a margin, with CLIP's temperature tau,
 
     m_k = (1/2 tau^2) x^2 . (sigma^2_kk + sigma^2_yy - 2 sigma^2_ky),     m_y = 0
 
-Primitives: factors z^s, z^o are compared with the means of t' over a primitive's seen compositions, whose descriptions
-are means too. Stochastic logit mixup trains `l = (1 - b) l_c + b (l_s + l_o)` with b ~ Beta(1, 9), drawn once per
-batch; inference uses the mean of b. With the margins of each,
+States and objects: an image's state factor z^s and object factor z^o are compared with the means of t' over the seen
+compositions with a state (object), whose descriptions are means too. Stochastic logit mixup trains
+`l = (1 - b) l_c + b (l_s + l_o)`, from the logits of composition, state and object, with b ~ Beta(1, 9), drawn once per
+batch; inference uses the mean of b. With the margins m of each kind of class,
 
     L = CE(l + m^c) + w [CE(l_s + m^s) + CE(l_o + m^o)]
 
@@ -61,14 +63,14 @@ class PlidOptions(Options):
 
 
 class Classes(NamedTuple):
-    """Distributions of text features of compositions, states and objects: unit means, and D deviations per mean."""
+    """Distributions of text features per composition, state and object: unit means and deviations of D samples."""
 
     means: tuple[Tensor, Tensor, Tensor]  # [C, d], [M, d], [N, d]
     deviations: tuple[Tensor, Tensor, Tensor]  # [C, D, d], [M, D, d], [N, D, d]
 
 
 class Enrichment(nn.Module):
-    """Residual attention of each composition's text feature to its descriptions; the identity at first."""
+    """Module that adds attention to its descriptions to each composition's text feature; initially the identity."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -76,14 +78,19 @@ class Enrichment(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, t: Tensor, described: Tensor) -> Tensor:
-        """Return text features `t` [C, d], enriched by those of D descriptions each [C, D, d]."""
+        """Return the text features of compositions [C, d] after attention to those of their descriptions.
+
+        t: text features of compositions [C, d].
+        described: text features of D descriptions of each composition [C, D, d].
+        """
         keys, values = self.key(described), self.value(described)
         weights = ((keys @ self.query(t)[:, :, None])[..., 0] / math.sqrt(t.shape[-1])).softmax(-1)  # [C, D]
         return torch.add(t, self.out((weights[:, None] @ values)[:, 0]))
 
 
 class Plid(TextMethod[PlidOptions]):
-    """PLID: scores mix logits of compositions and primitives, from distributions of text features."""
+    """PLID: compositions, states and objects are distributions of text features, of learned prompts and descriptions;
+    the score mixes the logits of a composition, its state and its object."""
 
     described: Tensor
 
@@ -99,7 +106,7 @@ class Plid(TextMethod[PlidOptions]):
 
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
-        """Return text features of the D descriptions of each composition [C, D, d]."""
+        """Return the text features [C, D, d] of D descriptions per composition: each template with the pair's name."""
         labels, tower = self.labels, self.task.tower
         prompts = (Prompts(labels, tower, paths="composition", template=t) for t in self.options.templates)
         return torch.stack([descriptions.encode(compositions).compositions for descriptions in prompts], dim=1)
@@ -116,11 +123,15 @@ class Plid(TextMethod[PlidOptions]):
         return Classes((c[0], s[0], o[0]), (c[1], s[1], o[1]))
 
     def primitive_means(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means of the seen compositions' values [C, ...] by state [M, ...] and by object [N, ...]."""
+        """Return means of the values `rows` [C, ...] of seen compositions, by state [M, ...] and by object [N, ...]."""
         return self.train_candidates.means(rows, len(self.labels.states), len(self.labels.objects))
 
     def path_logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """Return composition, state and object logits [B, C], [B, M], [B, N], given features [B, d] and class means."""
+        """Return composition, state and object logits [B, C], [B, M], [B, N], as scaled dot products.
+
+        z: composition, state and object features of images [B, d].
+        means: text features of compositions [C, d], states [M, d] and objects [N, d].
+        """
         return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
     def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
@@ -137,12 +148,21 @@ class Plid(TextMethod[PlidOptions]):
         return {"composition": c, "state": self.options.primitives * s, "object": self.options.primitives * o}
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """Return a random mixing weight `b ~ Beta(1, q)` of mean `1 / (1 + q)`, with the device and type of `like`."""
+        """Return a random weight b ~ Beta(1, q) for mixing state and object logits into those of compositions.
+
+        Its mean, `1 / (1 + q)`, is the option `mix`; its device and type are those of `like`.
+        """
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """Return each class's margin [B, C]: half the variance of its logit minus the `target`'s."""
+        """Return the margin [B, C] that the loss adds to each class's logit: half the variance of the difference
+        between this logit and that of the image's label.
+
+        x: unit image features [B, d].
+        deviations: deviations of D samples per class from the samples' mean [C, D, d].
+        target: label of each image [B].
+        """
         squares = x**2
         spread = squares @ deviations.square().sum(1).T  # [B, C]
         together = (squares[:, None] * deviations[target]).flatten(1) @ deviations.flatten(1).T  # [B, C]
@@ -166,10 +186,10 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Return deviations [C, D, d] of the samples `normalise(mean + described)` from their mean.
+    """Return the deviations [C, D, d] of D samples per class, `normalise(mean + described)`, from the samples' mean.
 
-    mean: text features [C, d].
-    described: text features of D descriptions each [C, D, d].
+    mean: text feature of each class [C, d].
+    described: text features of D descriptions of each class [C, D, d].
     """
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

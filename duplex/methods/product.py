@@ -1,7 +1,7 @@
-"""Product of finished runs: their log probabilities are added on a common scale, and nothing is trained.
+"""Method that combines finished runs (trained models): their log probabilities are added, and nothing is trained.
 
-The members are finished runs `k`. With `p_k(c|x)`, the probability that run `k` gives to candidate `c`, and `T_k`, the
-temperature that calibrates these probabilities on validation images, the score is
+The runs `k` are the members of the product. With `p_k(c|x)`, the probability that run `k` gives to candidate `c`, and
+`T_k`, the temperature that calibrates these probabilities on validation images, the score, normalised by Z, is
 
     log S(c|x) = sum_k w_k log p_k(c|x) / T_k - log Z.
 
@@ -30,7 +30,7 @@ from duplex.options import CombinedOptions, FinetuneOptions
 
 @dataclass(frozen=True)
 class ProductOptions(CombinedOptions):
-    """Options of `kind: product`."""
+    """Options in params.yaml of a method with `kind: product`, which combines finished runs."""
 
     weights: Literal["equal", "tuned"] = "equal"  # one per method in `of`; tuned: by validation AUC
 
@@ -41,7 +41,7 @@ class ProductOptions(CombinedOptions):
 
 
 class ProductMethod(Method[ProductOptions]):
-    """Product of finished runs: the score is the sum of their log probabilities."""
+    """Method that combines finished runs (trained models): the score is the weighted sum of their log probabilities."""
 
     combines_runs: ClassVar[bool] = True
     temperatures: Tensor  # [K], one per member
@@ -51,7 +51,7 @@ class ProductMethod(Method[ProductOptions]):
         super().__init__(task, options)
         if not options.members:
             raise UsageError(
-                f"a product of {', '.join(options.of)} is made of finished runs; list it in run.products of params.yaml"
+                f"a product combines finished runs of {', '.join(options.of)}; list it in run.products of params.yaml"
             )
         trained = task.members or tuple(build_member(member, task) for member in options.members)
         self.members: Any = nn.ModuleList(trained).requires_grad_(False)
@@ -65,7 +65,7 @@ class ProductMethod(Method[ProductOptions]):
         return frozenset({"cls"}).union(*members)
 
     def start(self, train: Batch) -> None:
-        """Call the `start` of every member, unless the members are finished runs."""
+        """Call `start` of every method in this product (combined model), unless they are loaded from finished runs."""
         if not self.task.members:
             for member in self.members:
                 member.start(train)
@@ -74,7 +74,10 @@ class ProductMethod(Method[ProductOptions]):
         return []
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose the methods' weights by validation AUC; the last one is 1, because a common factor changes nothing."""
+        """Choose by validation AUC the weights of the methods whose log probabilities this product adds.
+
+        The last weight is 1, because a common factor of all weights changes no ranking.
+        """
         if self.options.weights == "equal":
             return
         terms = [term.cpu() for _, term in self._log_terms(candidates)(images)]
@@ -86,7 +89,10 @@ class ProductMethod(Method[ProductOptions]):
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        """Return a function that yields one summand per method in `of`, summed over its seeds."""
+        """Return a function that yields name and summand of the scores [B, C] of each method that this product adds.
+
+        A method's summand is the sum over its runs with different seeds.
+        """
         terms, weights = self._log_terms(candidates), self.weights.tolist()
 
         @torch.no_grad()
@@ -97,9 +103,9 @@ class ProductMethod(Method[ProductOptions]):
         return named_terms
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
-        """Return a function from inputs to an iterator over the methods in `of`: the method's name and its log score.
+        """Return a function that yields name and log score [B, C] of each method in this product (combined model).
 
-        The log score [B, C] is `sum_k log p_k / T_k` over the method's trained runs k: `p_k` are the run's
+        The log score is `sum_k log p_k / T_k` over the method's trained runs k (seeds): `p_k` are the run's
         probabilities of the candidates, `T_k` is its temperature.
         """
         members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self.members, strict=True)]
@@ -128,9 +134,11 @@ class ProductMethod(Method[ProductOptions]):
 
 
 def build_member(member: dict[str, Any], task: TaskContext) -> Method[Any]:
-    """Return a member's method with initial tensors, into which the tensors of a checkpoint are then loaded.
+    """Return the method of one run in a product (a model that combines runs), built with initial tensors.
 
-    member: the member's entry of `ProductOptions.members`: kind, options, finetune, world and others.
+    The tensors of the product's checkpoint are then loaded into it.
+
+    member: the run's entry of `ProductOptions.members`: kind, options, options of fine-tuned blocks, world and others.
     """
     blocks = None
     if member["finetune"] is not None:

@@ -1,7 +1,8 @@
-"""Prompts over a frozen text tower, without visual prototypes: CLIP, CoOp, CSP and three paths, by options.
+"""Methods that compare images with prompts encoded by a frozen text tower: CLIP, CoOp, CSP and three paths, by options.
 
 CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context, CSP (Nayak et
-al., 2023) the vocabulary; three paths add state and object prompts with disentangled factors.
+al., 2023) the vectors of the names; three paths add prompts of states and of objects, which are compared with state and
+object parts of the image feature.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from duplex.methods.base import (
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options of `kind: prompts`; by default, prompts of states, of objects and of pairs are trained."""
+    """Options in params.yaml of a method with `kind: prompts`; by default, all prompts are trained."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
@@ -44,8 +45,11 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score is a sum of posteriors, some computed by `paths`, which a subclass sets. The
-    method's options have the fields `losses` and `inference`."""
+    """Base class of methods whose score is a sum of posterior probabilities, some of them by prompts.
+
+    A subclass sets `paths`, the module of its prompts. Its options have the fields `losses` and `inference`, which list
+    the terms of loss and score.
+    """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any
@@ -58,7 +62,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
         return self.paths.prototypes(self.options.losses, self.checkpointing)
 
     def scorer(self, candidates: Ints) -> Scorer:
-        """Return a function that sums the score terms; it overwrites the first term to save memory."""
+        """Return a function from inputs to scores [B, C], the sum of the score terms, added in place to save memory."""
         terms = self.score_terms(candidates)
         assert terms is not None
         return torch.no_grad()(lambda inputs: reduce(Tensor.add_, (term for _, term in terms(inputs))).float())
@@ -71,7 +75,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class PromptMethod(PathMethod[PromptOptions]):
-    """Prompts without visual prototypes: `S = p(c^t|x) + p(s|x) p(o|x)`, or one of these terms."""
+    """Method with prompts and no visual prototypes: the score is `p(c|x) + p(s|x) p(o|x)`, or one of these terms."""
 
     def __init__(self, task: TaskContext, options: PromptOptions) -> None:
         super().__init__(task, options)

@@ -1,4 +1,7 @@
-"""Registry of the kinds of methods: entry points of the group `duplex.methods` in any package, or `module:Class`."""
+"""Registry of the kinds of methods: find, import, check and build the class of a method by the name of its kind.
+
+A kind is an entry point of the group `duplex.methods` in any package, or a class given as `module:Class`.
+"""
 
 from __future__ import annotations
 
@@ -34,21 +37,22 @@ _temporary: dict[str, type[Method[Any]]] = {}
 
 
 class BrokenMethod(DuplexError):
-    """Error: an installed kind of method cannot be loaded."""
+    """Error raised if the class of a kind of method cannot be imported, or is no valid method."""
 
 
 def installed_methods() -> dict[str, EntryPoint]:
-    """Return the entry points of all installed kinds of methods, sorted by kind."""
+    """Return name of the kind -> entry point for all installed kinds of methods, sorted by name."""
     return installed_plugins(GROUP)
 
 
 def require_text_kind(kind: object) -> str:
-    """Return `kind` if it is a string; else raise `UsageError`."""
+    """Return `kind`, the name of a kind of method, if it is a string; else raise `UsageError`."""
     if isinstance(kind, str):
         return kind
     name = getattr(kind, "__name__", None) if isinstance(kind, type) else None
     hint = "" if name is None else f"; build a class directly: {name}(task, {name}.Options())"
-    raise UsageError(f"the kind of method is {kind!r:.80}; expected a name (`duplex methods`) or module:Class{hint}")
+    expected = f"a name that `duplex methods` lists, or module:Class{hint}"
+    raise UsageError(f"the kind of method is {kind!r:.80}; expected {expected}")
 
 
 def method_source(kind: str) -> EntryPoint:
@@ -65,8 +69,8 @@ def method_source(kind: str) -> EntryPoint:
 
 @contextmanager
 def report_exits(kind: str) -> Iterator[None]:
-    """Context manager: raise `DuplexError` with the method's `kind` if code in the block calls `sys.exit()`, or raises
-    StopIteration, which would end a caller's `map` without an error."""
+    """Context manager: raise `DuplexError`, which names the method's `kind`, if a method's code in the block calls
+    `sys.exit()`, or raises StopIteration, which would end a caller's `map` without an error."""
     try:
         yield
     except StopIteration as error:
@@ -84,7 +88,7 @@ def report_exits(kind: str) -> Iterator[None]:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Context manager: yield a kind for `method_class`, valid inside the block, even if it cannot be imported."""
+    """Context manager: yield a name by which `find_method` finds a class inside the block, importable or not."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     _temporary[kind] = method_class
     try:
@@ -96,7 +100,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 def find_method(kind: str) -> type[Method[Any]]:
     """Import and return the class of a kind of method. `module:Class` is also looked up in the current folder.
 
-    Raise `BrokenMethod`, naming the provider, if the import fails or the class is no `Method`."""
+    Raise `BrokenMethod`, which names the package, if the import fails or the class is no `Method`."""
     if require_text_kind(kind) in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")
@@ -111,7 +115,10 @@ def find_method(kind: str) -> type[Method[Any]]:
 
 @lru_cache(maxsize=256)
 def _load_method(kind: str, identity: int) -> type[Method[Any]]:
-    """Import the class of a kind of method. `identity` is part of the cache's key: a redefined class has another id."""
+    """Import and cache the class of a kind of method.
+
+    identity: `id` of the class as defined now; part of the cache's key, so that a redefined class is loaded again.
+    """
     from duplex.methods.base import Method
 
     folder = os.getcwd()
@@ -123,8 +130,11 @@ def _load_method(kind: str, identity: int) -> type[Method[Any]]:
 
 
 def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
-    """Return the class of a kind; raise `BrokenMethod` if its options are no `Options`, or have a name of `fit`'s own
-    settings, which would never reach the method."""
+    """Return the method class `value` if its options are valid; else raise `BrokenMethod`.
+
+    Its `Options` must be a subclass of `duplex.options.Options`, without names of settings of `duplex.fit`, as a value
+    for such an option would never reach the method.
+    """
     if not (isinstance(value.Options, type) and issubclass(value.Options, Options)):
         name = f"{value.__module__}:{value.__qualname__}"
         raise BrokenMethod(f"method kind {kind!r}: {name}.Options is no subclass of duplex.options.Options")
@@ -142,7 +152,7 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
 
 
 def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
-    """Build a new method, wrapped in `WithFinetuning` if `task.finetuned_blocks` is given.
+    """Return a new method of a kind, wrapped in `WithFinetuning` if the task has encoder blocks to fine-tune.
 
     Raise `UsageError` if the task lacks an input that the method needs, or blocks are to be fine-tuned for a method
     that trains nothing."""

@@ -1,14 +1,14 @@
 """SCEN (Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Learning", CVPR 2022).
 
-Two encoders put an image into a state space and an object space, `h_s = E_s(x)`, `h_o = E_o(x)`. In the state space an
-image is drawn to another one with its state and pushed away from those with its object in another state; in the object
-space it is the other way round:
+Two encoders embed an image in a state space and in an object space, `h_s = E_s(x)`, `h_o = E_o(x)`. In the state space
+an image is drawn to a positive h_s^+, another image with its state, and pushed away from the negatives h_s^-, images
+with its object in another state; in the object space the roles are swapped. The contrastive loss of the state space is
 
     L_ts = -log exp(h_s.h_s^+ / T) / (exp(h_s.h_s^+ / T) + sum_- exp(h_s.h_s^- / T))
 
-Classifiers of states and objects read the two spaces, with losses that weigh 0.4 and 0.6. A fused embedding is compared
-with that of the composition's words, which gives the score. Positives and negatives are images of the same batch, the
-positive being the next one in the batch's order; an image without a positive or a negative has no contrastive term. The
+The states are also classified from h_s and the objects from h_o, with losses that weigh 0.4 and 0.6. The score is the
+cosine of an embedding fused from h_s and h_o with an embedding of the composition's words. Positives and negatives are
+images of the same batch, the positive the next in its order; an image without either has no contrastive term. The
 paper's State Transition Module, an adversarial generator of artificial compositions, is not part of this version.
 """
 
@@ -39,7 +39,8 @@ class ScenOptions(Options):
 
 
 class Scen(EmbeddingHead[ScenOptions]):
-    """SCEN: scores are cosines of fused state and object embeddings with those of compositions."""
+    """SCEN: an image's state and object embeddings are fused; the score is the cosine of the result with the embedding
+    of a composition."""
 
     def __init__(self, task: TaskContext, options: ScenOptions) -> None:
         super().__init__(task, options, trained_words=False, scale=options.scale)
@@ -51,7 +52,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         self.composer = Composer(self.words.width, width)
 
     def spaces(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unit embeddings [B, e] of images in the state space and in the object space."""
+        """Return unit embeddings [B, e] of image features `z` [B, d] in the state space and in the object space."""
         z = unit(z)
         return unit(self.encode_s(z)), unit(self.encode_o(z))
 
@@ -71,10 +72,11 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """Return the contrastive loss of embeddings `h` [B, e].
+        """Return the contrastive loss of image embeddings `h` [B, e] in the state (or object) space.
 
-        It is a mean over images with a positive (equal label in `same` [B]) and a negative (equal label in `other` [B],
-        different one in `same`).
+        It draws an image to its positive, the next image with an equal label in `same` [B], and away from its
+        negatives, the images with an equal label in `other` [B] and a different one in `same`. Images without a
+        positive or a negative are left out of the mean.
         """
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]

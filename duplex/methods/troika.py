@@ -1,13 +1,15 @@
 """Troika (Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Shot Learning", CVPR 2024).
 
-Three paths, each with its own prompts. Cross-modal traction pulls every prompt's feature towards the image it is
-compared with, by layers of cross-attention A to the image's normalised patch tokens X and feed-forward F,
+Compositions, states and objects have separate prompts (three paths). Cross-modal traction pulls the text feature t of
+every prompt towards the image it is compared with, by N layers of cross-attention A to the image's normalised patch
+tokens X and feed-forward F,
 
     h_0 = t,   g = h_(l-1) + A_l(h_(l-1), X),   h_l = g + F_l(norm(g)),       t' = t + lambda * h_N
 
 for compositions, states and objects alike; the layers and `lambda`, one number per channel, are learned and shared by
-the paths. `L = L_c + L_s + L_o` and `S = p(c|x) + p(s|x) p(o|x)`. The paper's adapters inside the image encoder are the
-feature's adapter here, and its dropout in traction and in words is left out.
+the paths. The loss is the sum of three cross-entropies, `L = L_c + L_s + L_o`, and the score is
+`S = p(c|x) + p(s|x) p(o|x)`. Instead of the paper's adapters inside the image encoder there is one on the cached
+feature, and the paper's dropout in traction and in words is left out.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class TractionLayer(nn.Module):
 
 
 class Traction(nn.Module):
-    """Layers that pull prompts' features towards each image: `t' = t + lambda * h_N`."""
+    """Layers that pull the prompts' text features t towards each image: `t' = t + lambda * h_N`, where h_N is the
+    output of the last layer and lambda a learned number per channel."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -69,7 +72,7 @@ class Traction(nn.Module):
 
 
 class Troika(ThreePaths[TroikaOptions]):
-    """Troika: three paths whose prompts are pulled towards each image."""
+    """Troika: prompts of compositions, states and objects, whose text features are pulled towards each image."""
 
     def __init__(self, task: TaskContext, options: TroikaOptions) -> None:
         super().__init__(task, options)
@@ -80,10 +83,10 @@ class Troika(ThreePaths[TroikaOptions]):
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
     def path_logits(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits [B, C], [B, M], [B, N] of compositions, states and objects.
+        """Return logits [B, C], [B, M], [B, N] of images for compositions, states and objects.
 
-        z: adapted features [B, d].
-        t: semantic prototypes.
+        z: image features after the adapter [B, d].
+        t: text features of the prompts.
         tokens: patch tokens [B, T, w]; None: prototypes are not pulled towards the image.
         """
         assert self.paths.factors is not None

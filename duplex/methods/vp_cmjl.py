@@ -1,18 +1,20 @@
 """VP-CMJL (Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV 2025).
 
-On the text side an image's CLS feature z attends to the prompts of states by a block of cross-attention, which gives
-its state factor and, as a logit of its own, the attention to each state; likewise for objects:
+On the text side an image's CLS feature z attends to the text features t_s of the states' prompts by a block of
+cross-attention B_s, which gives the image's state factor z_t^s and the attention a^s to each state, which is added to
+the logits l_t; likewise for objects (tau: CLIP's temperature):
 
     z_t^s, a^s = B_s(z, t_s),    l_t(s) = (cos(z_t^s, t_s) + a^s) / tau,    l_t(c) = cos(z, t_c) / tau
 
-*Visual proxies* of states and objects are trained vectors in the images' space that start at the text features. They
-are compared with disentangled factors, `l_v(s) = cos(z^s, w_s) / tau`. A composition's proxy is composed of its
-primitives', `w_c = A w_s + B w_o`, A and B starting as identities, so that unseen compositions have one too.
-Cross-modal joint learning draws the proxies' posterior of compositions to the text's:
+*Visual proxies* w of states and objects are trained vectors in the images' space that start at the text features. They
+are compared with an image's state factor z^s and object factor z^o, the outputs of two small networks:
+`l_v(s) = cos(z^s, w_s) / tau`. A composition's proxy is composed of those of its state and its object,
+`w_c = A w_s + B w_o`, where the matrices A and B start as identities, so that unseen compositions have one too.
+Cross-modal joint learning draws the proxies' posterior p_v of compositions to the posterior p_t by text:
 
     L = sum over c, s, o of [CE(l_t) + CE(l_v)]  +  KL(p_t(c|x) | p_v(c|x))
 
-A score is that of three paths, `p(c|x) + p(s|x) p(o|x)`, over blended logits `(1 - a) l_t + a l_v`.
+The score is `p(c|x) + p(s|x) p(o|x)`, with posteriors by the blended logits `(1 - a) l_t + a l_v`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ Logits = tuple[Tensor, Tensor, Tensor]  # of compositions [B, C], states [B, M] 
 
 
 class VpCmjl(ThreePaths[VpCmjlOptions]):
-    """VP-CMJL: images attend to the prompts of states and objects, which have trained visual prototypes (*proxies*)."""
+    """VP-CMJL: images are compared with prompts of compositions, states and objects, and with trained vectors of these
+    in the images' space (visual proxies)."""
 
     def __init__(self, task: TaskContext, options: VpCmjlOptions) -> None:
         super().__init__(task, options)
@@ -56,14 +59,21 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             self.read_s, self.read_o = (CrossBlock(dim, dim, heads) for _ in range(2))
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Return composition, state and object logits by the prompts' features `t`, for adapted features `z` [B, d]."""
+        """Return composition, state and object logits [B, C], [B, M], [B, N] of images by prompts.
+
+        z: image features after the adapter [B, d].
+        t: text features of the prompts.
+        """
         (z_s, a_s), (z_o, a_o) = self.read_s(z, t.states), self.read_o(z, t.objects)
         rows = ((unit(z_s), t.states, a_s), (unit(z_o), t.objects, a_o))
         s, o = (self.paths.logits(f, prototypes) + self.paths.scale * a for f, prototypes, a in rows)
         return self.paths.logits(z, t.compositions), s, o
 
     def visual_logits(self, z: Tensor, candidates: CompositionIndex) -> Logits:
-        """Return composition, state and object logits by visual proxies, for adapted features `z` [B, d]."""
+        """Return composition, state and object logits [B, C], [B, M], [B, N] of images by trained vectors (proxies).
+
+        z: image features after the adapter [B, d].
+        """
         assert self.paths.factors is not None
         z_s, z_o = self.paths.factors(z)
         states, objects = self.states @ self.from_state.T, self.objects @ self.from_object.T

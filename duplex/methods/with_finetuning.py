@@ -1,5 +1,8 @@
-"""Training of any method together with the image tower's last blocks, which compute the method's input `cls` from
-cached `block_inputs`: with gradients in `losses`, without them elsewhere."""
+"""Wrapper that trains any method together with the image tower's last blocks.
+
+The blocks compute the method's CLS features from cached `block_inputs`, the activations that enter them; gradients are
+computed in `losses` alone.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """A method's inputs whose `cls` is computed by fine-tuned blocks on first access."""
+    """Mapping of a method's inputs in which fine-tuned blocks compute the CLS features `cls` at first access."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks
@@ -43,12 +46,15 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
-    """Wrap `function` so that fine-tuned blocks compute its inputs' `cls`, without gradients."""
+    """Return a function that calls `function` with a method's inputs, whose CLS features fine-tuned blocks compute.
+
+    No gradients are computed.
+    """
     return torch.no_grad()(lambda inputs: function(FinetunedInputs(inputs, blocks)))
 
 
 class WithFinetuning(Method[Options]):
-    """A method trained together with the image tower's last blocks; its state dict holds both."""
+    """Method that wraps another to train it together with the image tower's last blocks; one state dict holds both."""
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.task, method.options)
@@ -127,7 +133,10 @@ class WithFinetuning(Method[Options]):
         )
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Return the method's tensors for scoring and those of the fine-tuned blocks."""
+        """Return the tensors for scoring in an exported model: the wrapped method's and those of the fine-tuned blocks.
+
+        None if the wrapped method cannot be exported.
+        """
         tensors = self.method.portable(candidates)
         blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in self.blocks.state_dict().items()}
         return None if tensors is None else {**tensors, **blocks}

@@ -1,9 +1,10 @@
 """Compositions outside a model's label space, scored without training: new pairs of known words, and new words.
 
-A semantic prototype is encoded from a prompt with learned vectors for known words and ordinary tokens for new ones. A
-visual prototype is composed as in the codebook, from means of the known primitives' prototypes:
-`normalise(mean_state + mean_object - mean_all)`, where `mean_all` replaces the mean of a new primitive; in closed form
-it is `mu + a_state + b_object`, where 0 replaces the term of a new primitive.
+The text feature of a pair is encoded from a prompt with the model's learned vectors for known words and ordinary token
+embeddings for new ones. Its visual prototype (estimated mean image feature) is composed of means of the training pairs'
+prototypes, by state, by object and over all: `normalise(mean_state + mean_object - mean_all)`, where `mean_all`
+replaces the mean of a new word. In methods of closed form it is `mu + a_state + b_object`, where 0 replaces the term of
+a new word.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ COLUMNS = ("state", "object")
 
 
 def read_compositions(path: Path) -> list[Pair]:
-    """Return the (state, object) pairs in a CSV file with the heading `state,object`."""
+    """Return the (state, object) pairs in a CSV file with the heading `state,object`; else raise `UsageError`."""
     try:
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader]
@@ -57,7 +58,10 @@ def read_compositions(path: Path) -> list[Pair]:
 
 
 def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
-    """Return compositions as (state, object) names; raise `UsageError` for a single pair that is no list of pairs."""
+    """Return compositions, each given as one text or as a pair of texts, as (state, object) names.
+
+    Raise `UsageError` if `compositions` is one pair instead of a list of pairs.
+    """
     match compositions:
         case (str(state), str(name)) if all(len(word.replace(",", " ").split()) == 1 for word in (state, name)):
             pair = f"({state!r}, {name!r})"
@@ -93,19 +97,20 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
 
 
 def known_words(pair: Pair, labels: LabelSpace) -> KnownFlags:
-    """Return whether a pair's state and object are labels of the model; names with equal text in prompts are equal."""
+    """Return whether a pair's state and object are labels of the model; case, `.` and `_` in names do not matter."""
     return KnownFlags(_find(pair[0], labels.states) is not None, _find(pair[1], labels.objects) is not None)
 
 
 def with_added_compositions(
     candidates: Candidates, tensors: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower, pairs: Iterable[Pair]
 ) -> Candidates:
-    """Return the candidates extended by `pairs`; all are then scored from the exported `tensors`.
+    """Return the candidates (compositions that answers are chosen from) extended by further pairs, without training.
 
-    tensors: `TrainedModel.tensors` of the candidates.
+    All candidates are then scored from the tensors of an export.
+
+    tensors: the model's tensors for scoring the candidates, from `TrainedModel.tensors`.
     tower: encodes the prompts of the added pairs.
-    pairs: (state, object) names, equal to a label if prompts write them alike; pairs that are candidates already are
-        left out.
+    pairs: (state, object) names, known to the model or not; those that are candidates already are left out.
     """
     states, objects = list(labels.states), list(labels.objects)
     present = set(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
@@ -135,7 +140,7 @@ def with_added_compositions(
 
 
 def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """Return the function that computes the score terms [B, C] of a method's inputs from exported tensors."""
+    """Return a function that yields the named summands of the scores [B, C] of images, from an export's tensors."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -147,7 +152,12 @@ def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
 def with_rows(
     t: Mapping[str, Tensor], labels: LabelSpace, names: tuple[list[str], list[str]], added: np.ndarray, tower: TextTower
 ) -> dict[str, Tensor]:
-    """Return the exported tensors extended by the pairs `added` [P, 2], indices into `names` (states, objects)."""
+    """Return the tensors of an export, extended so that P more pairs are scored.
+
+    t: tensors of the export.
+    names: all states and all objects: those of `labels`, then new ones.
+    added: state and object of each further pair [P, 2], as indices into `names`.
+    """
     if "members.weights" in t:  # a product: each of its models has rows of its own
         members = [with_rows(member, labels, names, added, tower) for member in score_formula.members(t)]
         return {**t, **portable.joined_members(members, t["members.weights"])}
@@ -177,10 +187,13 @@ def with_rows(
 
 
 def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
-    """Return the tensors of the posterior of states or objects, extended by `count` new words.
+    """Return the tensors that give p(state|image) or p(object|image) in closed form, extended by new words.
 
     Each new word is treated as if it had one training image, at the mean feature of all images. Returns no tensors if
-    the model has no such posterior. `name`: "states" or "objects".
+    the model has no such posterior.
+
+    name: "states" or "objects".
+    count: number of new words.
     """
     weight, offset = (f"primitives.{name}.{part}" for part in ("weight", "offset"))
     if weight not in t:
@@ -200,10 +213,13 @@ def encode_prompts(
     path: str,
     names: Sequence[tuple[str | None, str | None]],
 ) -> Tensor:
-    """Return unit text prototypes [P, d] of prompts `[context, state, object]` for (state, object) names.
+    """Return the unit text features [P, d] of P prompts `[context, state, object]`.
 
-    A None leaves that word out. The context and the names that the model knows have learned vectors; `path` is the
-    prompts' context: "composition", "state" or "object".
+    The context and the names that the model knows have learned vectors, new names have token embeddings.
+
+    t: tensors of an export, which hold the learned vectors.
+    path: kind of the prompts, which have different contexts: "composition", "state" or "object".
+    names: (state, object) of each prompt; None leaves a word out.
     """
     ends = tower.embedding([tower.start, tower.end])
     prompts = []
@@ -226,7 +242,7 @@ def _find(name: str, known: Sequence[str]) -> int | None:
 
 
 def find_or_append(name: str, names: list[str]) -> int:
-    """Return the index of a name in `names`, compared as prompts write names; append it if it is not there."""
+    """Return the index of a name in `names`, where case, `.` and `_` do not matter; append it if it is not there."""
     place = _find(name, names)
     if place is None:
         names.append(name)

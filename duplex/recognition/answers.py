@@ -55,7 +55,10 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """Return the answer as JSON values, with the `marginals` most likely states and objects (default: all)."""
+        """Return the answer as a dictionary for JSON.
+
+        marginals: number of most likely states and of most likely objects that are listed; None: all.
+        """
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),

@@ -18,15 +18,16 @@ WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 
 
 class Batcher:
-    """Collect images into batches and send them to free workers; `await batcher.answer(request)` returns a reply.
+    """Queue that collects images into batches and sends each batch to a free worker process of the server.
 
-    The images in progress are shared evenly among workers: a free worker waits until its share has arrived. Clients
-    that get their answers together send their next images together, so batches fill; a single image is a whole share
-    and does not wait.
+    `await batcher.answer(request)` returns the reply to one image. A batch is an even share: the number of images in
+    progress divided by the number of workers. A free worker waits until its share has arrived. Clients that get their
+    answers together send their next images together, so batches fill; a single image is a whole share and is not
+    delayed.
 
     size: largest number of images in a batch.
     wait: largest number of seconds that a worker waits for its share.
-    room: number of waiting images from which on `full` is true.
+    room: number of waiting images at which `full` becomes true, so that further requests are refused.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
@@ -66,7 +67,8 @@ class Batcher:
 
     @property
     def _share(self) -> int:
-        """Images per worker, ceil(images in progress / workers), at least 1 and at most `size`."""
+        """Number of images that a free worker waits for: the images in progress (their recent maximum) per worker,
+        rounded up, at least 1 and at most the largest size of a batch."""
         return max(1, min(self._size, -(-self._peak // len(self._workers))))
 
     async def _serve(self, worker: WorkerProcess) -> None:

@@ -1,4 +1,4 @@
-"""The compositions that an answer is chosen from, and the function that scores them."""
+"""Candidates: the compositions that the answer for an image is chosen from, with the function that scores them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,14 @@ class Candidates:
         terms: ScoreTerms | None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
-        """Build candidates from compositions [C] of a label space; `feasible`: mask [C], None if all are feasible."""
+        """Build candidates from compositions [C] of a label space.
+
+        feasible: mask [C] of the compositions that can be answers; None: all.
+        confidence: temperature and prior that turn scores into calibrated probabilities of the candidates.
+        scorer: function from inputs to scores [B, C].
+        terms: function that yields the summands of the scores, if they are a sum.
+        probabilities: function from scores to the method's probabilities [B, C].
+        """
         pairs = labels.states, labels.objects, labels.state_of(compositions), labels.object_of(compositions)
         mask = np.ones(len(compositions), dtype=bool) if feasible is None else feasible
         return cls(*pairs, labels.is_seen(compositions), mask, confidence, scorer, terms, probabilities, {})
@@ -67,7 +74,10 @@ class Candidates:
         return [(self.states[m], self.objects[n]) for m, n in rows]
 
     def answers(self, inputs: Inputs, top: int) -> Iterator[Answer]:
-        """Yield one answer per image, in order, each with the `top` most probable compositions."""
+        """Yield one answer per image, in order, each with the `top` most probable compositions.
+
+        inputs: a method's inputs for B images, such as CLS features.
+        """
         top = require_whole(top, "top")
         images, rows = len(inputs["cls"]), max(1, BLOCK_SCORES // len(self))
         for start in range(0, images, rows):
@@ -75,7 +85,7 @@ class Candidates:
             yield from self._block(block, min(top, int(self.feasible.sum())))
 
     def log_posteriors(self, scores: Tensor) -> Tensor:
-        """Return the candidates' log probabilities `log q(c|x)` [B, C], in float64, for scores [B, C] of images."""
+        """Return the calibrated log probabilities [B, C] of the candidates, in float64, for images' scores [B, C]."""
         excluded = torch.as_tensor(~self.feasible, device=scores.device)
         log_p = log_probabilities(self.probabilities, scores.masked_fill(excluded, -torch.inf))
         prior = torch.from_numpy(self.confidence.log_prior(self.seen, self.feasible)).to(scores.device)
@@ -115,12 +125,20 @@ class Candidates:
 
 
 def sum_of(terms: ScoreTerms) -> Scorer:
-    """Return the function that computes scores [B, C] as the sum of score terms, with one term in memory at a time."""
+    """Return a function from inputs to scores [B, C]: the sum of the score terms, computed one after another.
+
+    terms: function from inputs to an iterator over (name, summand of the scores [B, C]).
+    """
     return lambda inputs: cast(Tensor, sum(term for _, term in terms(inputs)))
 
 
 def _marginals(shares: Tensor, groups: Ints, count: int) -> Floats:
-    """Return sums [B, count] of probabilities [B, C] over the candidates with the same state or object."""
+    """Return the probability [B, count] of each state (or object): the sum over the candidates that have it.
+
+    shares: probabilities of the candidates [B, C].
+    groups: state (or object) of each candidate [C].
+    count: number of states (or objects).
+    """
     index = torch.as_tensor(groups, device=shares.device)
     sums = shares.new_zeros(len(shares), count).index_add_(1, index, shares)
     return sums.cpu().numpy().astype(np.float64)

@@ -1,4 +1,4 @@
-"""The model card of an export."""
+"""The model card (README.md) of an exported model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts about a run that are not in its checkpoint; empty where unknown."""
+    """Facts about a trained run for its model card, such as metrics, that its checkpoint lacks; empty where unknown."""
 
     name: str
     licence: str = "other"  # as the hub writes it: mit, apache-2.0, cc-by-4.0, ...
@@ -31,13 +31,14 @@ class RunFacts:
 
 
 def read_notes(card: Path) -> str:
-    """Return what the user wrote below the generated text of a model card; empty if there is no card."""
+    """Return what the user wrote below the generated text of a model card, so that it is kept when the card is written
+    again; empty if there is no card."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return text.partition(NOTES)[2]
 
 
 def model_card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
-    """Return the Markdown of an export's README.md, from its config.json and tensors, with the user's `notes`."""
+    """Return the Markdown text of an export's model card, from its config.json and tensors, with the user's `notes`."""
     labels, world, encoder = config["labels"], config["world"], config["encoder"]
     terms = [name for name, key in SCORE_TERMS if key in tensors]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"

@@ -1,4 +1,4 @@
-"""Write a trained model as a folder that works without this package: tensors, labels, a model card, numpy code."""
+"""Write a trained model as a folder that works without this package: tensors, labels, model card, numpy script."""
 
 from __future__ import annotations
 
@@ -37,7 +37,14 @@ def export(
     facts: RunFacts,
     add_files: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Export a model for one world to the folder `out`, atomically; `add_files(folder)` writes further files."""
+    """Export a trained model to the folder `out`, atomically.
+
+    Raise `UsageError` if it cannot be exported, or has an encoder with random weights.
+
+    world: closed or open, the world whose candidates the exported model scores.
+    facts: metrics and counts for the model card.
+    add_files: function that writes further files to the folder given to it.
+    """
     if is_random(trained.backbone.record.get("tag")):
         raise UsageError(f"{trained.where} has an encoder with random weights, for trials; train with a pretrained one")
     tensors = exported_tensors(trained, world)
@@ -69,7 +76,11 @@ def export(
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
-    """Return the tensors that define the score, masks [C] of seen and of feasible candidates, and their `log_prior`."""
+    """Return the tensors of an export: for scores, for probabilities of answers, and to detect unknown images.
+
+    These include masks [C] of seen and of feasible candidates and their log prior probabilities [C]. Raise `UsageError`
+    if the model's method cannot be exported.
+    """
     tensors = trained.tensors(world)
     if tensors is None:
         raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")
@@ -83,7 +94,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 @contextmanager
 def replace_export(out: Path) -> Iterator[Path]:
-    """Yield a scratch folder that replaces `out` after the block; `out` must be absent, empty or an earlier export."""
+    """Context manager: yield a folder that replaces `out` after the block; `out` is absent, empty or an old export."""
     refuse_other_files(out)
     with replace_folder(Path(os.path.abspath(out))) as scratch:
         yield scratch
@@ -92,15 +103,14 @@ def replace_export(out: Path) -> Iterator[Path]:
 def refuse_other_files(out: Path) -> None:
     """Raise `UsageError` unless `out` is absent, an empty folder or an earlier export, and has a name in UTF-8."""
     if str(out).encode("utf-8", "replace") != os.fsencode(out):
-        raise UsageError(
-            f"the name {str(out)!r} is not UTF-8, which the format of the tensors requires; choose another"
-        )
+        raise UsageError(f"the folder name {str(out)!r} is not UTF-8, which safetensors files require; choose another")
     if os.path.lexists(out) and not (out.is_dir() and _is_export(out)):
         raise UsageError(f"{out} exists and is not an export of duplex, or holds other files; choose another folder")
 
 
 def _is_export(folder: Path) -> bool:
-    """Whether a folder is empty or an export: only names of files of `duplex export`, with its config.json."""
+    """Return whether a folder is empty or an earlier export: it has a valid config.json, and no files but those that
+    `duplex export` writes."""
     names = {path.name for path in folder.iterdir()}
     try:
         return not names or (names <= NAMES and bool(read_config(folder / CONFIG)))

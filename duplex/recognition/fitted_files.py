@@ -1,8 +1,8 @@
 """Files that `duplex fit` adds to an exported model: how the model was trained, and statistics for `duplex update`.
 
-fit.json                  table of the training recipes tried and the chosen one, numbers measured before the
-                          final fit, counts of the data, digests of the images and of the model's tensors
-statistics.safetensors    counts and sums of the features of all labelled images, by pair; their second moment
+fit.json                  the training recipes (settings) tried and the chosen one, metrics measured before the final
+                          training on all images, counts of the data, digests of the images and the model's tensors
+statistics.safetensors    number and sum of the features of all labelled images, by pair; their second moment
 """
 
 from __future__ import annotations
@@ -32,17 +32,22 @@ FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
-    """Write fit.json: the record of a fit, with a digest of the model's tensors `model`; equal records give equal
-    bytes."""
+    """Write fit.json into the folder of a model; equal records give equal bytes.
+
+    record: how the model was fitted: recipes (settings tried), metrics, counts and digests of the images.
+    model: the model's tensors, of which a digest is stored.
+    """
     fields = {"format": FIT_FORMAT, **record, "model": digest(model)}
     text = json.dumps(with_checksum(fields), ensure_ascii=False, indent=1) + "\n"
     (folder / FIT).write_text(text, encoding="utf-8")
 
 
 def read_fit(folder: Path, model: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """Read fit.json; raise `UsageError` if the folder was not made by `duplex fit`, or was changed.
+    """Return the content of fit.json in a model's folder, the record of how the model was fitted.
 
-    model: the model's tensors; `UsageError` is raised if fit.json belongs to others. None: this is not checked.
+    Raise `UsageError` if the folder was not made by `duplex fit`, or fit.json was changed.
+
+    model: the model's tensors; `UsageError` is raised if fit.json belongs to other tensors. None: this is not checked.
     """
     path = folder / FIT
     try:
@@ -60,26 +65,29 @@ def read_fit(folder: Path, model: Mapping[str, Tensor] | None = None) -> dict[st
 
 
 def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the contents of all images in a model, by its fit.json: those of the fit and of updates.
+    """Return a dict, sha256 of the file -> digest of the pixels, of all images that a model was fitted or updated with.
 
-    Contents are a dictionary from the sha256 of an image file to the digest of its pixels.
+    record: content of the model's fit.json.
     """
     return {file: pixels for part in (record, *record.get("updates", [])) for file, pixels in part["contents"].items()}
 
 
 def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
-    """Return for each of some images whether its bytes or its pixels are equal to those of one of the others.
+    """Return, for each image of `contents`, whether an image of `others` has the same bytes or the same pixels.
 
-    contents, others: as returned by `contents_of`.
+    contents, others: dictionaries from the sha256 of an image file to the digest of its pixels.
     """
     known = {*others, *others.values()}
     return [file in known or pixels in known for file, pixels in contents.items()]
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
-    """Return the lock that `duplex update` and the end of `duplex fit` share, so that neither undoes the other's work.
+    """Return a lock on a model's folder, a context manager that only one process can hold.
 
-    folder: the model's. instead: what the user can do instead of waiting, for the message.
+    `duplex update` and the end of `duplex fit` hold it, so that neither overwrites what the other writes.
+
+    folder: folder of the model.
+    instead: what the user can do instead of waiting, for the error message.
     """
     return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
@@ -87,7 +95,7 @@ def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None
 def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
     """Raise `UsageError` if a folder's model was updated with images that a new model in its place would lack.
 
-    contents: those of the new model's images, as returned by `contents_of`.
+    contents: the new model's images: sha256 of the file -> digest of its pixels.
     """
     try:
         updates = read_fit(folder).get("updates", [])
@@ -101,7 +109,10 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
-    """Write feature statistics into a model's folder, with a digest of the model's tensors `model`, which they fit."""
+    """Write counts, sums and second moment of training features into a model's folder, for `duplex update` to extend.
+
+    model: the model's tensors, of which a digest is stored.
+    """
     tensors = {name: getattr(fitted.statistics, name).cpu().contiguous() for name in FIELDS}
     record = {
         "format": FORMAT,
@@ -115,10 +126,12 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 
 
 def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatistics:
-    """Read the feature statistics in a model's folder.
+    """Return counts, sums and second moment of training features from a model's folder; `duplex update` extends them.
 
-    Raises `UsageError` if there are none, or if they belong to other tensors than the model's, `model`, or to features
-    of a plug-in encoder whose code has changed since.
+    Raise `UsageError` if there are none, or if they belong to other tensors than the model's, or to features of a
+    plug-in encoder whose code has changed since.
+
+    model: the model's tensors.
     """
     path, encoder = folder / STATISTICS, read_config(folder / CONFIG)["encoder"]
     if code_changed(encoder):

@@ -1,4 +1,4 @@
-"""Convert images in any form, or cached features, to a method's inputs."""
+"""Convert images in any form, or cached features, to the inputs of a trained model, such as CLS features."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: OutputSpec, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
-    """Encode pixels [B, 3, R, R] uint8 to the values that a cache would hold, on the encoder's device.
+    """Encode images to a model's inputs, as a feature cache would hold them, on the encoder's device.
 
-    Batches are padded to a multiple of `batch_multiple` images.
+    Raise `UsageError` if an image has no finite features.
+
+    pixels: preprocessed images [B, 3, R, R] uint8.
+    outputs: what the image tower returns besides CLS features: patch tokens, activations that enter its last blocks.
+    batch_multiple: batches are padded with blank images to a multiple of this number.
     """
     decoded = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
     batches = pad_batches([(0, pixels, decoded)], batch_multiple)
     ((_, statuses, values),) = encode_batches(encoder, batches, outputs)
     bad = np.flatnonzero(statuses[: len(pixels)] >= FIRST_BAD)
     if bad.size:
-        raise UsageError(f"image {bad[0]}: {status_reason(statuses[bad[0]])}")
+        raise UsageError(f"image {bad[0]} cannot be used: {status_reason(statuses[bad[0]])}")
     return as_inputs({name: value[: len(pixels)] for name, value in values.items()}, encoder.device)
 
 
@@ -49,7 +53,14 @@ def encode_files(
     outputs: OutputSpec,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
-    """Yield status codes [B] (encoded or unreadable) and inputs per batch of files, while workers decode the next."""
+    """Yield status codes [B] (encoded, or why unreadable) and a model's inputs per batch of image files.
+
+    Worker processes decode the next batches meanwhile.
+
+    num_workers: number of decoding processes, or auto.
+    outputs: what the image tower returns besides CLS features: patch tokens, activations that enter its last blocks.
+    batch_multiple: batches are padded with blank images to a multiple of this number.
+    """
     blocks = split_rows(len(paths), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
@@ -63,7 +74,8 @@ def encode_files(
 
 
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
-    """Convert a feature cache's arrays to tensors as in training: CLS features in float32, tokens in float16."""
+    """Convert arrays of encoder outputs, as in a feature cache, to tensors on a device, in the types of training: CLS
+    features in float32, tokens in float16."""
     if CODES in values:
         others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
         values = {**others, "block_inputs": dequantize(values[CODES], values[SCALES])}
@@ -79,7 +91,7 @@ def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
     """
     if isinstance(images, Features):
         if images.bad.any():
-            raise UsageError(f"{images.path} has rows without an image; leave them out: features.cls[~features.bad]")
+            raise UsageError(f"{images.path} has rows of unreadable images; omit them: features.cls[~features.bad]")
         return images.cls
     if isinstance(images, (list, tuple)) and images and all(_is_vector(image) for image in images):
         vectors = [as_numpy(vector) for vector in images]

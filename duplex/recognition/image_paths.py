@@ -1,4 +1,4 @@
-"""Image files named on the command line: files, folders, patterns, and `-` for a list on stdin."""
+"""List the image files named on the command line by files, folders, patterns, and `-` for a list on stdin."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTERVAL = 2.0  # seconds between lines of progress
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Return the files that `names` stand for, each once, in order; a folder stands for its image files, sorted.
+    """Return the files that `names` (files, folders, patterns, `-`) stand for, each once, in order, a folder's sorted.
 
     `log` is called with lines of progress while a large folder is listed, and with the number of files skipped.
     """
@@ -38,7 +38,7 @@ def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] 
 
 
 class _Folders:
-    """Lists the images in folders, and counts the files that are no images by suffix."""
+    """Lister of the images in folders, which also counts, by suffix, the skipped files that are no images."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self.skipped: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def _expand(name: str, stdin: TextIO, folders: _Folders) -> Iterator[Path]:
     elif not path.exists() and glob.has_magic(name):
         matches = sorted(glob.glob(name, recursive=True))
         if not matches:
-            raise UsageError(f"nothing matches {name}")
+            raise UsageError(f"no file matches {name}")
         for match in matches:
             yield from folders.images(Path(match)) if os.path.isdir(match) else [Path(match)]
     else:

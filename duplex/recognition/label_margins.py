@@ -1,8 +1,8 @@
-"""Find likely wrong labels: margins between an image's label and the best other label.
+"""Find likely wrong labels by margins: the score of an image's label minus that of the best other label.
 
-Each image is scored by prototypes made without it: over folds, a class's prototype is the mean of the unit features of
-its images in the other folds. The margin is the score of the image's label less the best other label's; the lower, the
-more suspicious. `knn` replaces prototypes by votes of the nearest images of other folds, weighted by cosine.
+The lower the margin, the more suspicious the label. Images are divided into folds, so that an image is not scored by
+itself: its score for a label is the cosine with the label's prototype, the mean of the unit features of the label's
+images in the other folds. `knn` replaces prototypes by votes of the nearest images of other folds, weighted by cosine.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ FOLDS, NEIGHBOURS, SHARPNESS = 5, 20, 20.0
 
 @dataclass(frozen=True)
 class LabelMargins:
-    """Margins of n images: score of the label minus score of the best other label, negative if that fits better."""
+    """For n images: the best other label, and the margin: score of the image's label minus that of the other."""
 
     margin: Floats  # [n]
     better: Ints  # [n] the best other class
 
 
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Return the margins of labels [n], computed from unit features [n, d].
+    """Return, per image, the best other label, and how much higher the image's label scores (if low, suspicious).
 
-    An image is scored by the images of the other folds.
+    An image is scored by the images of the other folds. Its margin is 0 if these do not have its label.
+
+    features: unit features of the images [n, d].
+    labels: class of each image [n].
 
     way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
     folds: number of parts that the images are divided into at random.
@@ -59,7 +62,12 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
 
 
 def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return cosines [B, K] of queries with the mean of each class; -inf for a class without images."""
+    """Return the cosine [B, K] of each query with the mean of each class; -inf for a class without images.
+
+    features, labels: unit features [n, d] and classes [n] of the images from which means are computed.
+    queries: unit features [B, d] to score.
+    count: number K of classes.
+    """
     sums, sizes = np.zeros((count, features.shape[1])), np.bincount(labels, minlength=count)
     np.add.at(sums, labels, features)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)

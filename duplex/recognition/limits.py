@@ -1,4 +1,4 @@
-"""Limits on requests: size, number of images, and the time in which a request must arrive."""
+"""Limits of the HTTP server on requests: size, number of images, and the time in which a request must arrive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length:
 
 @dataclass(frozen=True)
 class Limits:
-    """The server's limits: all per request, except the number of connections."""
+    """The HTTP server's limits on each request (bytes, images, seconds, …), and on the number of connections."""
 
     bytes: int = 32 * 2**20
     pixels: int = 40_000_000  # per image
@@ -31,7 +31,7 @@ class Limits:
 
 
 def receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[Message]]:
-    """Return the request's `receive`, which raises an HTTP error 413 once the body exceeds `limit` bytes."""
+    """Return an ASGI function `receive` for a request that raises HTTP error 413 if its body exceeds `limit` bytes."""
     length = request.headers.get("content-length", "")
     size = int(length) if length.isdigit() and int(length) > limit else 0
 
@@ -47,7 +47,7 @@ def receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[Mess
 
 
 class RareWarnings(logging.Filter):
-    """Log filter that lets the same warning pass once in `seconds`: a client could cause thousands of them."""
+    """Log filter that drops repetitions of a warning within some seconds, as a client could cause thousands of them."""
 
     def __init__(self, seconds: float = 60.0) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def timed_protocol(seconds: float) -> type[H11Protocol]:
 
 
 class _JoinedWrites:
-    """A transport that sends a response's head and body together: separate packets would wake the client twice."""
+    """An asyncio transport that sends a response's head and body together, so that the client wakes only once."""
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop

@@ -1,4 +1,5 @@
-"""The most probable composition of each labelled image, with the probability that a `Recognizer` would report."""
+"""Answers for labelled images, to measure accuracy: each image's most probable composition, with the probability that
+a `Recognizer` would report."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ from duplex.training.scoring import ScoringTask
 def listed_answers(
     method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
 ) -> AnsweredImages:
-    """Return each image's most probable composition, chosen among all pairs (open) or the training pairs (closed)."""
+    """Return the most probable composition of each labelled image, with its probability and the image's label.
+
+    world: open (choose among all pairs) or closed (among those that the data set's splits list).
+    """
     compositions = labels.candidates(world, "train")
     task = ScoringTask.of(method, compositions)
     feasible = np.ones(len(compositions), dtype=bool)

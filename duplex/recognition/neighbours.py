@@ -1,4 +1,4 @@
-"""The training images that are most similar to an image."""
+"""Search for the training images that are most similar to an image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ THUMBNAIL = 96  # pixels
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Features [n, d] of training images, with their lines [n] of the manifest; paths are relative to `root`."""
+    """Index of n training images, to find those that are most similar to an image.
+
+    features: features of the training images [n, d].
+    manifest: table of the images' paths and labels, one line per image.
+    root: folder that the paths are relative to.
+    """
 
     features: NDArray[np.float32]
     manifest: pd.DataFrame
@@ -30,7 +35,7 @@ class Neighbours:
         object.__setattr__(self, "features", _unit(self.features))
 
     def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-        """Return path, labels, cosine and thumbnail of the `count` images nearest to a feature, best first."""
+        """Return path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
         cosines = self.features @ _unit(feature)
         best = np.argsort(-cosines, kind="stable")[:count]
         records: list[Any] = self.manifest.iloc[best][["image", "state", "object"]].to_dict("records")

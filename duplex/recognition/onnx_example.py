@@ -1,4 +1,9 @@
-"""Name the composition in images, with onnxruntime, numpy and Pillow alone: python see.py IMAGE..."""
+"""Print the composition that an exported model recognises in each image, by onnxruntime.
+
+Besides onnxruntime, it needs only numpy, safetensors and Pillow.
+
+Usage: python see.py IMAGE...
+"""
 
 import json
 import sys
@@ -17,7 +22,10 @@ RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 
 def pixels(image: Any, preprocess: Any) -> Any:
-    """Return [3, R, R] uint8: an RGB image, its shorter side resized to the encoder's size, and its centre cropped."""
+    """Return the encoder's input for an RGB image, uint8 [3, R, R]: shorter side resized to R, centre cropped.
+
+    preprocess: the encoder's preprocessing, with `size` (R) and `interpolation`.
+    """
     size = preprocess["size"]
     short = min(image.size)
     width, height = (int(size * side / short) for side in image.size)
@@ -42,7 +50,7 @@ def rgb(image: Any) -> Any:
 
 
 def open_image(name: str) -> Any:
-    """Return an image file as upright RGB; end the program with one line if it cannot be read or is too large."""
+    """Return an image file as upright RGB; exit with an error if it cannot be read or is too large."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata

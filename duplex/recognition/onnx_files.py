@@ -1,4 +1,4 @@
-"""Write the scores and the image tower as ONNX files for onnxruntime."""
+"""Write a trained model as ONNX files for onnxruntime: one computes features of images, one scores of features."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ class OnnxImageTower(nn.Module):
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
-    """Write trained.onnx, which computes scores from features [B, dim]."""
+    """Write trained.onnx into a folder, an ONNX model that computes scores [B, C] from features [B, dim].
+
+    tensors: tensors of an export.
+    """
     _export(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", "scores")
 
 
@@ -85,7 +88,7 @@ def _export(module: nn.Module, example: Tensor, path: Path, input_name: str, out
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"ONNX files need the extra: {install_command('onnx')}") from error
+        raise UsageError(f"to write ONNX files, run {install_command('onnx')}") from error
     try:
         with _quiet_exporter(), torch.no_grad():
             torch.onnx.export(
@@ -106,7 +109,7 @@ def _export(module: nn.Module, example: Tensor, path: Path, input_name: str, out
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Hide the warnings of PyTorch's ONNX exporter inside the block."""
+    """Context manager: hide the warnings of PyTorch's ONNX exporter inside the block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

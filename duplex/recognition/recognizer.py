@@ -45,7 +45,7 @@ class Recognizer:
 
     trained: model that `open_trained` loaded.
     added: (state, object) pairs that are candidates in addition to the model's own.
-    exact, new_share: see `Recognizer.load`.
+    exact: pad small batches, so that features equal cached ones. new_share: expected share of images of unseen pairs.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Recognizer:
 
     @property
     def worlds(self) -> tuple[World, ...]:
-        """The worlds that the model was calibrated for; the first is the default."""
+        """The worlds (`closed`, `open`) that the model was calibrated for; the first is the default."""
         return tuple(world for world in WORLDS if world in self.trained.calibration)
 
     @cached_property
@@ -132,7 +132,7 @@ class Recognizer:
             (grey); or features of the model's encoder, as an array of floats [B, d] or [d], or from `open_features`. An
             array of floats always holds features, a uint8 array always an image: convert others first.
         top: number of most probable compositions per answer.
-        world: closed or open, the world whose candidates answers are chosen from; None: the first of `worlds`.
+        world: closed (choose among the pairs of the data set) or open (among all pairs); None: the first of `worlds`.
         batch_size: number of images that are encoded at once.
         """
         candidates, answers = self.candidates(world), list[Answer]()
@@ -152,7 +152,7 @@ class Recognizer:
 
         paths: image files; a file that cannot be read as an image gives an `UnreadableImage`.
         top: number of most probable compositions per answer.
-        world: closed or open, the world whose candidates answers are chosen from; None: the first of `worlds`.
+        world: closed (choose among the pairs of the data set) or open (among all pairs); None: the first of `worlds`.
         batch_size: number of images that are encoded at once.
         num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
         """
@@ -184,8 +184,8 @@ class Recognizer:
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
         """Return the scores [B, C] of images for `candidates(world)`, as the evaluation computes them.
 
-        images: as for a call of the recognizer.
-        world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
+        images: images or features, as for a call of the recognizer (`Recognizer.__call__`).
+        world: closed (score the pairs of the data set) or open (all pairs); None: the first of `worlds`.
         batch_size: number of images that are encoded at once.
         """
         candidates = self.candidates(world)
@@ -194,7 +194,10 @@ class Recognizer:
 
     @initial_modes()
     def candidates(self, world: World | None = None) -> Candidates:
-        """Return the compositions that answers in a world are chosen from."""
+        """Return the compositions that answers are chosen from, with the function that scores them.
+
+        world: closed or open; None: the first of `worlds`.
+        """
         if not self.worlds:
             raise UsageError(f"{self.trained.where} was calibrated for no world; train again")
         world = self.worlds[0] if world is None else world
@@ -210,7 +213,9 @@ class Recognizer:
     def _with_added(self, candidates: Candidates, world: World) -> Candidates:
         tensors = self.trained.tensors(world)
         if tensors is None:
-            raise UsageError(f"methods of kind {self.trained.kind!r} cannot score added compositions; omit --add")
+            raise UsageError(
+                f"methods of kind {self.trained.kind!r} cannot score added pairs; omit --add and --compositions"
+            )
         try:
             tower = self.trained.backbone.tower("text").text
             more = with_added_compositions(candidates, tensors, self.labels, tower, self.added)
@@ -236,7 +241,7 @@ class Recognizer:
             yield self.encode([transformed(image, self.encoder.image_transform) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """Return a method's inputs for images, as a feature cache would hold them.
+        """Return the model's inputs (such as CLS features) for preprocessed images, as a feature cache would hold them.
 
         pixels: images after the encoder's `image_transform`, uint8 [3, R, R] each.
         """
@@ -247,7 +252,7 @@ class Recognizer:
         return {"outputs": self.trained.outputs, "batch_multiple": self._batch_multiple}
 
     def check_cache(self, features: Features) -> None:
-        """Raise `UsageError` if cached features were not computed by the model's encoder."""
+        """Raise `UsageError` if features read from a cache were not computed by the model's encoder."""
         record = {key: value for key, value in features.identity.items() if key not in LIBRARIES}
         expect = {key: self.trained.backbone.record[key] for key in record if key in self.trained.backbone.record}
         try:

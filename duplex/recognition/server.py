@@ -53,7 +53,7 @@ def application(
     workers: running processes, each with the same model, that recognise the images.
     limits: limits on requests.
     neighbours: training images to search for similar ones; None: requests for similar images are ignored.
-    world: closed or open, the world whose candidates answers are chosen from; None: the model's default.
+    world: closed (choose among the pairs of the data set) or open (among all pairs); None: the model's default.
     """
     batcher = Batcher(workers)
     form_answers = _FormAnswers(batcher, limits, neighbours)
@@ -62,7 +62,10 @@ def application(
 
     @app.post("/predict", openapi_extra=UPLOAD, summary="Recognise the compositions in images")
     async def predict(request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
-        """Return one answer per image of the form, in order. `similar`: number of nearest training images to add."""
+        """Return one answer per image of the uploaded form, in order.
+
+        top: number of most probable compositions per answer. similar: number of nearest training images per answer.
+        """
         if not (1 <= top <= 50 and 0 <= similar <= 20):
             raise HTTPException(422, f"top is {top} and similar is {similar}; expected 1–50 and 0–20")
         _check_query(request)
@@ -141,7 +144,7 @@ async def _invalid_query_as_json(_request: Request, error: Any) -> JSONResponse:
 
 
 def _check_query(request: Request) -> None:
-    """Raise an HTTP error 422 for a parameter that would be ignored: an unknown one, or one given twice."""
+    """Raise an HTTP error 422 if a query parameter is unknown or given twice, since it would be ignored."""
     names = [name for name, _ in request.query_params.multi_items()]
     for name in names:
         if name not in QUERY or names.count(name) > 1:
@@ -150,7 +153,7 @@ def _check_query(request: Request) -> None:
 
 
 class _WholeFormParser(MultiPartParser):
-    """Parser that refuses a form without its last boundary, which would lack its last image."""
+    """Parser of uploaded forms that refuses a form cut off before its end, as its last image would be lost."""
 
     is_whole = False
 

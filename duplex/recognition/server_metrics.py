@@ -17,7 +17,7 @@ PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.j
 
 
 class ServerMetrics(Collector):
-    """Prometheus metrics of one server, in a registry of their own."""
+    """Prometheus metrics of one server, such as numbers of requests and images, in a registry that no other shares."""
 
     def __init__(self, batcher: Batcher, workers: Sequence[WorkerProcess]) -> None:
         self.registry = registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Load a trained model by name: a run's folder, its checkpoint, an exported folder, or a hub repository."""
+"""Load a trained model by name: a run's folder, its checkpoint, an exported folder, or a Hugging Face repository."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ FINETUNED_FORMAT = "duplex-export-4-finetuned"  # another format: a reader must 
 
 
 def open_trained(where: str | Path, device: torch.device, words: Path | None = None) -> TrainedModel:
-    """Load a trained model by path or hub name; every error is a `UsageError`, since the user gave the name."""
+    """Load a trained model; every error is a `UsageError`, since the user named the model.
+
+    where: a run's folder or checkpoint, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
+    words: the GloVe-format file that training read, if it read one.
+    """
     is_on_hub = str(where).startswith(HUB)
     try:
         path = download(str(where).removeprefix(HUB)) if is_on_hub else checked_path(where, "model")
@@ -36,7 +40,7 @@ def open_trained(where: str | Path, device: torch.device, words: Path | None = N
 
 def _checkpoint(path: Path) -> Path:
     if path.name == CONFIG and path.is_file():
-        raise UsageError(f"{path} is not a checkpoint of duplex; of an exported model, name the folder")
+        raise UsageError(f"{path} is not a checkpoint of duplex; for an exported model, name its folder")
     if path.is_file():
         return path
     if (path / CHECKPOINT).is_file():
@@ -85,7 +89,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def download(name: str) -> Path:
-    """Return the local folder of a Hugging Face repository; download it unless it is in the hub's cache."""
+    """Return a local folder with the export in the Hugging Face repository `name`; download it unless it is cached."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -95,5 +99,5 @@ def download(name: str) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error message from another library."""
+    """Return the first line of an exception's message, at most 200 characters, to quote it in a message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

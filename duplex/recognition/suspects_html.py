@@ -1,4 +1,4 @@
-"""An HTML page of likely wrong labels with thumbnails."""
+"""Write an HTML page that shows images with likely wrong labels (suspects) as thumbnails."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ s { color: #b3541e } small { opacity: .7 }"""
 def write_suspects_page(
     path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path, list_sha256: str
 ) -> None:
-    """Write a page of images with current and suggested labels, in the order of `rows`.
+    """Write an HTML page of images whose labels are likely wrong, each with its current and its suggested label.
 
-    rows: lines of the list of suspects.
+    rows: lines of the list of suspects, in the order of the page.
     root: folder of the image files.
-    list_sha256: digest of that list, stored in the page for `is_page_of`.
+    list_sha256: sha256 of the file that holds the list, stored in the page so that `is_page_of` recognises it.
     """
     figures = "\n".join(_figure(row, root) for row in rows)
     write_text(
@@ -36,7 +36,7 @@ def write_suspects_page(
 
 
 def is_page_of(path: Path, list_sha256: str) -> bool:
-    """Whether a file is the page written for the list of suspects with this sha256."""
+    """Return whether a file is the HTML page that was written for the list of suspects with this sha256."""
     with path.open("rb") as file:
         return _meta(list_sha256).encode() in file.read(1000)
 

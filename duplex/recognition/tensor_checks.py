@@ -1,4 +1,7 @@
-"""Checks of the tensors of an export: their checksum shows damage, but not that another tool wrote them."""
+"""Checks that the tensors of an export can score images, before they are used.
+
+Their checksum shows damage, but not that another tool wrote them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ PRIOR = "log_prior"  # -inf for excluded candidates
 
 
 def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -> None:
-    """Raise `ValueError` for tensors that cannot score features of width `dim`, or score them as NaN."""
+    """Raise `ValueError` if the tensors of an export cannot score features of width `dim`, or score them as NaN."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and (tensor.isnan() if name == PRIOR else ~tensor.isfinite()).any():
             raise ValueError(f"{name} has NaN or infinity")
@@ -31,7 +34,10 @@ def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -
 
 
 def _check_candidates(tensors: Mapping[str, Tensor], labels: LabelSpace) -> int:
-    """Check the tensors [C] that describe the candidates; return their number C."""
+    """Return the number C of candidates in the tensors of an export.
+
+    Raise `ValueError` if a tensor that describes the candidates has a wrong shape, type or index, or all are excluded.
+    """
     size = len(tensors["state_of"])
     if not size:
         raise ValueError("it has no candidates")

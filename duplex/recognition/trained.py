@@ -52,10 +52,13 @@ class Backbone:
             raise UsageError(f"the model lacks the {missing[0]} of its encoder; train again with this version")
 
     def tower(self, which: str) -> Encoder:
-        """Return the encoder with its "image" or "text" tower; raise `UsageError` if training used another.
+        """Return the encoder with its "image" or "text" tower loaded.
 
-        Both towers are loaded together if they have the same precision, since one file holds the weights of both.
-        Prints a line on stderr, once, if the code of a plug-in encoder is not that of training.
+        Raise `UsageError` if the encoder of that name on this machine is not the one that the model was trained with.
+        Both towers are loaded together if they have the same precision, since one file holds the weights of both. Print
+        a line on stderr, once, if the code of a plug-in encoder has changed since training.
+
+        which: "image" or "text".
         """
         if which not in self.towers:
             name, tag = self.record["name"], self.record["tag"] or None
@@ -67,7 +70,7 @@ class Backbone:
                 if self.record.get(key) != identity[key]:
                     raise UsageError(
                         f"the model was trained on features of {key} {self.record.get(key)!r}; the encoder named "
-                        f"{name!r} on this machine has {identity[key]!r}"
+                        f"{name!r} on this machine has {identity[key]!r}; restore that encoder or train again"
                     )
             if not self.towers and code_changed(self.record):
                 print(f"duplex: the code of {name!r} has changed since the model was trained", file=sys.stderr)
@@ -85,7 +88,7 @@ def code_changed(record: Mapping[str, str]) -> bool:
 
 
 class TrainedModel(ABC):
-    """A trained model with its labels, encoder and calibration."""
+    """Base class of trained models, which score candidate compositions and hold labels, encoder and calibration."""
 
     where: str  # path of the model, for messages
     kind: str  # kind of the method
@@ -100,32 +103,40 @@ class TrainedModel(ABC):
 
     @property
     def outputs(self) -> OutputSpec:
-        """Specification of the image tower's outputs that the model takes as inputs."""
+        """Which outputs of the image tower the model takes as inputs besides CLS features: patch tokens, or the
+        activations that enter the last blocks."""
         blocks = int(self.backbone.record["block_inputs"]) if self.reads_block_inputs else 0
         return OutputSpec("patch" in self.needs, blocks, int(self.backbone.record.get("bits", 16)))
 
     @property
     def reads_block_inputs(self) -> bool:
-        """Whether the model computes features from block inputs, because blocks of its image tower were fine-tuned."""
+        """Whether the model has fine-tuned blocks of the image tower; it then computes features from block inputs, the
+        activations that enter these blocks."""
         return self.finetuned is not None
 
     @abstractmethod
     def candidates(self, world: World) -> Candidates:
-        """Return a world's candidates with the function that scores them."""
+        """Return the compositions that answers in a world (closed or open) are chosen from, with their scorer."""
 
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        """Return the tensors from which `layers.portable` computes scores; None if the method does not provide them."""
+        """Return the tensors that an export needs to compute scores; None if the model's method cannot be exported."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
-        """Return the candidates, to be scored on features of the model's fine-tuned blocks, if it has such blocks."""
+        """Return `candidates` with another scoring function, which first computes features by the fine-tuned blocks.
+
+        Return them unchanged if the model has no such blocks.
+        """
         if self.finetuned is None:
             return candidates
         terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)
         return replace(candidates, scorer=with_finetuned_features(candidates.scorer, self.finetuned), terms=terms)
 
     def calibration_of(self, world: str) -> Calibration:
-        """Return a world's calibration; raise `UsageError` if the model was not trained for that world."""
+        """Return the calibration for a world (closed or open): the bias on unseen pairs and the feasibility threshold.
+
+        Raise `UsageError` if the model was not trained for that world.
+        """
         if world not in self.calibration:
             known = ", ".join(self.calibration) or "none"
             raise UsageError(f"{self.where} was not trained for the {world} world; its worlds: {known}")
@@ -133,12 +144,13 @@ class TrainedModel(ABC):
 
 
 class TrainedRun(TrainedModel):
-    """The trained model in the checkpoint of a run."""
+    """A trained model that is loaded from the checkpoint of a run."""
 
     def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
-        """Load the checkpoint at `path`.
+        """Load the checkpoint and the encoder's towers that its method needs.
 
-        `words`: the GloVe-format file of word vectors that training read; None if it read none.
+        path: path of the checkpoint.
+        words: the GloVe-format file of word vectors that training read; None if it read none.
         """
         checkpoint = read_checkpoint(path)
         record = checkpoint.record
@@ -176,11 +188,14 @@ class TrainedRun(TrainedModel):
 
     @cached_property
     def words(self) -> PrimitiveVectors:
-        """Vectors of states and objects as in training, from the same file or from the encoder's text tower."""
+        """Word vectors of states and objects as in training, from the same file or from the encoder's text tower.
+
+        Raise `UsageError` if the file is not the one that training read.
+        """
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(WORD_VECTORS):
-            fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to that file"
+            fix = "set evaluation.word_vectors in params.yaml, or `word_vectors` in Python, to those"
             raise UsageError(f"{self.where} was trained with other word vectors; {fix}")
         if file is None:
             return PrimitiveVectors(*word_vectors(labels, self.backbone.tower("text").text))
@@ -203,7 +218,7 @@ class TrainedRun(TrainedModel):
 
 
 class ExportedModel(TrainedModel):
-    """A trained model in a folder of `duplex export`: tensors that score the candidates of one world."""
+    """Trained model in a folder of `duplex export`: tensors that score the candidates of one world, closed or open."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device):
         self.where, self.kind = str(folder), config["kind"]

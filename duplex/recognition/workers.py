@@ -1,7 +1,7 @@
-"""Worker processes of the server: each has its own recognizer and answers one batch of files after another.
+"""Worker processes of the HTTP server: each has its own recognizer and answers one batch of image files after another.
 
-Python runs one thread at a time, and half the cost of a small encoder's image is Python; so the server process handles
-HTTP only. A file that crashes its decoder kills a worker, which is replaced, and not the server.
+Python runs one thread at a time, and with a small encoder half the time per image is spent in Python code; so the
+server process handles HTTP only. A file that crashes its decoder kills a worker, which is replaced, not the server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Failure = str  # the error that an image caused in the worker
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """An image to recognise: file bytes, the number of compositions to return, and whether to return the feature."""
+    """An image to recognise: file bytes, the number of compositions to return, and whether to return its feature."""
 
     data: bytes
     top: int
@@ -39,9 +39,13 @@ class ImageRequest:
 def image_workers(
     load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
 ) -> Iterator[list[WorkerProcess]]:
-    """Start `count` workers and wait until each has loaded its model; kill them at the end of the block.
+    """Context manager: start worker processes that recognise images, and yield them when each has loaded its model.
 
-    `load` is pickled and returns the recognizer; `threads` is the number of torch threads per worker.
+    They are killed at the end of the block.
+
+    load: function that returns the recognizer; it is pickled and called in each worker.
+    count: number of workers.
+    threads: number of torch threads per worker.
     """
     workers: list[WorkerProcess] = []
     try:
@@ -74,7 +78,10 @@ class BatchRecognizer:
         self._transform = self._recognizer.encoder.image_transform
 
     def __call__(self, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-        """Return one reply per image, in order. If the batch fails, each image is answered alone."""
+        """Return one reply per image, in order: the answer as JSON, and the feature if requested; or an error message.
+
+        If a batch raises an exception, its images are recognised one by one.
+        """
         try:
             return [*self._answer(batch)]
         except Exception as error:
@@ -98,7 +105,7 @@ class BatchRecognizer:
         return replies
 
     def _decode(self, data: bytes) -> Tensor | str:
-        """Return an image as uint8 [3, R, R], or the reason why the file cannot be read."""
+        """Return an image file as preprocessed pixels, uint8 [3, R, R], or the reason why it cannot be read."""
         if not data:
             return "empty"
         try:

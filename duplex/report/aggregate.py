@@ -1,4 +1,4 @@
-"""Read and check JSON files of metrics, and average metrics over seeds per data set, method and world."""
+"""Average metrics over seeds, per data set, method and world (closed or open), and read JSON files of metrics."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
-    """Return means over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
+    """Average metrics over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
     runs: (data set, method) -> metrics of each seed.
 
-    `auc_low`, `auc_high`: means over seeds of the 95 % intervals over images. `auc_se`: standard error of the mean over
-    seeds (0 for one seed). Keys besides worlds: `validation`, AUC on validation images; `terms_semantic+visual`, the
-    closed world by these score terms alone; `groups`, the mean accuracy of each frequency group; `groups_at_ends`, that
-    accuracy at the ends of the curve.
-    Numbers that are undefined for a seed are left out.
+    `auc_se`: standard error of the mean over seeds (0 for one seed). `auc_low`, `auc_high`: means over seeds of the 95
+    % intervals over images. Besides worlds there are the keys `validation`, AUC on validation images; `terms_...`, such
+    as `terms_semantic+visual`, metrics of the closed world with only these summands of the score; `groups`, the
+    accuracy of each frequency group; `groups_at_ends`, that accuracy at the ends of the seen–unseen curve. Numbers that
+    are undefined for a seed are left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -61,10 +61,11 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
 
 def headlines(table: Aggregate) -> Aggregate:
-    """Return validation AUC, then AUC, HM, S and U of every world, per method, for `dvc metrics diff` and `exp show`.
+    """Select at most fourteen numbers per method from averaged metrics, for `dvc metrics diff` and `dvc exp show`.
 
-    At most fourteen numbers per method. Validation AUC comes first because settings are to be chosen by it: a choice
-    by test metrics would be tuning on test images. `auc_all` is the AUC with every pair as a candidate.
+    They are validation AUC, then AUC, HM, S and U of the closed and the open world. Validation AUC comes first because
+    options are to be chosen by it: a choice by test metrics would be tuning on test images. `auc_all` is the AUC in the
+    open world without a feasibility threshold: every pair is a candidate.
     """
     shown: dict[str, tuple[str, ...]] = {"validation": tuple(VALIDATION), "closed": SHOWN, "open": SHOWN}
     return {
@@ -81,7 +82,7 @@ def headlines(table: Aggregate) -> Aggregate:
 
 
 def _validation(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return mean and standard error over seeds of the validation AUC: in the closed world, and among all pairs."""
+    """Return means and standard errors over seeds of validation AUC in the closed and open world, as name -> value."""
     summary: dict[str, float] = {}
     for name, key in VALIDATION.items():
         centre = _mean_of(records, key) if records else None
@@ -120,13 +121,20 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """Return a run's open-world metrics with the feasibility threshold by `source`, words or likelihood; or empty."""
+    """Return a run's open-world metrics with implausible pairs excluded by a threshold; empty without a threshold.
+
+    record: the run's metrics of the open world.
+    source: how plausibility is measured: `words` (by word vectors) or `likelihood` (by the method's likelihood).
+    """
     other: Mapping[str, Any] = record.get(source, {})
     return record if used_source(record) == source else other
 
 
 def used_source(record: Mapping[str, Any]) -> str | None:
-    """Return the source of the feasibility threshold in a run's open-world metrics; None without a threshold."""
+    """Return by what a run excludes implausible pairs in the open world: `words` (word vectors) or `likelihood`.
+
+    None if it excludes none. `record`: the run's metrics of the open world.
+    """
     if "threshold" not in record:
         return None
     return "likelihood" if "by_likelihood" in record else "words"
@@ -141,7 +149,10 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
-    """Read a JSON file of metrics by data set and method (or seed); errors name `command`, which writes it."""
+    """Read a JSON file of metrics by data set and method (or by method and seed); raise `DuplexError` if it is missing.
+
+    command: the shell command that writes the file, for error messages.
+    """
     metrics = read_numbers(path, command, names=2)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
@@ -151,8 +162,10 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 def read_numbers(path: Path, command: str, *, names: int = 0) -> Tree | None:
     """Read a JSON file of numbers and nested tables; None if the file does not exist.
 
-    `names`: number of outer levels whose keys are names of data sets, methods or seeds. `command` is named in errors.
-    NaN and infinite numbers are read as None.
+    names: number of outer levels whose keys are names of data sets, methods or seeds.
+    command: the shell command that writes the file, for error messages.
+
+    NaN and infinite numbers are read as None. Raise `DuplexError` for other contents.
     """
     try:
         require_file(path)
@@ -163,7 +176,7 @@ def read_numbers(path: Path, command: str, *, names: int = 0) -> Tree | None:
     except OSError as error:
         raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
     except (ValueError, TypeError, RecursionError) as error:
-        raise DuplexError(f"{path} is not a table in JSON ({error}); `{command} -f` writes it again") from error
+        raise DuplexError(f"{path} does not hold results in JSON ({error}); `{command} -f` writes it again") from error
     return dict(record)
 
 
@@ -183,10 +196,10 @@ def _check(record: object, names: int, place: str) -> None:
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:
-    """Return aggregated metrics as rows of text: a header, then one row per data set, world and method.
+    """Return metrics averaged over seeds as rows of text: a header, then one row per data set, world and method.
 
-    Columns of the open world: `all pairs` is the AUC with every pair as a candidate, `by words` the AUC with the
-    feasibility threshold by word vectors, as in the published protocol.
+    Two columns are of the open world: `all pairs` is the AUC with every pair as a candidate, `by words` the AUC with
+    the feasibility threshold by word vectors, as in the published protocol.
     """
     extra = {"all pairs": "auc_all", "by words": "auc_by_words"}
     rows = [["data set", "world", "method", "S", "U", "HM", "AUC", "AUC 95 %", *extra]]

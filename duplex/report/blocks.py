@@ -1,4 +1,4 @@
-"""Building blocks of a report: sections of tables, figures, galleries and notes, for the page and for Markdown."""
+"""Building blocks of a report, for its HTML and Markdown pages: sections of tables, figures, galleries and notes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text_cell(text: str) -> TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a report table; `quoted` rows hold published numbers."""
+    """Row of a report table; `quoted`: whether its numbers are quoted from publications, not measured."""
 
     cells: Sequence[TableCell]
     quoted: bool = False
@@ -44,7 +44,7 @@ class Column:
 
 
 def columns(*titles: str, texts: int = 1) -> list[Column]:
-    """Return column headings; the first `texts` columns hold text, the others numbers."""
+    """Return column headings with the given titles; the first `texts` columns hold text, the others numbers."""
     return [Column(title, place >= texts) for place, title in enumerate(titles)]
 
 
@@ -68,7 +68,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Note:
-    """Paragraph of a report; `command` is a shell command that computes the missing results, or empty."""
+    """Paragraph of a report, often on missing results; `command`: shell command that computes them, or empty."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -77,7 +77,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Line:
-    """Line of text below a thumbnail; `right`: whether the prediction in it is right, None without a prediction."""
+    """Line of text below a thumbnail; `right`: whether the prediction in the text is right, None if there is none."""
 
     text: str
     right: bool | None = None
@@ -86,7 +86,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Thumb:
-    """Thumbnail with its label and lines of text; `uri` is None if the image is not on this machine."""
+    """Thumbnail with its label and the lines of text below it; `uri` is None if the image is not on this machine."""
 
     uri: str | None  # data URI
     name: str  # label
@@ -97,7 +97,7 @@ class Thumb:
 
 @dataclass(frozen=True)
 class Strip:
-    """Titled row of thumbnails."""
+    """Row of thumbnails in a gallery, with a title."""
 
     title: str
     thumbs: Sequence[Thumb]
@@ -105,7 +105,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Group:
-    """Titled group of rows of thumbnails."""
+    """Group of rows of thumbnails in a gallery, with a title."""
 
     title: str
     strips: Sequence[Strip]
@@ -130,7 +130,10 @@ class Matrix:
 
     @property
     def rows(self) -> list[tuple[str, list[tuple[int, float, str]]]]:
-        """Name of each row with its cells: images, their share of the row, and hover text."""
+        """Rows of the confusion matrix for display: a label's name with its cells.
+
+        A cell is (number of images, share of the row's images, hover text).
+        """
         table = []
         for name, counts in zip(self.names, self.counts, strict=True):
             total = max(1, sum(counts))
@@ -144,7 +147,7 @@ Block = Table | Figure | Note | Gallery | Matrix
 
 @dataclass(frozen=True)
 class ReportPart:
-    """Titled part of a report section."""
+    """Part of a report section: a title with tables, figures, galleries and notes."""
 
     title: str
     blocks: Sequence[Block]

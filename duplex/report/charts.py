@@ -29,7 +29,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """Line of a chart, with an optional band and points."""
+    """Line of a chart, with an optional band around it and points with hover text."""
 
     name: str
     x: Sequence[float]
@@ -66,7 +66,7 @@ class Axis:
 
 
 def draw(chart: Chart) -> str:
-    """Return the chart as an `<svg>` element for the page."""
+    """Return a line chart as an `<svg>` element for an HTML page, whose style sheet sets the colours."""
     tones = [place if series.tone is None else series.tone for place, series in enumerate(chart.series)]
     coloured = [(series, f"t{tone % TONES}") for series, tone in zip(chart.series, tones, strict=True)]
     legend, legend_height = _legend(coloured)
@@ -87,14 +87,17 @@ def draw(chart: Chart) -> str:
 
 
 def standalone_svg(svg: str) -> str:
-    """Return the content of an SVG file for an `<svg>` element, colours included."""
+    """Return an `<svg>` element as the content of an SVG file, with the style sheet that sets its colours."""
     style = files("duplex.report").joinpath("charts.css").read_text(encoding="utf-8")
     head, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
 
 
 def ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """Return about five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten."""
+    """Return about five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten.
+
+    whole: whether steps are at least 1.
+    """
     raw = max(high - low, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
@@ -118,7 +121,10 @@ def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, w
 
 
 def _legend(coloured: Sequence[tuple[Series, str]]) -> tuple[list[str], float]:
-    """Return the elements of the legend and its height; `coloured`: lines with the CSS classes of their colours."""
+    """Return the SVG elements of a chart's legend, and its height in pixels.
+
+    coloured: the chart's lines with the CSS classes of their colours.
+    """
     out, x, row = [], float(LEFT), 0
     for series, colour in coloured:
         width = 32 + LETTER * len(series.name)

@@ -1,4 +1,4 @@
-"""Seen–unseen curve of a method: mean over seeds, with an interval over test images."""
+"""Seen–unseen curve of a method for the report: averaged over seeds, with an interval over test images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ POINTS, ROUNDS = 81, 200
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """Unseen accuracy at G evenly spaced seen accuracies, in percent; `low` to `high` is its 95 % interval."""
+    """Seen–unseen curve, averaged over seeds: unseen accuracy at G evenly spaced seen accuracies, in percent.
+
+    `low` to `high` is the 95 % interval of unseen accuracy over test images.
+    """
 
     seen: Floats
     unseen: Floats
@@ -25,7 +28,10 @@ class MeanCurve:
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
-    """Return images' margins (biases at which they turn right or wrong); None unless seen and unseen pairs occur."""
+    """Return margins (biases at which images become right or wrong) from a run's closed- or open-world predictions.
+
+    None unless there are images of both seen and unseen pairs.
+    """
     rows = predictions[predictions["world"] == world]
     is_seen = rows["seen"].to_numpy(dtype=bool)
     margin = rows["margin"].to_numpy(dtype=np.float64)
@@ -35,10 +41,13 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 
 
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
-    """Return the best unseen accuracy for each minimum of seen accuracy, averaged over seeds.
+    """Return the seen–unseen curve, averaged over seeds: best unseen accuracy for each minimum of seen accuracy.
 
-    Each of the `rounds` of the bootstrap draws the same seen and unseen images for every seed. Seeds with different
-    test sets get no interval.
+    seeds: margins (biases at which images become right or wrong) of each seed.
+    points: number of points of the curve.
+    rounds: number of bootstrap rounds for its interval. A round draws the same images for all seeds.
+
+    Seeds with different test sets get no interval.
     """
     curves = [Curve.of(margins) for margins in seeds]
     top = max(float(curve.seen_accuracies[0]) for curve in curves)
@@ -56,9 +65,10 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """Return a curve's best unseen accuracy [G] for each minimum of seen accuracy in `grid` [G]; 0 if not reached.
+    """Return the best unseen accuracy [G] on a seen–unseen curve for each minimum of seen accuracy; 0 if not reached.
 
-    seen, unseen: accuracies of the curve's points, seen accuracy falling.
+    seen, unseen: accuracies at the curve's points, seen accuracy falling.
+    grid: minima of seen accuracy [G].
     """
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

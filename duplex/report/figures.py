@@ -1,5 +1,7 @@
-"""Figures of the report: seen–unseen curves, training curves, sensitivity to lambda, and maps (dots for images; a
-triangle, square or star for each prototype; one hue per class)."""
+"""Figures of the report: seen–unseen curves, training curves, results by momentum lambda, and t-SNE maps.
+
+Maps show a dot per image, a triangle, square or star per prototype, and one hue per class.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from duplex.report.results import DatasetResults
 
 
 def slug(*words: str) -> str:
-    """Join words to a file name; unsafe characters become `_`."""
+    """Join words by hyphens to a file name; unsafe characters become `_`."""
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)
 
 
 def curve_figure(data: DatasetResults, world: str) -> Figure | None:
-    """Plot the seen–unseen curves of all methods in a world; None without predictions."""
+    """Plot the seen–unseen curves of all methods in the closed or open world; None if no run has predictions."""
     curves = data.curves[world]
     if not curves:
         return None
@@ -43,13 +45,16 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Return the number of each method's colour in figures, by its name and the name that it is shown under."""
+    """Return method name -> number of its colour, the same in all figures of a data set.
+
+    The names under which the report shows methods (option `shown_as`) are keys, too.
+    """
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:
-    """Plot validation AUC and summed loss by epoch, for methods that train."""
+    """Plot validation AUC and the sum of losses by epoch, for the methods that train; empty if none does."""
     figures, legend = [], "Lines: mean over seeds. Bands: lowest to highest seed."
     for title, label, value, caption in (
         ("validation AUC", "validation AUC, %", lambda history: 100 * history["val_auc"], "Validation AUC by epoch."),
@@ -65,9 +70,9 @@ def training_figures(data: DatasetResults) -> list[Figure]:
 
 
 def _by_epoch(data: DatasetResults, value: Callable[[pd.DataFrame], pd.Series]) -> list[Series]:
-    """Return a chart line per method that trains, averaged over seeds.
+    """Return a line of a chart by epoch for each method that trains, averaged over seeds.
 
-    value: function from a training history to one number per epoch.
+    value: function from a training history (a table) to one number per epoch.
     """
     lines, tones = [], tones_of(data)
     for method, runs in data.runs.items():
@@ -91,9 +96,9 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """Plot AUC and HM against the momentum lambda, with standard errors.
+    """Plot AUC and HM of ablations against lambda, the momentum of the prototypes' updates, with standard errors.
 
-    places: one record per ablation: `value`, its lambda, and `run`, its name.
+    places: a mapping per ablation, with its lambda as `value` and its name as `run`.
     """
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
@@ -140,7 +145,9 @@ def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
     """Return a t-SNE map as SVG: one `<g>` per label, with the label as hover text; prototypes are drawn above images.
 
-    hue_by: column of `rows` whose values are told apart by colour. alt: text for screen readers.
+    rows: table of points.
+    hue_by: column of `rows` whose values are told apart by colour.
+    alt: text for screen readers.
     """
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}

@@ -1,4 +1,8 @@
-"""Build the report's tables of accuracy by the frequency of pairs in training, also with and without the graph."""
+"""Build the report's tables of accuracy by the frequency of pairs in training.
+
+Frequency groups are head, medium, tail (by number of training images) and unseen. Some tables compare a method with and
+without the Duplex paper's local graph, which updates prototypes by messages from the images of a batch.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ COUNTS = {
 def group_table(data: DatasetResults) -> Table | Note:
     """Return a table of each method's accuracy by the pairs' frequency in training, without a bias on unseen pairs.
 
-    If no method has these metrics, return a note on what is missing.
+    If no run has accuracies by frequency, return a note that says so.
     """
     methods = {m: runs for m, runs in data.runs.items() if runs and all(r.metrics.get("groups") for r in runs.values())}
     if not methods:
@@ -48,7 +52,11 @@ GRAPH = ("codebook without graph", "with graph", "gain")
 
 
 def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """Return a table of accuracy at bias 0 by frequency group, with and without refinement; None if one is missing."""
+    """Return a table of accuracy by the pairs' frequency in training, with and without the Duplex paper's local graph.
+
+    The graph updates prototypes by messages from images. Rows are head, medium, tail and unseen pairs; the bias on
+    unseen pairs is 0. None unless both ablations (with, without) were run.
+    """
     cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
     rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
     if not rows:
@@ -58,9 +66,10 @@ def graph_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """Return a table of accuracy at the ends of the seen–unseen curve, with and without refinement.
+    """Return a table of accuracy at the ends of the seen–unseen curve, with and without the Duplex paper's local graph.
 
-    Rows are frequency groups. None unless the ablations with and without refinement were both run.
+    The graph updates prototypes by messages from images. Rows are head, medium, tail, all seen and unseen pairs. None
+    unless both ablations (with, without) were run.
     """
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
@@ -82,9 +91,9 @@ def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
-    """Return cells of an accuracy without refinement, with refinement, and their difference; empty if one is missing.
+    """Return table cells with an accuracy without and with updates of prototypes by the local graph, and the gain.
 
-    place: keys of the accuracy in the metrics of an ablation.
+    place: keys that lead to the accuracy in an ablation's metrics. If one of the two lacks it, no cells are returned.
     """
     pair = read_package_yaml("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
     names = (pair["without"], pair["with"])

@@ -1,8 +1,9 @@
-"""Measure the closed form's accuracy by number of training images, and extrapolate it to twice as many images.
+"""Measure accuracy by number of training images, and extrapolate it to twice as many images.
 
-Fits use frozen features and take seconds. Each fit has its own temperature and prior, from validation images, and is
-measured on test images, with all labelled pairs as candidates. Training images are drawn at random within every pair,
-at least one image per pair, so that seen pairs stay seen.
+The classifier is in closed form: prototypes computed by least squares from frozen features in seconds, nothing is
+trained. Each fit has its own temperature and prior, from validation images, and is measured on test images, with all
+labelled pairs as candidates. Training images are drawn at random within every pair, at least one image per pair, so
+that seen pairs stay seen.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FITTED_SCORES = 1 << 22  # of validation images, from which temperature and prio
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Accuracies with the same number of training images, one per random draw."""
+    """Point of a learning curve: the accuracies of several random draws of the same number of training images."""
 
     images: int  # number of training images
     accuracies: tuple[float, ...]  # percent
@@ -43,7 +44,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Accuracy by number of training images, fewest images first, and its extrapolation to twice as many images."""
+    """Accuracy of a closed-form classifier by number of training images, and an extrapolation to twice as many."""
 
     points: tuple[CurvePoint, ...]
     slope: float  # beta of `extrapolate`
@@ -51,7 +52,10 @@ class LearningCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> LearningCurve | None:
-        """Measure the accuracy with a quarter, half and all training images; None if two of these numbers are equal."""
+        """Measure a closed-form classifier's accuracy with a quarter, half and all of the training images.
+
+        None if there are so few images that two of these numbers are equal. `examples`: split -> frozen features.
+        """
         train = examples["train"].compositions.numpy()
         points = []
         for share in SHARES:
@@ -65,7 +69,10 @@ class LearningCurve:
 
 
 def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
-    """Return the rows, rising, of a random share of the images of every pair, at least one image per pair."""
+    """Draw a random share of the images of every pair, at least one per pair; return their indices, ascending.
+
+    compositions: pair of each image [N].
+    """
     generator = np.random.default_rng(seed)
     rows = [
         generator.permutation(members)[: max(1, int(share * len(members) + 0.5))]
@@ -75,11 +82,13 @@ def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
 
 
 def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
-    """Return the slope beta of a power law fitted to errors, and the accuracy in percent for twice the last `images`.
+    """Fit a power law to a learning curve's errors; return its slope beta, and the accuracy for twice as many images.
 
         log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
 
-    images, accuracies: per point of the curve. measured: number of test images; e counts as at least half an image.
+    images: number of training images per point of the curve; the last one is doubled.
+    accuracies: percent, per point.
+    measured: number of test images; e counts as at least half an image.
     """
     error = np.maximum(100 - np.array(accuracies), 50 / measured)
     beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
@@ -88,7 +97,7 @@ def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tu
 
 @dataclass(frozen=True)
 class ClosedFormAnswers:
-    """Answers of a closed form, fitted to some training images, for the images of one split."""
+    """Answers of a closed-form classifier (nothing trained) for the images of one split."""
 
     model: ClosedForm
     target: Ints  # [N] compositions
@@ -97,7 +106,12 @@ class ClosedFormAnswers:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
-        """Fit a closed form to the training images `rows`, calibrate it on validation images, and score `split`."""
+        """Fit a closed-form classifier to training images, calibrate it on validation images, and classify a split.
+
+        examples: split -> frozen features with compositions.
+        rows: indices of the training images to use.
+        split: split whose images are answered: `train`, `val` or `test`.
+        """
         train, chosen = examples["train"], torch.from_numpy(rows)
         shape = len(labels.states), len(labels.objects)
         statistics = ClassStatistics.of(unit(train.cls[chosen]), train.compositions[chosen], *shape)
@@ -109,14 +123,17 @@ class ClosedFormAnswers:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in percent, with images weighted so that unseen pairs have their expected share."""
+        """Accuracy in percent, in which images of unseen pairs together have the weight `NEW_SHARE`, 0.1."""
         return 100 * float(image_weights(self.is_seen, NEW_SHARE) @ (self.answer == self.target))
 
 
 def _best_candidates(
     model: ClosedForm, candidates: Ints, examples: Mapping[str, Examples], split: str, seen: Bools
 ) -> Ints:
-    """Return the position of the most probable candidate [N] for the images of a split."""
+    """Return the position of the most probable candidate for each image of a split [N].
+
+    Temperature and prior of the probabilities are fitted to validation images.
+    """
     scorer, val = model.scorer(torch.from_numpy(candidates)), examples["val"]
 
     def log_p(cls: Tensor) -> Tensor:

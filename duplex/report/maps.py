@@ -1,8 +1,8 @@
-"""Compute two-dimensional t-SNE maps of images and prototypes, as in the paper's figures.
+"""Compute two-dimensional t-SNE maps of images and prototypes, as in the Duplex paper's figures.
 
-The map `prototypes` shows test images with semantic and visual prototypes; `before` and `after` show test images with
-the visual prototypes before and after training; `semantic`, `visual` and `combined` show prototypes only, coloured by
-object. Maps with images show the compositions with the most test images.
+The map `prototypes` shows test images with semantic prototypes (from prompts) and visual prototypes (from images);
+`before` and `after` show test images with the visual prototypes before and after training; `semantic`, `visual` and
+`combined` show prototypes only, coloured by object. Maps with images show the compositions with the most test images.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Prototypes = Callable[[Ints], Array]  # compositions [C] -> [C, d]
 
 @dataclass(frozen=True)
 class Scene:
-    """Test images and prototypes to be shown in t-SNE maps."""
+    """Test images and prototypes of a trained method, from which t-SNE maps are computed."""
 
     labels: LabelSpace
     compositions: Ints  # [n] compositions of the test images
@@ -39,14 +39,15 @@ class Scene:
 
 
 def map_count(scene: Scene) -> int:
-    """Return the number of maps that `draw_maps` computes."""
+    """Return the number of t-SNE maps that `compute_maps` returns; it depends on the prototypes that the method has."""
     return sum(1 for _ in _plans(scene))
 
 
-def draw_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """Return all t-SNE maps as one table with a row per point.
+def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
+    """Compute all t-SNE maps and return them as one table with a row per point.
 
-    tick: called with the number of finished optimisation steps, out of `map_count(scene) * (EARLY + STEPS)`.
+    tick: callback for progress, called with the number of finished optimisation steps over all maps; each of the
+        `map_count(scene)` maps takes `EARLY + STEPS` steps.
     """
     tables, done = [], 0
     for name, parts in _plans(scene):
@@ -62,7 +63,10 @@ def draw_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
 
 
 def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
-    """Yield each map's name and its groups of points: their kind, compositions [r] and vectors [r, d]."""
+    """Yield each t-SNE map's name and groups of points (kind, compositions [r], vectors to map [r, d]).
+
+    The kind chooses a point's symbol: `image`, or a kind of prototype such as `semantic`.
+    """
     largest, rows = largest_classes(scene.compositions)
     if scene.visual is not None:
         parts = [("image", scene.compositions[rows], scene.trained[rows])]
@@ -82,7 +86,12 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
 
 
 def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
-    """Return the compositions with the most test images, and evenly spaced indices of up to IMAGES images of each."""
+    """Return the compositions with the most test images, and the indices of the images to show in maps.
+
+    Of each composition up to 40 images are shown, evenly spaced.
+
+    compositions: composition of each test image [n].
+    """
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:CLASSES]])
     picked = []
@@ -93,7 +102,10 @@ def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
 
 
 def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
-    """Return a repeatable t-SNE map [r, 2] of vectors [r, d]: started from principal components, on one thread."""
+    """Compute a repeatable t-SNE map [r, 2] of vectors [r, d], started from principal components, on one thread.
+
+    tick: progress callback, called with `done` (steps of maps finished before) plus this map's optimisation steps.
+    """
     if len(vectors) < 5:  # too few for neighbourhoods: use the first two coordinates
         tick(done + EARLY + STEPS)
         return np.asarray(vectors[:, :2], dtype=np.float64)

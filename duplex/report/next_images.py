@@ -1,15 +1,17 @@
-"""Rank pairs by how much one more labelled image would help, by the closed form's variance and validation errors.
+"""Rank pairs by how much one more labelled image would help.
 
-In coordinates where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`: effects
-of state and object, and an interaction of variance `v` (duplex/layers/additive.py). With `n_c` images of pair `c`,
-`H` the matrix of the normal equations for `beta`, and `k = 1/v`,
+The measure combines the variance of a pair's mean feature in the closed-form classifier with the pair's validation
+errors. In coordinates where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`:
+effects of state and object, and an interaction of variance `v` (duplex/layers/additive.py). With `n_c` images of pair
+`c`, `H` the matrix of the normal equations for `beta`, and `k = 1/v`,
 
     V_c = 1 / (n_c + k) + (k / (n_c + k))^2 u_c' H^-1 u_c        variance of theta_c in every direction
     V_c / (1 + V_c)                                              share by which one more image reduces V_c
     e_c = (wrong_c + e) / (validated_c + 1)                      share of errors, shrunk to the share e of all pairs
     gain_c = e_c V_c / (1 + V_c)
 
-The order of `gain` is a heuristic: it assumes that errors of a pair fall in proportion to the variance of its mean.
+where `wrong_c` of the `validated_c` validation images of the pair are answered wrongly. The order of `gain` is a
+heuristic: it assumes that errors of a pair fall in proportion to the variance of its mean.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ class NextImages:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
-        """Rank the labelled pairs by image counts of all splits and errors of a closed form on validation images."""
+        """Rank the labelled pairs by expected gain, from image counts of all splits and errors on validation images.
+
+        The errors are those of a closed-form classifier, fitted to the training images.
+
+        examples: split -> frozen features with compositions.
+        """
         answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
         shape, k, ridge = answers.model.shape, answers.model.shrinkage, answers.model.settings.ridge
         counts = pair_counts(examples, labels, ("train", "val", "test"))
@@ -62,15 +69,16 @@ class NextImages:
 
 
 def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tuple[str, ...]) -> Ints:
-    """Return the number of images [M*N] of every composition, summed over `splits`."""
+    """Return the number of images of every composition [M*N], summed over `splits`, for M states and N objects."""
     compositions = np.concatenate([examples[split].compositions.numpy() for split in splits])
     return np.bincount(compositions, minlength=labels.size)
 
 
 def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
-    """Return the posterior variance `V` [M*N] of every composition's mean feature, given image counts [M*N].
+    """Return the posterior variance of every composition's mean feature [M*N], given its number of images.
 
-    k: inverse variance of the pairs' interactions (deviations from state effect + object effect), counted in images.
+    counts: number of images of every composition [M*N].
+    k: inverse variance of the pairs' interactions (deviations from state + object effect); weighs like k images.
     ridge: penalty on the effects of states and objects.
     shape: (M, N), numbers of states and of objects.
     """
@@ -87,8 +95,10 @@ def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int])
 
 
 def _quadratic(inverse: Tensor, states: int) -> Tensor:
-    """Return `u' H^-1 u` [M, N] for the design row `u` (1, one-hot state, one-hot object) of every pair.
+    """Return `u' H^-1 u` [M, N], the variance that a pair's mean has from the estimates of state and object effects.
 
+    u: design row of the pair (1, one-hot state, one-hot object).
+    inverse: H^-1, inverse matrix of the normal equations.
     states: number of states, M.
     """
     own = inverse.diagonal()
@@ -99,9 +109,10 @@ def _quadratic(inverse: Tensor, states: int) -> Tensor:
 
 
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """Return the gain [P] of one more image of each pair.
+    """Return the expected gain [P] from one more labelled image of each pair, as a number to rank pairs by.
 
-    variance: of the pair's mean [P]. wrong, validated: numbers of wrong and of all validation images of the pair [P].
+    variance: of the pair's mean feature [P].
+    wrong, validated: numbers of wrong and of all validation images of the pair [P].
     """
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
@@ -110,9 +121,11 @@ def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
 
 
 def _errors_by_variance(variance: Floats, right: Bools) -> tuple[float, float] | None:
-    """Return the percentage of wrong answers on images with a variance above the median, and on the others.
+    """Return the percentage of wrong answers on images whose pair has a variance above the median, and on the others.
 
-    None if a group is empty. variance: for each image, the posterior variance of its pair's mean feature [N].
+    The comparison shows whether variance predicts errors. None if a group is empty.
+
+    variance: for each image, the posterior variance of its pair's mean feature [N].
     right: whether the answer is right [N].
     """
     larger = variance > np.median(variance)

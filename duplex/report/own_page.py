@@ -32,7 +32,7 @@ from duplex.system.files import write_text
 
 @dataclass(frozen=True)
 class OwnData:
-    """Data set to write a page about, with a trained model's answers for its test images."""
+    """A data set to write a page about, with features and a trained model's answers for its test images."""
 
     name: str
     labels: LabelSpace
@@ -45,25 +45,25 @@ class OwnData:
 
     @property
     def has_features(self) -> bool:
-        """Whether every split has features, from which the closed form is fitted and measured."""
+        """Whether every split has features, from which the page's closed-form classifier is fitted and measured."""
         return all(split in self.examples and len(self.examples[split]) for split in SPLITS)
 
     @property
     def readable(self) -> pd.DataFrame:
-        """The rows of the manifest without images that could not be read; all rows if there are no features."""
+        """The manifest (table of images) without unreadable images; the whole manifest if there are no features."""
         if not self.has_features:
             return self.manifest
         return self.manifest.iloc[np.sort(np.concatenate([self.examples[split].rows for split in SPLITS]))]
 
 
 def write_page(data: OwnData, path: Path) -> Path:
-    """Write the page of a data set to the file `path`, with thumbnails embedded, and return `path`."""
+    """Write a data set's HTML page to the file `path`, with thumbnails embedded, and return `path`."""
     write_text(path, render_page(own_report(data)))
     return path
 
 
 def own_report(data: OwnData) -> Report:
-    """Build the report of one data set; sections without data are left out."""
+    """Build the report of one data set and its model's answers; sections without data are left out."""
     labels, manifest, answered = data.labels, data.manifest, data.answered
     thumbnails = _thumbnails(data)
     train = data.readable[data.readable["split"] == "train"]
@@ -89,13 +89,13 @@ def own_report(data: OwnData) -> Report:
 
 
 def _thumbnails(data: OwnData) -> Thumbnails | None:
-    """Return a function from an image's name to its thumbnail; None if no image is on this machine."""
+    """Return a function that reads an image's thumbnail, given its name; None if no image is on this machine."""
     present = any((data.root / image).is_file() for image in data.manifest["image"])
     return thumbnails_under(data.root) if present else None
 
 
 def _facts(data: OwnData) -> list[tuple[str, str]]:
-    """Return the numbers at the top of the page as (name, text): counts of the data set, accuracy of the model."""
+    """Return the numbers at the top of a data set's page as (name, text): counts of the data, and accuracy."""
     counts = data.readable["split"].value_counts()
     pairs = len(data.readable[["state", "object"]].drop_duplicates())
     facts = [

@@ -1,4 +1,4 @@
-"""Build the parts of a data set's page: accuracy, confusions, reliability, next images, wrong answers, recipes."""
+"""Build the parts of a data set's page: accuracy, confusions, probabilities, learning curve, wrong answers, recipes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ KINDS = ("known pairs", "new pairs")  # with and without training images
 
 
 def accuracy_parts(answered: AnsweredImages, train: Ints) -> list[ReportPart]:
-    """Return the report parts on accuracy: overall, by state, object and pair. `train`: labels of training images."""
+    """Return report parts with tables of a model's accuracy: overall, by state, by object and by pair.
+
+    train: composition of each training image.
+    """
     labels = answered.labels
     state, thing = ([prompt_name(name) for name in names] for names in (labels.states, labels.objects))
     parts = [
@@ -116,7 +119,7 @@ def _accuracy_cells(group: LabelAccuracy, kind: int) -> list[TableCell]:
 def confusion_parts(
     answered: AnsweredImages, manifest: pd.DataFrame, thumbnails: Thumbnails | None
 ) -> list[ReportPart]:
-    """Return confusion matrices of states and objects, and the most confused pairs with images.
+    """Return report parts with the confusion matrices of states and objects, and the most confused pairs with images.
 
     thumbnails: function from an image's name to its thumbnail; None if no image is on this machine.
     """
@@ -136,7 +139,10 @@ def confusion_parts(
 
 
 def _matrix(counts: Ints, names: Sequence[str], title: str) -> Matrix:
-    """Return the confusion matrix of the labels that occur; of more than `MATRIX`, those with the most errors."""
+    """Return a confusion matrix as a report block, limited to the 24 labels with the most errors.
+
+    counts: number of images by label (row) and answer (column). Labels that do not occur are left out.
+    """
     errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
     occurring = np.flatnonzero(counts.sum(0) + counts.sum(1))
     shown = np.sort(occurring[np.argsort(-errors[occurring], kind="stable")][:MATRIX])
@@ -180,7 +186,7 @@ def _thumbs(images: Sequence[str], name: str, thumbnails: Thumbnails, right: boo
 
 
 def probability_part(answered: AnsweredImages) -> ReportPart:
-    """Return the reliability diagram, with its expected calibration error."""
+    """Return the report part with the reliability diagram (accuracy by probability) and its calibration error."""
     groups = answered.reliability
     places = np.flatnonzero(groups.images)
     x, y = 100 * groups.probability[places], 100 * groups.accuracy[places]
@@ -203,7 +209,7 @@ def probability_part(answered: AnsweredImages) -> ReportPart:
 
 
 def curve_part(curve: LearningCurve) -> ReportPart:
-    """Return the learning curve of the closed form, and its extrapolation to twice as many images."""
+    """Return the report part with the learning curve, and its extrapolation to twice as many training images."""
     images, means = [point.images for point in curve.points], [point.mean for point in curve.points]
     low, high = ([pick(point.accuracies) for point in curve.points] for pick in (min, max))
     marks = [Mark(n, mean, f"{n:,} training images: {mean:.1f} %") for n, mean in zip(images, means, strict=True)]
@@ -240,7 +246,7 @@ FORMULA = (
 
 
 def next_part(next_images: NextImages, labels: LabelSpace) -> ReportPart:
-    """Return a table of the labelled pairs with the largest expected gain from one more image."""
+    """Return the report part with the labelled pairs for which one more labelled image would help most, as a table."""
     each = next_images
     rows = [
         TableRow(
@@ -271,7 +277,10 @@ def next_part(next_images: NextImages, labels: LabelSpace) -> ReportPart:
 def wrong_answers_part(
     answered: AnsweredImages, manifest: pd.DataFrame, thumbnails: Thumbnails | None
 ) -> ReportPart | None:
-    """Return a gallery of the wrong answers with the highest probability; None without images or wrong answers."""
+    """Return the report part with a gallery of the wrong answers that have the highest probability.
+
+    None without wrong answers, or if no image is on this machine.
+    """
     places = answered.wrong(WRONG)
     if thumbnails is None or not len(places):
         return None
@@ -289,7 +298,10 @@ def wrong_answers_part(
 
 
 def recipe_part(recipes: Sequence[Mapping[str, Any]]) -> ReportPart:
-    """Return a table of the training recipes that validation compared, from `RecipeChoice.table`."""
+    """Return the report part with a table of the recipes (settings of training) compared on validation images.
+
+    recipes: a mapping per recipe, with `recipe` (its name), validation `auc`, `chosen` and further results.
+    """
     rows = []
     for recipe in recipes:
         auc, gain = float(recipe["auc"]), recipe.get("gain")

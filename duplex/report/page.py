@@ -19,7 +19,7 @@ MARK = '<meta name="generator" content="duplex">'  # in the head of every page
 
 
 def is_page(path: Path) -> bool:
-    """Return whether a file is a page that `render_page` wrote."""
+    """Return whether a file is an HTML page that `render_page` wrote, and so may be overwritten."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
@@ -36,8 +36,10 @@ def render_markdown(report: Report) -> str:
 
 
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
-    """Write index.html and report.md to `folder` and the figures as SVG files to `figures`; return index.html's path.
+    """Write a report to files and return the path of its HTML page, index.html.
 
+    folder: gets index.html and report.md.
+    figures: folder that gets the figures as SVG files.
     numbers: file name -> JSON record, for further files in `folder`.
 
     Both folders are replaced as a whole, because their old files may be links into DVC's cache.
@@ -54,7 +56,10 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
 
 
 def _environment() -> Environment:
-    """Return the Jinja environment: HTML templates escape all values, Markdown templates those with the filter `md`."""
+    """Return the Jinja environment for the report's templates.
+
+    HTML templates escape all values; Markdown templates escape those with the filter `md`.
+    """
     environment = Environment(
         loader=PackageLoader("duplex.report", ""),
         autoescape=select_autoescape(["html.j2"]),
@@ -69,7 +74,7 @@ def _environment() -> Environment:
 
 
 def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
-    """Group adjacent report blocks of one kind, so that figures stand side by side."""
+    """Group adjacent report blocks of one kind as (kind, blocks), so that figures stand side by side."""
     return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: block.kind)]
 
 

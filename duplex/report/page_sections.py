@@ -32,8 +32,8 @@ def build_report(
 ) -> Report:
     """Build the report of all data sets.
 
-    origin: git revision and package versions. image_parts: data set -> report parts that need images or a trained
-    method.
+    origin: git revision and package versions.
+    image_parts: data set -> further report parts, which need images or a trained method.
     """
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
     provenance = ReportSection("provenance", "Provenance", [provenance_part(results, origin)])
@@ -68,7 +68,7 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
 
 
 def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
-    """Return the parts with data; then one part, `Not shown`, with the notes of all parts without data."""
+    """Return the report parts with data, then one part `Not shown` with the notes of all parts without data."""
     filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
     notes = [
         replace(block, text=f"{part.title}: {block.text}")
@@ -93,7 +93,10 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
-    """Return tables of ablations and of score terms, a note on ablations without runs, and plots over lambda."""
+    """Return a data set's ablations as report blocks: tables, and plots against the prototypes' momentum lambda.
+
+    Tables of single score terms (summands of the score) and a note on ablations that were not run are included.
+    """
     entries, spec = tables.ablation_tables(results, data), tables.read_package_yaml("tables.yaml")
     finished = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]
@@ -120,7 +123,7 @@ ENCODER = (
 
 @dataclass(frozen=True)
 class Provenance:
-    """Git revision and package versions of a report."""
+    """Git revision and package versions that a report was made with."""
 
     revision: str = "not in a git repository"
     versions: dict[str, str] = field(default_factory=dict)

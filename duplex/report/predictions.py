@@ -1,4 +1,4 @@
-"""Tables and galleries of one run's predictions: examples, confused pairs, worst and best pairs."""
+"""Report tables and galleries of one run's predictions: examples, confused pairs, worst and best pairs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ KINDS = (("seen", True), ("unseen", True), ("seen", False), ("unseen", False))
 def predicted_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
 ) -> list[ReportPart]:
-    """Return the report parts `Examples` and `Errors` of a run.
+    """Return the report parts `Examples` and `Errors` on the predictions of one run (a trained method).
 
-    source: path of the run's predictions file, which tables cite. notes: blocks shown above the examples. texts: the
-    texts nearest to each test image.
+    predictions: table of the run's predictions on test images.
+    source: path of the predictions file, which tables cite.
+    notes: blocks shown above the examples.
+    texts: the texts (semantic prototypes) nearest to each test image.
     """
     return [
         ReportPart("Examples", [*notes, example_predictions(predictions, thumbnails, texts.lines), *texts.blocks]),
@@ -33,9 +35,11 @@ def predicted_parts(
 
 
 def example_predictions(predictions: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines) -> Block:
-    """Return test images of seen and unseen pairs, right and wrong, with their best three predictions (closed world).
+    """Return a gallery of test images with their best three predictions (closed world), or a note if there are none.
 
-    `texts`: the nearest texts of images, shown below the predictions.
+    It shows seen and unseen pairs, right and wrong predictions.
+
+    texts: the nearest texts of each image, shown below the predictions.
     """
     rows = predictions[predictions["world"] == "closed"]
     groups = []
@@ -56,7 +60,7 @@ def example_predictions(predictions: pd.DataFrame, thumbnails: Thumbnails, texts
 
 
 def _spread(rows: pd.DataFrame, count: int) -> pd.DataFrame:
-    """Return at most `count` rows of a table of predictions, evenly spaced, each of a different true label."""
+    """Return at most `count` rows of a table of predictions, evenly spaced, each with a different label."""
     first = rows.drop_duplicates("label")
     places = np.unique(np.linspace(0, max(len(first) - 1, 0), count).astype(int))
     return first.iloc[places[: len(first)]]
@@ -70,7 +74,10 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Line]) -> T
 
 
 def confused_table(predictions: pd.DataFrame, source: str) -> Table:
-    """Return a table of the most frequent wrong predictions (closed world)."""
+    """Return a table of the pairs that are most often confused: label, wrong prediction and count (closed world).
+
+    source: path of the predictions file, which the table cites.
+    """
     closed = predictions[predictions["world"] == "closed"]
     images = closed["label"].value_counts()
     wrong = closed[closed["label"] != closed["top1"]].groupby(["label", "top1"]).size().reset_index(name="count")
@@ -84,7 +91,10 @@ def confused_table(predictions: pd.DataFrame, source: str) -> Table:
 
 
 def accuracy_tables(predictions: pd.DataFrame, source: str) -> list[Table]:
-    """Return tables of the pairs with the lowest and the highest accuracy (closed world); ties: most images first."""
+    """Return two tables: the pairs with the lowest and those with the highest accuracy (closed world).
+
+    Of pairs with equal accuracy, those with the most images come first. `source`: path that the tables cite.
+    """
     by_label = predictions[predictions["world"] == "closed"].groupby("label")
     pairs = by_label.agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     tables = []

@@ -1,6 +1,6 @@
-"""Retrieve the images nearest to a trained method's prototypes, and the texts (semantic prototypes) nearest to images.
+"""Retrieve the test images nearest to a method's prototypes, and the texts (semantic prototypes) nearest to images.
 
-Nearest means the largest cosine, as in the paper's qualitative figure. The bias on unseen pairs is not used.
+Nearest means the largest cosine, as in the Duplex paper's qualitative figure. The bias on unseen pairs is not used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """Features and factors of the test images, computed by a method."""
+    """A trained method's features of the test images, and their state and object parts if it computes such factors."""
 
     z: Array | None  # z^c [n, d], of unit length; None if the method has none
     text_space: Array | None  # [n, d] features that semantic prototypes are compared with
@@ -53,14 +53,14 @@ class EmbeddedImages:
     objects: Array | None  # z^o [n, d]
 
     def in_space_of(self, prototype_kind: str) -> Array:
-        """Return the image features to compare with prototypes of this kind, `semantic` or `visual`."""
+        """Return the image features that a method compares with its prototypes of a kind: `semantic` or `visual`."""
         features = self.text_space if prototype_kind == "semantic" else self.z
         assert features is not None
         return features
 
 
 def embed(method: Inspectable, examples: Examples) -> EmbeddedImages:
-    """Return the features and factors of images, computed by a method in blocks of `BLOCK` images."""
+    """Return images' features and their factors (state and object parts), computed by a method in batches of images."""
     inputs = examples.inputs
     starts = range(0, len(next(iter(inputs.values()))), BLOCK)
     blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
@@ -74,15 +74,16 @@ def embed(method: Inspectable, examples: Examples) -> EmbeddedImages:
 
 
 def prototypes_of(method: Inspectable, compositions: Ints) -> dict[str, Array]:
-    """Return kind -> prototypes [C, d] of compositions, for the kinds that the method has: semantic, visual."""
+    """Return a method's prototypes of C compositions: kind (`semantic`, `visual`) -> [C, d], for kinds that it has."""
     kinds = {"semantic": method.semantic, "visual": method.visual}
     return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
 
 
 def fuse_factors(method: Inspectable, states: Array, objects: Array) -> Array:
-    """Join state and object factors [Q, d] to features `phi(z^s_i, z^o_j)` [Q, d] (Eq. 11 of the paper).
+    """Join state parts [Q, d] of image features with object parts [Q, d] of other images' features, to features [Q, d].
 
-    Without a fusion, factors are concatenated [Q, 2d], so that a cosine is the mean of the factors' cosines.
+    The method's learned fusion is used (the Duplex paper's Eq. 11). Without one, the parts are concatenated [Q, 2d],
+    so that the cosine of two results is the mean of the parts' cosines.
     """
     if method.fuse is None:
         return np.concatenate([states, objects], axis=1)
@@ -91,7 +92,7 @@ def fuse_factors(method: Inspectable, states: Array, objects: Array) -> Array:
 
 @dataclass(frozen=True)
 class RetrievalContext:
-    """Inputs of retrieval: a method's features and prototypes, the test images and their thumbnails."""
+    """What retrieval needs: a method with features and prototypes, the test images and their thumbnails."""
 
     method: Inspectable
     labels: LabelSpace
@@ -105,14 +106,16 @@ class RetrievalContext:
 
     @cached_property
     def embedded_images(self) -> EmbeddedImages:
-        """Features and factors of the test images."""
+        """Features of the test images, and their state and object parts (factors), computed by the method once."""
         return embed(self.method, self.test)
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Return a table and a gallery of the images nearest to prototypes, and the numbers in them as a JSON record.
+    """Return report blocks on the test images nearest to each prototype, and the table's numbers for a JSON file.
 
-    file: path that the record will have, which the table cites.
+    The blocks are a table of precisions and a gallery.
+
+    file: path that the numbers will be written to, which the table cites.
     """
     if context.embedded_images.z is None or not (context.method.semantic or context.method.visual):
         return [Note("The method has no prototypes.")], {}
@@ -133,7 +136,7 @@ def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block],
 
 @dataclass(frozen=True)
 class Hit:
-    """Test image found by retrieval, with its cosine."""
+    """Test image found by retrieval, with its cosine to the query."""
 
     row: int  # among the test images
     image: str
@@ -143,7 +146,10 @@ class Hit:
 
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
-    """Return the `top` test images nearest to a composition's semantic and visual prototype, by kind."""
+    """Return the `top` test images nearest to each prototype of a composition: kind (`semantic`, `visual`) -> hits.
+
+    Raise `UsageError` if the method has no prototypes.
+    """
     if context.embedded_images.z is None or not (context.method.semantic or context.method.visual):
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
@@ -154,9 +160,11 @@ def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dic
 
 
 def hits_of(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
-    """Return a `Hit` per retrieved image.
+    """Return a `Hit` (name, label, cosine, whether right) per retrieved test image.
 
-    rows: indices of test images. wanted: the composition whose images count as right; -1 if none does.
+    rows: indices of the retrieved test images.
+    cosines: their cosines to the query.
+    wanted: the composition whose images count as right; -1: no image counts as right.
     """
     labels = context.compositions
     return [
@@ -166,7 +174,10 @@ def hits_of(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int)
 
 
 def masks_of(seen: Bools) -> dict[str, Bools]:
-    """Return the masks `seen`, `unseen` and `all` by name, without empty masks."""
+    """Return the masks of the `seen`, `unseen` and `all` images or pairs by name, for percentages per group.
+
+    seen: mask of the images of seen pairs, or of the seen pairs. Empty masks are left out.
+    """
     masks: dict[str, Bools] = {"seen": seen, "unseen": ~seen, "all": np.ones_like(seen)}
     return {name: mask for name, mask in masks.items() if mask.any()}
 
@@ -174,10 +185,12 @@ def masks_of(seen: Bools) -> dict[str, Bools]:
 def shares_table(
     caption: str, heading: str, numbers: Mapping[str, Any], file: str, key: str, titles: Mapping[str, str], note: str
 ) -> Table:
-    """Return a table of the percentages `numbers[key]`: row name -> group of pairs -> percentage.
+    """Return a table of percentages by row and by group of pairs (seen, unseen, all).
 
-    heading: title of the first column. file: path of the JSON file with `numbers`, which cells cite. titles: row
-    name -> text of the first column.
+    numbers: record of the JSON file `file`; `numbers[key]` is row name -> group of pairs -> percentage.
+    heading: title of the first column.
+    file: path of the JSON file, which cells cite.
+    titles: row name -> text of the first column.
     """
     rows = []
     for name, title in titles.items():
@@ -205,14 +218,14 @@ def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
 
 
 def thumb(context: RetrievalContext, hit: Hit) -> Thumb:
-    """Return a retrieved image as a thumbnail with its cosine."""
+    """Return a retrieved test image as a report thumbnail, with its label and cosine."""
     alt, lines = f"test image labelled {hit.label}", [Line(f"cosine {hit.cosine:.3f}")]
     return Thumb(context.thumbnails(hit.image), hit.label, alt, hit.right, lines)
 
 
 @dataclass(frozen=True)
 class RetrievedTexts:
-    """Texts (semantic prototypes) nearest to each test image; empty if the method has no semantic prototypes."""
+    """Texts (semantic prototypes) nearest to each test image, for the report; empty if the method has none."""
 
     lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
     blocks: Sequence[Block] = ()
@@ -220,7 +233,10 @@ class RetrievedTexts:
 
 
 def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
-    """Return the compositions [n, 3] of the texts nearest to each test image, and the cosines; None without texts."""
+    """Return the compositions of the three texts (semantic prototypes) nearest to each test image, and the cosines.
+
+    Both are [n, 3], the nearest first. None if the method has no semantic prototypes.
+    """
     if context.method.semantic is None or context.embedded_images.text_space is None:
         return None
     candidates = context.labels.candidates("closed", "test")
@@ -230,9 +246,9 @@ def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
 
 
 def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
-    """Return the composition texts nearest to each test image, and report blocks on their accuracy.
+    """Return the texts (semantic prototypes) nearest to each test image, and a table of how often they are right.
 
-    file: path of the JSON file with the numbers in the blocks, which the blocks cite.
+    file: path that the table's numbers will be written to as JSON, which the table cites.
     """
     nearest_three = nearest_texts(context)
     if nearest_three is None:

@@ -20,7 +20,7 @@ from duplex.system.files import os_reason, require_file
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Contents of the files of one run (data set, method, seed); `files`: name of a field -> path to cite."""
+    """Contents of the files of one run (data set, method, seed); `files`: name of a field -> path of its file."""
 
     metrics: Tree
     history: pd.DataFrame | None = None
@@ -32,7 +32,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class DatasetResults:
-    """One data set: its runs by method and seed, the aggregate over seeds, and its description."""
+    """Results of one data set for the report: runs by method and seed, means over seeds, ablations, data counts."""
 
     name: str
     summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...; -> "groups" -> accuracies
@@ -47,7 +47,10 @@ class DatasetResults:
 
     @cached_property
     def curves(self) -> dict[str, dict[str, MeanCurve]]:
-        """Mean seen–unseen curves of methods with predictions: world -> method -> curve."""
+        """Seen–unseen curves, averaged over seeds: world (`closed`, `open`) -> method -> curve.
+
+        Methods whose runs have no predictions are left out.
+        """
         curves: dict[str, dict[str, MeanCurve]] = {world: {} for world in WORLDS}
         for world, (method, runs) in product(WORLDS, self.runs.items()):
             margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
@@ -68,7 +71,7 @@ class Results:
 
 
 def read_run(files: RunPaths) -> RunRecord:
-    """Read the files of a run; a missing file gives an empty table or None."""
+    """Read the files of a run (data set, method, seed); a missing file gives an empty table or None."""
     names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
     return RunRecord(
         metrics=read_tree(files.metrics) or {},
@@ -85,7 +88,10 @@ def read_tree(path: Path, *, names: int = 0) -> Tree | None:
 
 
 def read_predictions(path: Path) -> pd.DataFrame | None:
-    """Read a run's `predictions.csv`; None if it does not exist."""
+    """Read a run's predictions on test images, `predictions.csv`; None if the file does not exist.
+
+    Raise `DuplexError` if the predictions are of another run than the metrics in the same folder.
+    """
     table = _checked(path, ("image", "label", "world", "top1"), ("row", "seen", "right", "margin"))
     if table is not None:
         require_own(table, path, "`dvc repro -f` writes it again")
@@ -93,9 +99,13 @@ def read_predictions(path: Path) -> pd.DataFrame | None:
 
 
 def require_own(predictions: pd.DataFrame, path: Path, advice: str) -> None:
-    """Raise `DuplexError` for predictions of another run: with other accuracies than the metrics.json beside `path`.
+    """Raise `DuplexError` if predictions are of another run than the file metrics.json in the same folder.
 
-    Runs that agree in all accuracies at the bias are not told apart. Without metrics.json nothing is checked.
+    path: file of the predictions.
+    advice: what to do about it, the end of the message.
+
+    The accuracies at the bias chosen on validation are compared; if all are equal, the runs count as the same.
+    Without metrics.json nothing is checked.
     """
     metrics = read_tree(path.with_name("metrics.json")) or {}
     for world, (is_seen, name) in product(WORLDS, enumerate(("unseen_at_val_bias", "seen_at_val_bias"))):
@@ -107,12 +117,18 @@ def require_own(predictions: pd.DataFrame, path: Path, advice: str) -> None:
 
 
 def read_tsne_maps(path: Path) -> pd.DataFrame | None:
-    """Read the CSV file of a data set's t-SNE maps; None if it does not exist."""
+    """Read the CSV file with the points of a data set's t-SNE maps; None if it does not exist."""
     return _checked(path, ("map", "kind", "label", "object"), ("seen", "x", "y"))
 
 
 def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame | None:
-    """Read a CSV file, None if missing; raise `DuplexError` unless it has columns `texts`, and numbers in `numbers`."""
+    """Read a CSV file and check its columns; None if the file does not exist.
+
+    texts: names of columns that must exist.
+    numbers: names of columns that must exist and hold numbers.
+
+    Raise `DuplexError` for other files.
+    """
     table = read_table(path)
     if table is None:
         return None
@@ -127,7 +143,10 @@ def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.Dat
 
 
 def read_table(path: Path) -> pd.DataFrame | None:
-    """Read a CSV file; None if it does not exist. Names stay text, even a state called `NA` or `1`."""
+    """Read a CSV file of predictions, histories or maps; None if it does not exist.
+
+    Names of states and objects stay text, even a state called `NA` or `1`. Raise `DuplexError` for other files.
+    """
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}
     try:

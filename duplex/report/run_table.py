@@ -1,4 +1,4 @@
-"""Table of all runs, one line per run and world, for spreadsheets and `pandas.read_csv`."""
+"""Table of all runs, one line per run and world (closed, open), for spreadsheets and `pandas.read_csv`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ TEST = ("auc", "hm", "seen", "unseen")  # metrics of the test images, in percent
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """Return one line per run and world: changed options as JSON, validation and test metrics, seconds of training.
+    """Return a table with a line per run and world: options, validation and test metrics, seconds of training.
 
-    options: (data set, method) -> kind and options that params.yaml changes. Runs without metrics are left out.
+    options: (data set, method) -> kind and options that params.yaml changes; the table holds them as JSON.
+
+    Runs without metrics are left out.
     """
     lines = [
         {
@@ -46,6 +48,6 @@ def _numbers(run: RunRecord, world: World) -> dict[str, Any]:
 
 
 def _seconds(run: RunRecord) -> float | None:
-    """Return the training time in seconds; None if the run's files do not record it."""
+    """Return a run's training time in seconds; None if the run's files do not record it."""
     per_epoch = run.timing.get("seconds_per_epoch")
     return None if run.history is None or per_epoch is None else per_epoch * (len(run.history) - 1)

@@ -1,4 +1,4 @@
-"""Feature swapping: retrieval by the state of one image joined with the object of another."""
+"""Feature swapping: retrieve images by the state part of one image's feature joined with another's object part."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ TOP, SHOWN = 5, 3
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Return a table and a gallery of feature swaps, and the numbers in the table as a JSON record.
+    """Return a table and gallery of retrieval by one image's state part joined with another's object part; its numbers.
 
-    file: path that the record will have, which the table cites.
+    file: path of the JSON file that the numbers will be written to, which the table cites.
     """
     if context.embedded_images.states is None or context.embedded_images.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
@@ -34,7 +34,12 @@ def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict
 
 
 def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int) -> list[Hit]:
-    """Return the `top` test images whose joined factors are nearest to the joined `states` and `objects` [1, d]."""
+    """Return the `top` test images nearest to the state part of one image's feature joined with another's object part.
+
+    states, objects: the two parts (factors) [1, d].
+
+    Raise `UsageError` if the method has no state and object factors.
+    """
     if context.embedded_images.states is None or context.embedded_images.objects is None:
         raise UsageError("this method has no state and object factors to swap; choose another with --method")
     gallery = fuse_factors(context.method, context.embedded_images.states, context.embedded_images.objects)
@@ -45,10 +50,11 @@ def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int
 def _swap_all(
     context: RetrievalContext, states: Array, objects: Array, present: Ints
 ) -> tuple[dict[str, float], Gallery]:
-    """Return the number of swaps and the percentage with the right nearest image, and a gallery of some swaps.
+    """Retrieve each composition by a swap; return how often the nearest test image is right, and a gallery.
 
-    One swap per composition of the test images: it joins the state of an image A with the object of an image B, both
-    of other compositions.
+    A swap joins the state part of image A's feature with the object part of image B's; neither shows the composition
+    looked for. The numbers are `questions`, the number of swaps, and `first_right`, the percentage with the right
+    nearest image. The gallery shows some of the swaps.
     """
     swaps = [swap for swap in (_sources_of_swap(context, int(c)) for c in present) if swap is not None]
     if not swaps:
@@ -70,7 +76,10 @@ def _swap_all(
 
 
 def _sources_of_swap(context: RetrievalContext, wanted: int) -> tuple[int, int, int] | None:
-    """Return `wanted`, an image with only its state and an image with only its object; None if an image is missing."""
+    """Return (`wanted`, image A with its state and another object, image B with its object and another state) or None.
+
+    The state part of A's feature joined with the object part of B's should retrieve images of the pair `wanted`.
+    """
     compositions, labels = context.compositions, context.labels
     state, object_ = wanted // len(labels.objects), wanted % len(labels.objects)
     has_state, has_object = labels.state_of(compositions) == state, labels.object_of(compositions) == object_

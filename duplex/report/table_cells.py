@@ -1,4 +1,4 @@
-"""Build the cells of the report's tables. A cell with a number cites the number's file and its JSON pointer there."""
+"""Build the cells of the report's tables. A cell cites the source of its number: a JSON file and a pointer into it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def json_pointer(file: str, *keys: object) -> str:
 
 
 def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
-    """Return table rows with the two largest numbers of the columns `columns` (indices) marked; ties share a rank."""
+    """Return table rows in which the two largest numbers of each given column are marked; ties share a rank.
+
+    columns: indices of the columns to rank.
+    """
     grid = [list(row.cells) for row in rows]
     for column in columns:
         numbers = (line[column].value for line in grid)
@@ -33,7 +36,12 @@ def ranked(rows: Sequence[TableRow], columns: Iterable[int]) -> list[TableRow]:
 
 
 def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str, str]] = METRICS) -> list[TableCell]:
-    """Return a table cell per metric (name, title) of `values`; `place`: their file and the keys that lead to them."""
+    """Return a table cell per metric, with its standard error over seeds and its source.
+
+    values: metrics by name.
+    place: file of the metrics and the keys that lead to them, which cells cite.
+    metrics: (name, title) of each metric.
+    """
     cells = []
     for name, _ in metrics:
         value, error = values.get(name), values.get(f"{name}_se")
@@ -48,9 +56,10 @@ def metric_cells(values: Tree, place: Sequence[str], metrics: Sequence[tuple[str
 
 
 def auc_interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
-    """Return a table cell with the 95 % interval of AUC: `auc_low` and `auc_high` of `values`.
+    """Return a table cell with the 95 % interval of AUC.
 
-    `place`: file and keys of `values`, which the cell cites as the source of its numbers.
+    values: metrics by name, of which `auc_low` and `auc_high` are used.
+    place: file of the metrics and the keys that lead to them, which the cell cites.
     """
     low, high = values.get("auc_low"), values.get("auc_high")
     if low is None or high is None:
@@ -62,9 +71,11 @@ def auc_interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
 def run_cell(
     runs: Sequence[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Return a table cell with a number's mean over runs, which cites the number in each run's file.
+    """Return a table cell with the mean over runs of one number in their files, each of which the cell cites.
 
-    keys: keys of the number in the file. form: format string. part: field of `RunRecord` with the file's content.
+    keys: keys that lead to the number in a run's file.
+    form: format string.
+    part: which of a run's files, as the name of a field of `RunRecord`.
     scale: factor to multiply the mean by.
     """
     return mean_cell([(run, keys) for run in runs], form, part, scale)
@@ -73,10 +84,12 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Return a table cell with the mean of one number per run.
+    """Return a table cell with the mean of one number per run, whose keys may differ between runs.
 
-    places: each run with the keys that lead to its number, which may differ between runs.
-    form, part, scale: as for `run_cell`.
+    places: each run with the keys that lead to its number.
+    form: format string.
+    part: which of a run's files, as the name of a field of `RunRecord`.
+    scale: factor to multiply the mean by.
     """
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
@@ -88,7 +101,13 @@ def mean_cell(
 
 
 def value_cell(tree: Tree, file: str, keys: Sequence[str], form: str, scale: float = 1) -> TableCell:
-    """Return a table cell with the number at `keys` of a nested mapping, read from `file`, times `scale`."""
+    """Return a table cell with one number of a JSON file, which the cell cites.
+
+    tree: contents of the file as nested mappings.
+    keys: keys that lead to the number.
+    form: format string.
+    scale: factor to multiply the number by.
+    """
     value = value_at(tree, keys)
     if value is None:
         return TableCell(MISSING)

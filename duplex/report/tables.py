@@ -1,4 +1,7 @@
-"""Build the tables of the report: results, feasibility, ablations, score terms, costs, counts of the data."""
+"""Build the tables of the report: results, feasibility, ablations, score terms, costs, counts of the data.
+
+Score terms are the summands of a method's score.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,16 @@ NUMBERS = tuple(Column(title, tip=TIPS[title]) for _, title in METRICS)
 
 @lru_cache
 def read_package_yaml(name: str) -> Tree:
-    """Read a YAML file of this package: quoted.yaml or tables.yaml."""
+    """Read a YAML file of this package: quoted.yaml (published results) or tables.yaml (tables of ablations)."""
     text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
 
 
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Return a table of S, U, HM, AUC of all methods in one world, with published numbers on a benchmark."""
+    """Return a table of S, U, HM and AUC of all methods in the closed or open world; None without results.
+
+    If the data set is a published benchmark, published numbers are added below.
+    """
     ours = {method: worlds[world] for method, worlds in data.summary.items() if world in worlds}
     if not ours:
         return None
@@ -72,9 +78,11 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
-    """Return table rows of published results on a data set, each with `further` empty cells at the end.
+    """Return table rows with published results on a data set; empty if it is no published benchmark.
 
-    Empty unless name and counts of the data set are those of a published benchmark.
+    A data set is a benchmark if its name and its numbers of states, objects and pairs are the benchmark's.
+
+    further: number of empty cells at the end of each row.
     """
     table, benchmark = read_package_yaml("quoted.yaml"), benchmark_of(data)
     if benchmark is None:
@@ -93,7 +101,7 @@ def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow
 
 
 def benchmark_of(data: DatasetResults) -> str | None:
-    """Return the published benchmark that has a data set's name and counts; None if there is none."""
+    """Return the name of the published benchmark that has a data set's name and counts; None if there is none."""
     if data.statistics is None:
         return None
     counts = {key: data.statistics.get(key) for key in ("states", "objects")}
@@ -105,12 +113,16 @@ def benchmark_of(data: DatasetResults) -> str | None:
 
 
 def normalised_name(name: str) -> str:
-    """Return a name in lower case, letters and digits only."""
+    """Return a name in lower case with letters and digits only, by which names are compared."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Return a table of feasibility thresholds and open-world AUC by method and source; None without thresholds."""
+    """Return a table of feasibility thresholds, which exclude implausible pairs in the open world, and of their effect.
+
+    A row is a method with a source of feasibility, `words` (word vectors) or `likelihood`. None if no run has a
+    threshold.
+    """
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
@@ -140,7 +152,7 @@ def feasibility_table(data: DatasetResults) -> Table | None:
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
-    """Return the title of each table in `tables.yaml` with its table of ablations, or with a note if it has no runs."""
+    """Return the tables of ablations that `tables.yaml` lists, as (title, table); without runs a note, not a table."""
     spec = read_package_yaml("tables.yaml")
     tables: list[tuple[str, Table | Note]] = []
     for entry in spec["tables"]:
@@ -158,9 +170,9 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
 
 
 def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
-    """Return the closed-world metrics of the first method of `names` that has some; two empty results if none has.
+    """Return an ablation's closed-world metrics, and the file and keys under which they are stored.
 
-    The second result is the place of the metrics: their file, and the keys that lead to them in it.
+    names: names of ablations or methods; the first with metrics counts. Both results are empty if none has metrics.
     """
     for name in [names] if isinstance(names, str) else names:
         for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
@@ -177,9 +189,10 @@ TERMS_NOTE = (
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
-    """Return a note, and for each method a table of the metrics of its single score terms and of their sums.
+    """Return, per method, a table of its accuracy by single score terms (summands of the score) and by sums of them.
 
-    Empty if no method has several score terms."""
+    A note precedes the tables. Empty if no method has several score terms.
+    """
     tables: list[Block] = []
     for method, summary in data.summary.items():
         sums = {name.removeprefix(TERMS).replace("+", " + "): name for name in summary if name.startswith(TERMS)}
@@ -196,7 +209,7 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def efficiency_table(results: Results, data: DatasetResults) -> Table:
-    """Return a table of costs per method: parameters, memory, seconds per epoch and for testing; with HM and AUC."""
+    """Return a table of each method's costs (parameters, memory, seconds per epoch and test), with its HM and AUC."""
     rows = []
     for method, runs in data.runs.items():
         seeds = list(runs.values())
@@ -219,7 +232,7 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
-    """Return a table of the data set's counts, such as states and images."""
+    """Return a table of a data set's numbers of states, objects, pairs and images; a note if they are not known."""
     stats = data.statistics
     if stats is None:
         return Note("The data set has no statistics.", f"dvc repro prepare@{data.name}")
@@ -236,7 +249,10 @@ def statistics_table(data: DatasetResults) -> Table | Note:
 
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Return a table of measured and published HM and AUC of methods on a published benchmark; None without any."""
+    """Return a table that compares measured with published HM and AUC, for a data set that is a published benchmark.
+
+    None for other data sets, and if no measured method is published.
+    """
     benchmark = benchmark_of(data)
     if benchmark is None:
         return None
@@ -280,7 +296,10 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
 
 
 def recipe_tables(data: DatasetResults) -> list[Block]:
-    """Return a table per run with `finetune: auto`: validation AUC by number of fine-tuned blocks and learning rate."""
+    """Return a table per run with `finetune: auto`, which chooses the number of fine-tuned blocks on validation images.
+
+    A line is a recipe that was tried: number of blocks, learning rate and validation AUC.
+    """
     forms = {"rate": "{:g}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}", "gain_error": "{:.1f}"}
     forms |= {"epoch": "{:.0f}"}
     header = columns("blocks", "chosen", "rate", "val AUC", "standard error", "gain", "its error", "epoch", texts=2)

@@ -17,7 +17,7 @@ Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in
 
 
 def thumbnail(path: Path, side: int = SIDE) -> str | None:
-    """Return an image file as a data URI, at most `side` pixels wide and high; None if it cannot be read."""
+    """Return an image file as a JPEG data URI, at most `side` pixels wide and high; None if it cannot be read."""
     try:
         image = read_image(path)
     except BadImageFile:
@@ -29,12 +29,12 @@ def thumbnail(path: Path, side: int = SIDE) -> str | None:
 
 
 def thumbnails_under(root: Path) -> Thumbnails:
-    """Return a function from an image's name to its thumbnail, for images under the folder `root`."""
+    """Return a function from an image's path in the folder `root` to its thumbnail: a data URI, None if unreadable."""
     return lambda image: thumbnail(root / image)
 
 
 def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
-    """Return a note if none of the images exists under the folder `root`, else an empty list."""
+    """Return a list with a report note if none of a data set's images is in the folder `root`; else an empty list."""
     if any((root / image).is_file() for image in images):
         return []
     return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]

@@ -1,4 +1,7 @@
-"""Execute ablations in parallel processes, which write the same files as `ablate.run`, and commit them to DVC."""
+"""Train and evaluate ablations (methods with some options changed) in parallel; commit their results to DVC.
+
+The processes write the same files as `duplex.stages.ablate.run`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ def sweep_ablations(
     engine: Engine,
     paths: ArtifactPaths = ArtifactPaths(),
 ) -> SweepReport:
-    """Execute the missing runs of `ablations` (None: of all); commit each ablation whose runs are complete to DVC."""
+    """Train and evaluate missing runs of `ablations` (methods with options changed; None: all); return a `SweepReport`.
+
+    The report has counts and errors. Ablations whose runs are complete are committed to DVC.
+    """
     start, settings = time.perf_counter(), params.ablation_run
     names = [require(name, params.ablations, "ablation") for name in ablations or params.ablations]
     refuse_duplicates("ablation", names)

@@ -1,4 +1,4 @@
-"""DVC commands that a sweep needs: status, repro and commit."""
+"""DVC commands that `duplex sweep` (training of many runs) needs: status, repro and commit."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class DvcRepo:
         return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """Return stage -> changes, for those of `targets` (stages or groups of stages) that DVC would run again."""
+        """Return stage -> what has changed (DVC's JSON), for the stages among `targets` that DVC would run again."""
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
     def require_free(self, path: Path) -> None:
         """Raise `DuplexError` if a running DVC command reads or writes files below `path`.
 
-        DVC lists them in the file `rwlock` of its own folder: {"read": {path: [holder, ...]}, "write": {path: holder}}.
+        DVC lists such files in `.dvc/tmp/rwlock`: {"read": {path: [holder, ...]}, "write": {path: holder}}.
         """
         place = self.folder.resolve()
         root = next(parent for parent in (place, *place.parents) if (parent / ".dvc").is_dir())
@@ -52,7 +52,7 @@ class DvcRepo:
             return  # no lock, or one of another version of DVC, which refuses to commit the sweep's runs
 
     def repro(self, targets: Iterable[str]) -> None:
-        """Run stages and the stages that they depend on."""
+        """Run stages with `dvc repro`, after the stages that they depend on; stages that are up to date are skipped."""
         self._dvc("repro", *targets, quiet=False)
 
     def commit(self, targets: Iterable[str]) -> None:

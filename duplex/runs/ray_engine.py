@@ -1,7 +1,8 @@
-"""Extract feature shards and execute runs on a Ray cluster, in one actor per GPU or, without GPUs, on CPU slots.
+"""Encode images in shards (parts of a feature cache) and execute runs on a Ray cluster.
 
-Ray restarts an actor that dies. Its shard is resumed from the unfinished file; its run is reported as failed. The
-same command, called again, skips finished shards and runs. All nodes must see the same files at the same paths.
+Each GPU has one actor; without GPUs, actors use CPU slots. Ray restarts an actor that dies. The shard
+that it encoded is resumed from the unfinished file; a run that it executed is reported as failed. The same command,
+called again, skips finished shards and runs. All nodes must see the same files at the same paths.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ RETRIES = 5  # per shard
 
 
 class RemoteWorker:
-    """Ray actor that creates a function once and calls it with one task after another."""
+    """Ray actor that builds a function once, such as one with an encoder, and calls it for each of its tasks."""
 
     def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str | None = None) -> None:
-        """`create` returns the function; `folder`: the actor's working folder."""
+        """Create the function to call with tasks; `create` returns it. `folder`: working folder to change to."""
         keep_freed_memory()
         if folder is not None:
             os.chdir(folder)
@@ -46,7 +47,7 @@ class RemoteWorker:
 def shard_extractor(
     entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
-    """Load an encoder; return the function that encodes a shard, given as `(index, number of shards)`."""
+    """Load an encoder; return a function that encodes one shard of `images`, given as `(index, number of shards)`."""
     device = resolve_device(device)
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
@@ -55,7 +56,7 @@ def shard_extractor(
 def extract_dataset_on_ray(
     params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
 ) -> list[ExtractionReport]:
-    """Encode a data set's images in `shards` shards, join them into one cache, and return a report per shard."""
+    """Encode a data set's images on Ray into one feature cache; return row counts and bad images per shard."""
     paths = ArtifactPaths()
     cache = out or paths.features(dataset)
     images, settings = extraction_settings(params, dataset, paths)
@@ -78,7 +79,7 @@ def extract_on_ray(
     progress: bool = True,
     **options: Any,
 ) -> list[ExtractionReport]:
-    """Encode all shards of the cache `out` and return a report per shard.
+    """Encode images on Ray into shards (parts) of the feature cache `out`; return row counts and bad images per shard.
 
     images: paths relative to `root`. options: further arguments of `features.extraction.extract`.
     """
@@ -104,7 +105,10 @@ def extract_on_ray(
 
 
 def run_on_ray(tasks: Sequence[RunTask], executor: RunExecutor, jobs: int | None, cpus: int) -> Iterator[RunResult]:
-    """Execute runs on `jobs` actors of `cpus` slots each, by default as many as the cluster has room for."""
+    """Train and evaluate runs on a Ray cluster and yield each result when it is ready.
+
+    `jobs`: number of actors, of `cpus` CPU slots each; None: as many as the cluster has room for.
+    """
     ray = connect()
     count, resources = _actor_slots(ray, executor.params.device != "cpu", cpus)
     actor_class = ray.remote(**resources, max_restarts=-1)(RemoteWorker)
@@ -122,14 +126,14 @@ def connect() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise UsageError(f"the Ray engine needs the extra: {install_command('ray')}") from error
+        raise UsageError(f"the Ray engine needs Ray; run {install_command('ray')}") from error
     if not ray.is_initialized():
         ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     return ray
 
 
 def run_on_actors(ray: Any, actors: list[Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Give each idle actor the next task; yield tasks with their finished futures. Kill the actors at the end."""
+    """Give each idle Ray actor the next task; yield tasks with their finished futures. Kill the actors at the end."""
     waiting, idle = deque(tasks), deque(actors)
     busy: dict[Any, tuple[Any, Any]] = {}
     try:
@@ -147,7 +151,7 @@ def run_on_actors(ray: Any, actors: list[Any], tasks: Sequence[Any]) -> Iterator
 
 
 def _actor_slots(ray: Any, gpu_allowed: bool, cpus: int) -> tuple[int, dict[str, int]]:
-    """Return the number of actors that fit into the cluster, and the resources per actor.
+    """Return the number of actors that fit into the Ray cluster, and the resources per actor.
 
     Without GPUs one CPU slot stays free: actors on every slot can starve Ray's own tasks.
     """
@@ -159,7 +163,7 @@ def _actor_slots(ray: Any, gpu_allowed: bool, cpus: int) -> tuple[int, dict[str,
 
 
 def _shard_report(ray: Any, future: Any) -> ExtractionReport:
-    """Return the extraction report of an actor; raise the actor's `DuplexError` without Ray's traceback."""
+    """Return an actor's extraction report (counts, bad images), or raise its `DuplexError` without Ray's traceback."""
     try:
         report: ExtractionReport = ray.get(future)
         return report

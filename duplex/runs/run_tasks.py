@@ -1,4 +1,4 @@
-"""Find the stages that each run of a sweep (data set, method, seed) still lacks, and execute them."""
+"""Find the stages (train, evaluate) that each run of a sweep (data set, method, seed) still lacks, and execute them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class RunId:
     def stage(self, name: str) -> str:
         """Return the name in dvc.yaml of this run's stage `name`, "train" or "evaluate".
 
-        A run that combines others has a single stage, `product`, in place of both.
+        A run that multiplies the probabilities of finished runs has a single stage, `product`, in place of both.
         """
         return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
 
 @dataclass(frozen=True)
 class RunTask:
-    """A run to execute, with the digests of what its stages depend on."""
+    """A run to train or evaluate, with digests of its inputs and options, by which finished stages are recognised."""
 
     run: RunId
     out: Path  # folder of its files
@@ -57,7 +57,7 @@ class RunTask:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of executing a run: its output and, if it failed, its error."""
+    """Result of executing a run (one method, data set and seed): what it printed on stderr, and its error."""
 
     task: RunTask
     output: str = ""  # what it printed to stderr
@@ -65,7 +65,10 @@ class RunResult:
 
 
 def stage_keys(params: Params, dataset: str, method: str, files: dict[str, Any]) -> dict[str, str]:
-    """Return stage -> digest of everything that a run's stage depends on; `files`: the result of `file_identity`."""
+    """Return stage -> digest of everything that the stages `train` and `evaluate` of a run depend on.
+
+    files: hashes of the data set's files, the result of `file_identity`.
+    """
     records = run_records(params, dataset, method)
     train = {"record": records["train"], "files": files, "torch": torch.__version__}
     evaluate = {**train, "evaluate": records["evaluate"]}
@@ -73,7 +76,10 @@ def stage_keys(params: Params, dataset: str, method: str, files: dict[str, Any])
 
 
 def file_identity(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
-    """Return file -> identity for the files that all runs of a data set read: a hash, or the cache's size and time."""
+    """Return file -> hash of its content, for the files that all runs of a data set read.
+
+    For the feature cache, size and modification time replace the hash. Raises `DuplexError` if a file is missing.
+    """
     for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
         if not path(dataset).exists():
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
@@ -83,7 +89,7 @@ def file_identity(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
 
 
 def missing_stages(task: RunTask) -> tuple[str, ...]:
-    """Return the stages of a run that no earlier sweep has completed with the same digests and unchanged files."""
+    """Return the stages ("train", "evaluate") that a run still needs: never executed in a sweep, or inputs changed."""
     try:
         mark = json.loads(RunPaths(task.out).sweep_mark.read_text(encoding="utf-8"))
         if mark["run"] != str(task.run):  # copied from another run
@@ -96,7 +102,7 @@ def missing_stages(task: RunTask) -> tuple[str, ...]:
 
 @dataclass
 class RunExecutor:
-    """Executes runs one after another in one process; inputs are loaded once per data set."""
+    """Trains and evaluates runs one after another in one process; inputs are loaded once per data set."""
 
     params: Params
     paths: ArtifactPaths
@@ -104,7 +110,7 @@ class RunExecutor:
     inputs: InputsCache = field(default_factory=InputsCache)
 
     def execute(self, task: RunTask) -> RunResult:
-        """Train (if `task.train`) and evaluate a run. Errors are returned, not raised."""
+        """Train (if `task.train`) and evaluate a run; return its `RunResult`. Errors are returned in it, not raised."""
         output, error = io.StringIO(), None
         torch.set_num_threads(self.threads)
         with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
@@ -124,7 +130,7 @@ class RunExecutor:
 
     @staticmethod
     def lost(task: RunTask, reason: str) -> RunResult:
-        """Return the result of a run whose process died."""
+        """Return a result that reports a run as failed because the process that executed it died."""
         return RunResult(task, error=reason)
 
     def _execute(self, task: RunTask) -> None:

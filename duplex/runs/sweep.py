@@ -1,7 +1,7 @@
 """Train and evaluate many runs in parallel processes that load inputs once. `dvc repro` would write the same files.
 
 Only missing runs are executed, then committed to DVC, so that `dvc repro` does not repeat them. An interrupted sweep
-resumes: a file in each folder marks the run as complete, and training continues after its last whole epoch.
+resumes: a file in a run's folder marks the run as complete, and training continues after its last whole epoch.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ Outcome = TypeVar("Outcome")
 
 
 class TaskExecutor(Protocol[Task_contra, Outcome_co]):
-    """Object that executes tasks one after another in a worker process."""
+    """Protocol of objects that execute tasks, such as training runs, one after another in a worker process."""
 
     def execute(self, task: Task_contra) -> Outcome_co:
-        """Execute a task; errors are part of the result."""
+        """Execute a task and return its result; an error is returned in the result, not raised."""
 
     def lost(self, task: Task_contra, reason: str) -> Outcome_co:
-        """Return the result of a task whose process died."""
+        """Return a result that reports a task as failed because the process that executed it died."""
 
 
 @dataclass
 class SweepReport:
-    """Numbers of runs that a sweep found complete, executed or committed, and the errors of failed runs."""
+    """Result of a sweep: how many runs were complete, executed or committed to DVC, and the errors of failed runs."""
 
     runs: int
     complete: int = 0  # runs of which nothing was missing
@@ -72,7 +72,7 @@ class SweepReport:
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[RunId]:
-    """Return all combinations of data sets, methods and seeds as runs; None takes those of `run:`."""
+    """Return all combinations of data sets, methods and seeds as runs; None means those under `run:` in params.yaml."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
@@ -90,7 +90,7 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError if a value is in `values` twice; `thing`: what the message calls a value, such as "seed"."""
+    """Raise UsageError if a value is in `values` twice; `thing` is the message's word for a value, such as "seed"."""
     for value in values:
         if list(values).count(value) > 1:
             raise UsageError(f"the {thing} {value} is named twice; remove one")
@@ -99,7 +99,7 @@ def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
 def sweep(
     params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
 ) -> SweepReport:
-    """Execute all missing runs, commit them to DVC, and return how many were executed and which failed.
+    """Train and evaluate all missing runs, commit them to DVC, and return how many were executed and which failed.
 
     jobs: number of processes; None: one per GPU, or CPU cores divided by threads per run.
     """
@@ -131,7 +131,10 @@ def sweep(
 def make_tasks(
     params: Params, runs: Sequence[RunId], paths: ArtifactPaths, out: Callable[[RunId], Path]
 ) -> list[RunTask]:
-    """Return a task per run, with the digests of its stages' dependencies; `out`: run -> folder of its files."""
+    """Return a task per run, with the digests of its inputs and options by which finished stages are recognised.
+
+    out: function from a run to the folder of its files.
+    """
     files = {dataset: file_identity(dataset, paths) for dataset in dict.fromkeys(run.dataset for run in runs)}
     pairs = dict.fromkeys((run.dataset, run.method) for run in runs)
     keys = {(dataset, method): stage_keys(params, dataset, method, files[dataset]) for dataset, method in pairs}
@@ -139,7 +142,7 @@ def make_tasks(
 
 
 def missing_tasks(tasks: Sequence[RunTask], to_repro: Mapping[RunId, Collection[str]] | None = None) -> list[RunTask]:
-    """Return the tasks to execute: those whose run is incomplete (`missing_stages`).
+    """Return the tasks whose runs are not complete, with `train` set to False if only evaluation is missing.
 
     `to_repro`: run -> stages that DVC would run, for runs that DVC tracks; their other stages count as complete.
     """
@@ -154,7 +157,10 @@ def missing_tasks(tasks: Sequence[RunTask], to_repro: Mapping[RunId, Collection[
 
 
 def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> set[RunId]:
-    """Execute tasks with a progress bar, count them in `report`, and return the runs that succeeded."""
+    """Train and evaluate runs with a progress bar, count them in `report`, and return the runs that succeeded.
+
+    tasks: what to train and evaluate. engine: function that executes tasks and yields their results.
+    """
     succeeded: set[RunId] = set()
     with ProgressBar("runs", len(tasks)) as bar:
         for result in engine(tasks):
@@ -170,10 +176,9 @@ def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> s
 
 
 def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
-    """Return the stages to commit to DVC after `tasks`: `plan`, and the stages of each run or of all runs together.
+    """Return the DVC stages to commit after `tasks`: `plan` (options and code hashes), and the stages of their runs.
 
-    The names `train`, `evaluate` and `product` replace those of single runs (`train@DATASET-METHOD-SEED`) if no other
-    run has changed: DVC then writes dvc.lock once instead of once per stage.
+    `train`, `evaluate` and `product` (combines runs) replace the names of single runs, `train@DATASET-METHOD-SEED`, if no other run has changed: DVC then writes dvc.lock once instead of once per stage.
     """
     stages = list(dict.fromkeys(task.run.stage(stage) for stage in STAGES for task in tasks))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
@@ -184,7 +189,10 @@ def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[s
 def task_executor(
     params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
-    """Return the function that executes tasks, by default in one process per GPU, or per `threads` CPU cores."""
+    """Return the function that executes a sweep's tasks: in local processes or, for `engine="ray"`, on a Ray cluster.
+
+    jobs: number of processes; None: one per GPU or, without GPUs, CPU cores divided by threads per run.
+    """
     threads = most_threads({params.training(run.dataset, run.method).threads for run in runs})
     executor = RunExecutor(params, paths, torch.get_num_threads())
     if engine == "ray":
@@ -196,14 +204,14 @@ def task_executor(
 
 
 def most_threads(wanted: Collection[int | Literal["auto"]]) -> int:
-    """Return the largest number of CPU threads that runs use; `auto` stands for PyTorch's own choice."""
+    """Return the largest number of CPU threads that any run uses; `auto` counts as PyTorch's default number."""
     return max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
-    """Return the number of worker processes and the GPUs that they take turns on.
+    """Return the number of worker processes, and the GPUs that they share.
 
-    By default one process per GPU, or one per `threads` CPU cores.
+    By default there is one process per GPU or, without GPUs, one per `threads` CPU cores.
     """
     gpus: list[str] = []
     if resolve_device(device) == "cuda":
@@ -216,9 +224,9 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
 def run_in_processes(
     tasks: Sequence[Task], executor: TaskExecutor[Task, Outcome], jobs: int, gpus: Sequence[str]
 ) -> Iterator[Outcome]:
-    """Execute `tasks` in `jobs` processes, which take turns on `gpus`; yield results as they are ready.
+    """Execute `tasks` in `jobs` processes, which share the `gpus`; yield results as they are ready.
 
-    A process that dies fails its current run only.
+    A process that dies fails its current task only.
     """
     create = partial(getattr, executor, "execute")
     workers = []
@@ -246,7 +254,7 @@ def run_in_processes(
 
 
 def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths: ArtifactPaths) -> dict[str, object]:
-    """Extract missing features, write the plan, and return the stages that DVC would run.
+    """Extract missing features, write the plan (files that stages depend on), and return the stages that DVC would run.
 
     Raises DuplexError if features differ from those that DVC tracks: DVC would repeat all runs that use them.
     """

@@ -1,6 +1,6 @@
 """Search for settings of methods by validation AUC, in parallel processes that load inputs once.
 
-Test images are never scored, and no run of the pipeline is written.
+Test images are never scored, and no files of the pipeline are written.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Trial:
     seed: int
 
     def spec(self, params: Params) -> MethodSpec:
-        """Return the specification of the method with the trial's settings."""
+        """Return the method's class name, options and training options with the trial's settings in place."""
         return MethodSpec.of(params, self.dataset, self.method).with_settings({**self.settings, "log": "none"})
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Validation numbers of a trial in percent, or its error."""
+    """Result of a trial (a method trained with changed settings): validation AUC in percent, or the error."""
 
     trial: Trial
     val_auc: float = math.nan
@@ -59,7 +59,7 @@ class TrialResult:
 
 @dataclass
 class TrialExecutor:
-    """Trains trials one after another in one process; inputs are loaded once."""
+    """Trains trials (methods with changed settings) one after another in one process; inputs are loaded once."""
 
     params: Params
     paths: ArtifactPaths
@@ -67,7 +67,7 @@ class TrialExecutor:
     inputs: InputsCache = field(default_factory=InputsCache)
 
     def execute(self, task: Trial) -> TrialResult:
-        """Train a trial. Errors are returned, not raised."""
+        """Train a trial and return its validation result. Errors are returned, not raised."""
         torch.set_num_threads(self.threads)
         start = time.perf_counter()
         with redirect_stderr(io.StringIO()):  # several processes share a terminal: none shows its own progress bar
@@ -82,7 +82,7 @@ class TrialExecutor:
 
     @staticmethod
     def lost(task: Trial, reason: str) -> TrialResult:
-        """Return the result of a trial that failed."""
+        """Return a result that reports a trial as failed: its training raised an error, or its process died."""
         return TrialResult(task, error=reason)
 
     def _train(self, trial: Trial) -> Any:
@@ -96,7 +96,7 @@ class TrialExecutor:
 
 @dataclass(frozen=True)
 class TuningRow:
-    """Results of a method with one choice of settings, over seeds."""
+    """Validation results of a method with one choice of settings, one result per seed."""
 
     method: str
     settings: Mapping[str, Any]
@@ -104,16 +104,16 @@ class TuningRow:
 
     @cached_property
     def errors(self) -> list[str]:
-        """Errors of the trials that failed."""
+        """Error messages of the trials (one per seed) that failed."""
         return [result.error for result in self.results if result.error is not None]
 
     @property
     def val_auc(self) -> float:
-        """Mean validation AUC; NaN if a trial failed."""
+        """Mean validation AUC over seeds, in percent; NaN if a trial failed."""
         return fmean([result.val_auc for result in self.results])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the row's means over seeds as JSON values; if a trial failed, its error instead."""
+        """Return method, settings and means over seeds as JSON values; if a trial failed, its error and no means."""
         record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
         if self.errors:
             return {**record, "error": self.errors[0]}
@@ -137,9 +137,9 @@ def tune(
     jobs: int | None = None,
     paths: ArtifactPaths = ArtifactPaths(),
 ) -> list[TuningRow]:
-    """Train every method with every combination of settings and every seed; return rows in that order.
+    """Train every method with every combination of settings and every seed; return a row per method and combination.
 
-    choices: name of a setting -> values to try; training options and options of the methods' kinds.
+    choices: setting (name of a training option or of an option of the methods) -> values to try.
     """
     for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
         if not values:
@@ -165,7 +165,7 @@ def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
 
 
 def _run(params: Params, trials: Sequence[Trial], jobs: int | None, paths: ArtifactPaths) -> Iterator[TrialResult]:
-    """Yield the result of each trial, trained in worker processes with a progress bar; check all trials first."""
+    """Check settings of all trials, train them in processes with a progress bar, and yield each result when ready."""
     wanted = {trial.spec(params).training.threads for trial in trials}
     count, gpus = workers_and_gpus(params.device, jobs, most_threads(wanted))
     executor = TrialExecutor(params, paths, torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""Train and evaluate the ablations of params.yaml, each on all data sets and seeds of `ablation_run`."""
+"""Train and evaluate ablations (methods with options changed) on data sets and seeds listed in params.yaml."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from duplex.system.files import write_json
 
 
 def plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the files that the ablations' stages depend on: `plan/table.json` and `plan/rows/ABLATION.json`."""
+    """Write the files that the ablations' DVC stages depend on: `plan/table.json` and `plan/rows/ABLATION.json`.
+
+    They hold settings and hashes of code. Raise UsageError if an ablation has a wrong option or lacks a required input.
+    """
     datasets, seeds = params.ablation_run.datasets, list(params.ablation_run.seeds)
     records: dict[str, Record] = {
         f"rows/{name}.json": {"seeds": seeds, **{dataset: run_records(params, dataset, name) for dataset in datasets}}
@@ -38,7 +41,7 @@ def plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
 
 
 def run(params: Params, name: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Train and evaluate an ablation on every data set and seed of `ablation_run`; save metrics and predictions."""
+    """Train and evaluate a method with changed options on data sets and seeds of `ablation_run`; save the results."""
     require(name, params.ablations, "ablation")
     with tempfile.TemporaryDirectory() as scratch:
         for dataset, seed in product(params.ablation_run.datasets, params.ablation_run.seeds):
@@ -49,14 +52,16 @@ def run(params: Params, name: str, paths: ArtifactPaths = ArtifactPaths()) -> No
 
 
 def run_paths(folder: Path, dataset: str, seed: int) -> RunPaths:
-    """Return the paths of one run inside `folder`, which holds the runs of an ablation."""
+    """Return the paths of the files of one run (data set and seed) of an ablation, in a folder of such runs."""
     return RunPaths(folder / dataset / str(seed))
 
 
 def copy_results(params: Params, name: str, folder: Path, paths: ArtifactPaths) -> None:
-    """Copy the metrics and predictions of an ablation's runs from `folder` to the folder of all ablations.
+    """Copy the metrics and predictions of an ablation's runs from a scratch folder to the folder of all ablations.
 
     All metrics are also written to one JSON file, as `{data set: {seed: metrics}}`.
+
+    folder: the scratch folder.
     """
     metrics: dict[str, dict[str, Any]] = {}
     for dataset, seed in product(params.ablation_run.datasets, params.ablation_run.seeds):
@@ -83,13 +88,16 @@ def is_outdated(params: Params, name: str, dataset: str, run: RunPaths) -> bool:
 
 
 def _settings(params: Params, name: str, dataset: str) -> Record:
-    """Return what a run of an ablation depends on, besides code and files of earlier stages."""
+    """Return the settings of params.yaml that a run of an ablation depends on, as stage -> settings.
+
+    Hashes of code are left out, and so are the files of earlier stages.
+    """
     records = run_records(params, dataset, name)
     return {stage: {key: value for key, value in each.items() if key != "code"} for stage, each in records.items()}
 
 
 def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a small file that identifies the labels and features of a data set, which all its runs read."""
+    """Write a small file that identifies a data set's labels and features; the ablations' DVC stages depend on it."""
     features = open_features(paths.features(dataset))
     record = {
         "features": {**features.identity, "features": features.contents},
@@ -100,7 +108,7 @@ def write_inputs(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPa
 
 
 def tabulate(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the mean metrics of all ablations, as `{data set: {ablation: {world: means}}}`."""
+    """Write the metrics of all ablations, averaged over seeds, as `{data set: {ablation: {world: means}}}`."""
     metrics = {name: read_metrics(paths.ablation(name), "make ablations") for name in params.ablations}
     runs = {
         (dataset, name): list(by_dataset[dataset].values())

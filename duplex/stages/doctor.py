@@ -46,7 +46,7 @@ class DoctorFinding:
 
 
 def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
-    """Return the results of all checks, passed or not. Changes and downloads nothing."""
+    """Return the results of all checks of machine and project, passed or not. Changes and downloads nothing."""
     free = shutil.disk_usage(Path.cwd()).free
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
@@ -100,7 +100,10 @@ def _speed_message(precision: str, speedup: float) -> str:
 
 
 def _seconds(device: str, precision: str, size: int, budget: float = 0.5) -> float:
-    """Return the shortest time, in seconds, of up to 20 products of square matrices; stop after `budget` seconds."""
+    """Time matrix products in a number format: return the shortest time, in seconds, of up to 20 products.
+
+    size: width of the square matrices. budget: seconds after which to stop.
+    """
     a, times = torch.randn(size, size, device=device).to(dtype_of(precision)), list[float]()
     with float32_arithmetic(precision):
         while len(times) < 2 or (len(times) < 20 and sum(times) < budget):
@@ -109,7 +112,10 @@ def _seconds(device: str, precision: str, size: int, budget: float = 0.5) -> flo
 
 
 def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
-    """Check weights, images and caches. A missing file is a problem only in data sets of `run.datasets`."""
+    """Yield the results of the checks of one data set: encoder weights, images and feature cache.
+
+    A missing file is a problem only in data sets of `run.datasets`.
+    """
     entry, required = params.datasets[name], name in params.run.datasets
     yield from _weights(name, entry, required)
     root, features = entry.source.root, entry.features

@@ -14,7 +14,7 @@ from duplex.config.params import Params
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
-from duplex.library.run_evaluation import calibration_for, evaluate_world, group_accuracies, term_metrics
+from duplex.library.run_evaluation import calibration_for, evaluate_world, frequency_accuracies, term_metrics
 from duplex.methods.registry import find_method, report_exits
 from duplex.stages.outdated_runs import run_difference
 from duplex.system.files import write_json, write_text
@@ -31,17 +31,19 @@ def run(
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> dict[str, Any]:
-    """Evaluate a trained run in every world of the method and of `evaluation.worlds`; return the metrics.
+    """Evaluate a trained run on the test split, in the closed and open world; write the results, return the metrics.
 
-    out: paths of the checkpoint and of the results, by default the run's own folder. load: function that loads the
-    inputs.
+    Worlds that the method's option `world` or `evaluation.worlds` in params.yaml excludes are skipped.
+
+    out: paths of the checkpoint and of the results, by default the run's own folder.
+    load: function that loads features and labels, by default from disk.
     """
     out = out or paths.run(dataset, method, seed)
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
     record = read_record(out.checkpoint)
     if difference := run_difference(record, params, dataset, method, seed, paths):
         raise DuplexError(
-            f"{out.checkpoint} is not of {method} with seed {seed} as params.yaml has it: {difference}; "
+            f"{out.checkpoint} does not match {method} with seed {seed} in params.yaml: {difference}; "
             f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
         )
     make_deterministic()
@@ -59,7 +61,7 @@ def run(
         timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
         metrics: dict[str, Any] = {world: result.metrics for world, result in results.items()}
         if "closed" in results:
-            metrics["groups"] = group_accuracies(results["closed"], inputs)
+            metrics["groups"] = frequency_accuracies(results["closed"], inputs)
             if settings.terms and settings.protocol == "exact":
                 metrics |= term_metrics(model, inputs)
     if record.val_auc_all is not None:

@@ -1,4 +1,4 @@
-"""Encode the images of a data set into its feature cache: the stage `extract`."""
+"""Encode the images of a data set into its feature cache: the pipeline's stage `extract`."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from duplex.system.files import sha256, write_text
 def extract(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
-    """Encode a data set's images into its feature cache; return counts and the images that could not be read.
+    """Encode a data set's images into its feature cache; return counts of images, and those that could not be read.
 
-    out: file to write, by default the data set's own cache. options: further arguments of
-    `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
+    out: file to write, by default the data set's own cache.
+    options: further arguments of `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
     """
     features, entry = params.dataset(dataset).features, params.dataset(dataset).encoder
     if features is not None:
@@ -62,9 +62,12 @@ def extract(
 def _import_features(
     params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
 ) -> ExtractionReport:
-    """Write a data set's feature cache from its file of features; raise if `options` ask for a shard or a limit."""
+    """Write the feature cache of a data set whose features come from a file; nothing is encoded.
+
+    Raises UsageError if `options` ask for only some of the images (`shard`, `limit`).
+    """
     if given := [key for key in ("shard", "limit") if options.get(key) is not None]:
-        raise UsageError(f"{dataset} has features of its own, {features}: nothing is encoded; leave {given[0]} out")
+        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave {given[0]} out")
     began, manifest = time.monotonic(), paths.manifest(dataset)
     images = read_manifest(manifest)["image"].tolist()
     import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad)
@@ -76,9 +79,9 @@ def _import_features(
 
 
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
-    """Encode a random sample of a cache's images again and return how the results differ from the cache.
+    """Encode a random sample of a cache's images again; return their number and worst cosine to the cached features.
 
-    `dataset`: by default the data set whose features the cache at `path` holds.
+    path: the cache. dataset: by default the data set of params.yaml to which the cache belongs.
     """
     paths = ArtifactPaths()
     places = {paths.features(name).resolve(): name for name in params.datasets}
@@ -94,7 +97,8 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
 def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
     """Return a data set's image paths and the keyword arguments for encoding them.
 
-    Missing images of the drawn data set `shapes` are drawn first."""
+    Missing images of the embedded benchmark `shapes` are drawn first.
+    """
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     require_prepared(entry.source, paths.source(dataset))
@@ -117,7 +121,10 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
 
 
 def write_extraction_summary(cache: Path) -> None:
-    """Write `extraction.json` beside a data set's own cache: its size, and the images that could not be read."""
+    """Write `extraction.json` beside a data set's feature cache: the cache's size in bytes, and unreadable images.
+
+    Nothing is written for a cache in another place than the pipeline's.
+    """
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return
@@ -139,7 +146,11 @@ def _load_image_encoder(params: Params, entry: EncoderParams) -> Encoder:
 def _copy_other_split(
     params: Params, dataset: str, paths: ArtifactPaths, images: list[str], out: Path, encoder: Identity, stored: Any
 ) -> None:
-    """Copy the cache of another split of the same images to `out`, if one has the same encoder and `stored` outputs."""
+    """Copy to `out` the cache of a data set with the same images and another split, so that they are not encoded again.
+
+    Nothing is copied unless that cache has the same encoder and outputs as `out` shall have: patch tokens, activations
+    entering the last blocks, and number format (16 or 8 bits).
+    """
     source = params.dataset(dataset).source
     wanted = cache_identity(encoder, sha256(paths.manifest(dataset)), **stored)
     for name, entry in params.datasets.items():

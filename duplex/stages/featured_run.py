@@ -1,4 +1,4 @@
-"""A trained run with its test images, for retrieval, swapping and maps."""
+"""Load a trained run with its test images, for searches of nearest images and for the report's t-SNE maps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FeaturedRun:
     root: Path  # folder of the images
 
     def retrieval_context(self) -> RetrievalContext:
-        """Return the method and test images in the form that retrieval needs."""
+        """Return the method and test images as a `RetrievalContext`, the argument of nearest-image searches."""
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
         thumbnails = thumbnails_under(self.root)
@@ -33,7 +33,7 @@ class FeaturedRun:
 
 
 def load_featured_run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> FeaturedRun:
-    """Load a run's checkpoint and test images on the CPU."""
+    """Load a run's trained method and its test images with labels and features, on the CPU."""
     path = paths.run(dataset, method, seed).checkpoint
     record = read_record(path)
     needs, settings = find_method(record.kind).needs(record.options), params.training(dataset, method)

@@ -51,7 +51,7 @@ After an upgrade of duplex, `dvc repro` repeats the stages whose code has change
 
 
 def init(folder: Path) -> list[str]:
-    """Write a new project and return one line of text per step. Raises `UsageError` instead of overwriting a file."""
+    """Write a new project, and return a line of text per step. Raises `UsageError` instead of overwriting a file."""
     files = contents(folder.resolve().name)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder")
@@ -76,7 +76,10 @@ def init(folder: Path) -> list[str]:
 
 @contextmanager
 def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """If the block fails, remove everything that it added to `folder`; raise its `OSError` as `DuplexError`."""
+    """Context manager: if the block fails, remove everything that it added to `folder`.
+
+    An `OSError` of the block is raised as `DuplexError`.
+    """
     existed = folder.is_dir()
     before = set(folder.rglob("*"))
     try:
@@ -94,7 +97,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 
 
 def contents(name: str) -> dict[str, str]:
-    """Return the files of a new project, as path -> text."""
+    """Return the files of a new project, as path -> text. name: the project's name, for its README."""
     stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
     return {
         "README.md": README.format(name=name, version=__version__),

@@ -1,7 +1,7 @@
-"""List a data set's files with their hashes, and choose the run whose prototypes the report shows.
+"""The stage `inventory`: list a data set's files with hashes, and choose the run for the report's examples and maps.
 
 DVC cannot make one stage depend on all instances of a matrix stage. So this stage depends on the folder of a data set,
-and the report and the maps depend on the two files that this stage writes.
+and the stages of the report and the maps depend on the two files that this stage writes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ IGNORED = (".gitignore", ".partial")  # ends of names
 
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Return method and seed of the run that the report shows: one with visual prototypes, else the last method's."""
+    """Return method and seed of the run that the report's examples and maps use.
+
+    The method is the last trained one of `run:` with visual prototypes, else the last one; the seed is the first.
+    """
     return run_with_prototypes(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 
 def run_with_prototypes(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
-    """Return the last method of `run:` with visual prototypes, and the first seed; None if no method has any.
+    """Return (method, first seed) of the last trained method in params.yaml with visual prototypes; None without any.
 
     Methods with `shown_as` are skipped, since the report shows them under the name of another method.
     """
@@ -35,7 +38,10 @@ def run_with_prototypes(params: Params, dataset: str, paths: ArtifactPaths) -> t
 
 
 def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write `files.json` (file -> sha256) and `featured.json` (the featured run and the files that its map uses)."""
+    """Write the inventory of a data set's folder of artifacts: `files.json` (file -> sha256) and `featured.json`.
+
+    The latter names the run whose prototypes the maps show, with hashes of the files that the maps are computed from.
+    """
     folder = paths.manifest(dataset).parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
     out = paths.inventory(dataset)

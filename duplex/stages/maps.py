@@ -1,4 +1,4 @@
-"""Compute t-SNE maps of a data set's test images and prototypes, for one run."""
+"""Compute t-SNE maps of a data set's test images and prototypes, for one trained run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.labels import Ints
 from duplex.library.run_training import start_method
-from duplex.report.maps import COLUMNS, EARLY, STEPS, Prototypes, Scene, draw_maps, map_count
+from duplex.report.maps import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_maps, map_count
 from duplex.report.prototype_retrieval import embed
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
 from duplex.stages.inventory import run_with_prototypes
@@ -22,18 +22,18 @@ from duplex.system.progress import ProgressBar
 
 
 def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the table of t-SNE coordinates; without a method with visual prototypes, its header line only."""
+    """Write the t-SNE coordinates of a data set's maps as a table; only a header without visual prototypes."""
     chosen, out = run_with_prototypes(params, dataset, paths), paths.maps(dataset)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
         scene = scene_of(load_featured_run(params, dataset, *chosen, paths), params.entry(chosen[0]).kind, chosen[1])
         with ProgressBar(f"{dataset} maps", map_count(scene) * (EARLY + STEPS)) as bar:
-            table = draw_maps(scene, bar.show)
+            table = compute_maps(scene, bar.show)
     write_text(out, table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
 
 
 def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
-    """Return a run's test images and prototypes as arrays, and the visual prototypes from before training."""
+    """Return what maps show of a run: its test images and prototypes, and its visual prototypes before training."""
     method, labels, test = run.method.inspectable(), run.inputs.labels, run.inputs.examples["test"]
     start = None
     if method.visual is not None:

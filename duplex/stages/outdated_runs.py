@@ -1,4 +1,4 @@
-"""Differences between runs on disk and params.yaml, by which commands refuse or report runs of other settings."""
+"""Compare runs on disk with params.yaml, so that commands refuse or report runs with other settings."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from duplex.training.checkpoint import WORD_VECTORS, Record, read_record
 
 
 def run_difference(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str:
-    """Return the first setting of a checkpoint that differs from a run of params.yaml, as text; "" if none does.
+    """Return the first setting in which a trained run differs from params.yaml, as text; "" if there is none.
 
-    The members of a product and the blocks of `finetune: auto` are chosen in training. params.yaml has no values for
-    them, so they are not compared.
+    Not compared are values that are chosen in training, not in params.yaml: the number of blocks that `finetune: auto`
+    trains, and the runs of a product (a method that multiplies the probabilities of finished runs).
+
+    record: the settings that the run's checkpoint stores.
     """
     entry, options, finetune = params.entry(method), params.method(method, dataset), params.finetune(method, dataset)
     stored = {"kind": record.kind, "seed": record.seed, "world": record.world, **vars(record.options)}
@@ -38,10 +40,10 @@ def run_difference(record: Record, params: Params, dataset: str, method: str, se
         stored |= record.training
     manifest, trained_on = paths.manifest(dataset), record.training.get("manifest")
     if trained_on is not None and manifest.is_file() and trained_on != sha256(manifest):
-        return "its images, labels or splits were others"
+        return "its images, labels or splits have changed"
     features, trained_on = paths.features(dataset), record.training.get("features")
     if trained_on is not None and features.is_file() and trained_on != read_contents_digest(features):
-        return "its features were others"
+        return "its features have changed"
     if difference := _encoder_difference(record, params, dataset):
         return difference
     chosen_by = record.training.get("calibration")
@@ -54,9 +56,11 @@ def run_difference(record: Record, params: Params, dataset: str, method: str, se
 
 
 def outdated_member(options: Options, params: Params, dataset: str, paths: ArtifactPaths) -> str:
-    """Return how a run that the options of a method combine differs from params.yaml, as text; "" if none does.
+    """Return how a run whose probabilities a product multiplies differs from params.yaml, as text; "" if none does.
 
     Runs that are not on disk are ignored.
+
+    options: the product's options, which list the runs; methods that combine no runs give "".
     """
     for member in options.members if isinstance(options, CombinedOptions) else ():
         method, seed = member["method"], member["seed"]
@@ -64,7 +68,7 @@ def outdated_member(options: Options, params: Params, dataset: str, paths: Artif
         if method not in params.methods or not checkpoint.is_file():
             continue
         if difference := run_difference(read_record(checkpoint), params, dataset, method, seed, paths):
-            return f"{method} with seed {seed}, which it combines, is not as params.yaml has it: {difference}"
+            return f"{method} with seed {seed}, which it combines, does not match params.yaml: {difference}"
     return ""
 
 
@@ -76,13 +80,15 @@ def _encoder_difference(record: Record, params: Params, dataset: str) -> str:
         if record.encoder.get(name) != value:
             return f"its encoder's {name} is {record.encoder.get(name)!r} instead of {value!r}"
     digest = sha256_once(words) if words is not None and words.is_file() else None
-    return "" if record.encoder.get(WORD_VECTORS) == digest else "its word vectors were others"
+    return "" if record.encoder.get(WORD_VECTORS) == digest else "its word vectors have changed"
 
 
 def metrics_difference(record: Record, metrics: Mapping[str, Any], params: Params, method: str) -> str:
-    """Return how a run's metrics differ from what evaluation would write now, as text; "" if they don't.
+    """Return why a run's metrics on disk are not those that evaluation would write now, as text; "" if they are.
 
-    They may be of another checkpoint than `record`'s, or measured with another `evaluation.protocol`, `worlds` or `k`.
+    The metrics may be of another checkpoint, or measured with another `evaluation.protocol`, `worlds` or `k`.
+
+    record: what the run's checkpoint stores. metrics: content of the run's metrics.json.
     """
     if (metrics.get("epoch"), metrics.get("val_auc")) != (record.epoch, 100 * record.val_auc):
         return "its metrics.json is of another checkpoint"
@@ -91,7 +97,7 @@ def metrics_difference(record: Record, metrics: Mapping[str, Any], params: Param
             return f"it was not evaluated in the {world} world"
         exact = "tied" in metrics[world]  # only the exact protocol measures the share of ties
         if exact != (params.evaluation.protocol == "exact"):
-            return "evaluation.protocol was another one"
+            return f"evaluation.protocol was {'exact' if exact else 'sampled'} instead of {params.evaluation.protocol}"
         ks = [1, *sorted(int(name.removeprefix("top_")) for name in metrics[world] if name.startswith("top_"))]
         if ks != sorted({1, *params.evaluation.k}):
             return f"evaluation.k was {ks} instead of {list(params.evaluation.k)}"
@@ -101,9 +107,9 @@ def metrics_difference(record: Record, metrics: Mapping[str, Any], params: Param
 def _member_difference(
     record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths
 ) -> str:
-    """Return how the runs that a run combines differ from those on disk or in params.yaml, as text; "" if none does.
+    """Return how the runs combined in a product differ from runs on disk or params.yaml, as text; "" if they do not.
 
-    Runs that are not on disk are ignored: the checkpoint contains what it needs of them.
+    A product multiplies the probabilities of finished runs. Runs not on disk are ignored: its checkpoint contains them.
     """
     spec = MethodSpec.of(params, dataset, method)
     try:

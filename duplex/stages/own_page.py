@@ -1,4 +1,4 @@
-"""Write the page of one data set of a project: the answers of its best trained run, and its learning curve."""
+"""Write an HTML page on a data set: its best run's answers, and accuracy by number of training images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duplex.training.checkpoint import read_record
 
 
 def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
-    """Write the page of a data set to `artifacts/pages`, and return its path.
+    """Write the HTML page of a data set to `artifacts/pages`, and return its path.
 
     The page shows the answers of the run with the best validation AUC, with the labelled pairs as candidates. Raises
     `UsageError` without a trained run.

@@ -1,4 +1,4 @@
-"""Write one small file per stage with everything that the stage depends on: values of params.yaml, hashes of code.
+"""Write one small file per pipeline stage with all that its result depends on: values of params.yaml, hashes of code.
 
 dvc.yaml cannot list options that a method inherits from another, or code found by following imports, as dependencies.
 Stages depend on these files instead. The stage `plan` runs at each `dvc repro`, to notice changed plug-ins; it does not
@@ -19,7 +19,11 @@ from duplex.system.files import json_digest, replace_folder, write_json, write_t
 
 
 def run(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write `plan/report.json`, `plan/DATASET/STAGE.json` and `plan/DATASET/METHOD/{train,evaluate}.json`."""
+    """Write the files on which pipeline stages depend: settings of params.yaml and hashes of code.
+
+    They are `plan/report.json`, `plan/DATASET/STAGE.json` and `plan/DATASET/METHOD/{train,evaluate}.json`. Raise
+    UsageError if a method has a wrong option, or a data set lacks an input that the method needs.
+    """
     records = {"report.json": report_record(params)}
     for dataset in params.run.datasets:
         for stage, record in dataset_records(params, dataset, paths).items():
@@ -32,7 +36,7 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
 
 
 def write_json_folder(records: dict[str, Record], folder: Path) -> None:
-    """Replace all files of a folder by JSON files; `records`: path inside the folder -> content."""
+    """Replace all files of a folder by JSON files, given as path inside the folder -> content."""
     with replace_folder(folder) as scratch:
         for name, record in records.items():
             write_json(scratch / name, record)
@@ -41,10 +45,13 @@ def write_json_folder(records: dict[str, Record], folder: Path) -> None:
 def check_options(
     params: Params, datasets: tuple[str, ...], methods: tuple[str, ...], records: dict[str, Record], mark: Path
 ) -> None:
-    """Check the options and the required inputs of methods, unless the same `records` have passed the check before.
+    """Check that methods' options are valid and data sets have the inputs that methods need; skip what passed before.
 
-    mark: file that stores the digest of the records that passed. Raises UsageError for a wrong option or a missing
-    input. For a kind that cannot be imported, prints a warning: only its own runs fail.
+    Raises UsageError for a wrong option or a missing input. For a method kind that cannot be imported, prints a
+    warning: only runs of this kind fail.
+
+    records: contents of the plan files; nothing is checked if the same contents have passed before.
+    mark: file that stores the digest of the contents that passed.
     """
     digest = json_digest(records)
     if mark.exists() and mark.read_text(encoding="utf-8") == digest:

@@ -1,7 +1,7 @@
 """Load the parameters of one stage of the pipeline; raise an error if they changed after the stage `plan` ran.
 
-DVC records a stage's result under its file in `artifacts/plan`. A stage that reads params.yaml minutes later must find
-the same values there: otherwise its result would be recorded, and later reused, under values that it did not have.
+DVC records a stage's result under the stage's file in `artifacts/plan`. A stage that reads params.yaml minutes later
+must find the same values: otherwise its result would be recorded, and later reused, under values it was not made with.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from duplex.errors import DuplexError
 def load_planned(
     dataset: str, *stages: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Params:
-    """Load params.yaml for `stages` of a data set, or of a method on it; raise `DuplexError` if their plan differs.
+    """Load params.yaml for stages of the pipeline; raise `DuplexError` if it changed since the stage `plan` read it.
 
-    A stage without a plan, such as in a script run by hand, is not checked.
+    Stages for which `plan` wrote no file, as in a script run by hand, are not checked.
+
+    dataset, method: what the stages are run for; method None for stages of the data set.
     """
     params = load_params()
     folder = paths.plan / dataset / method if method else paths.plan / dataset

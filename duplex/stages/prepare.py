@@ -14,7 +14,10 @@ from duplex.system.files import write_json
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the manifest, labels, statistics and record of the source; print notes on rows that were left out."""
+    """Write a data set's manifest, labels, statistics, and the source's options and digest (to notice changes).
+
+    Prints notes on rows of the source that were left out.
+    """
     source = params.dataset(dataset).source
     data = load_source(source)
     for note, count in data.notes.items():

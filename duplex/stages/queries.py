@@ -1,4 +1,4 @@
-"""Queries to a trained method: test images nearest to a pair's prototypes, or to swapped factors."""
+"""Find test images nearest to a pair's prototypes, or to the state part of one image joined with another's object."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from duplex.stages.inventory import featured_run
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load the run of a method and seed; by default those of the featured run."""
+    """Load a trained run with its test images, by method and seed; by default the run of the report's examples."""
     params.dataset(dataset)
     best = featured_run(params, dataset, ArtifactPaths())
     return load_featured_run(params, dataset, method or best[0], best[1] if seed is None else seed, ArtifactPaths())
 
 
 def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
-    """Return the `top` test images nearest to each prototype of the pair that `text` names ("striped heart")."""
+    """Return the `top` test images nearest to a pair's prototypes: kind (`semantic` or `visual`) -> images."""
     context = source.retrieval_context()
     return prototype_hits(context, find_pair(context.labels, text), top)
 
@@ -51,7 +51,7 @@ def find_pair(labels: LabelSpace, text: str) -> int:
 
 
 def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int) -> list[Hit]:
-    """Return the `top` test images nearest to the state of one image combined with the object of another."""
+    """Return the `top` test images nearest to one image's state part joined with another image's object part."""
     context = source.retrieval_context()
     factors = context.method.factors
     if factors is None:

@@ -1,4 +1,4 @@
-"""Write the report: aggregate metrics of all runs, figures and the page."""
+"""Write the report: aggregate the metrics of all runs, draw figures and write the HTML page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 
 
 def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Aggregate the metrics of every run that params.yaml names, write the report and return the page's path.
+    """Aggregate the metrics of every run that params.yaml names, write the report and return the HTML page's path.
 
     A data set without evaluated runs is left out of the page, unless no data set has any.
 
@@ -84,8 +84,11 @@ def evaluated_runs(
 
 
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
-    """Print a line per method whose runs were trained or evaluated with other settings than those of params.yaml, and a
-    line per data set whose source has changed since `duplex prepare` read it."""
+    """Print a warning per method whose runs differ in settings from params.yaml, and per changed data source.
+
+    The settings are those of training and evaluation. Outdated ablations are reported as well. A data set's source (its
+    table, benchmark or folder) has changed if it differs from what `duplex prepare` read.
+    """
     for dataset in params.run.datasets:
         try:
             require_prepared(params.dataset(dataset).source, paths.source(dataset))
@@ -95,7 +98,8 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
         ablation = paths.ablation_run(name, dataset, seed)
         if is_outdated(params, name, dataset, ablation):
             print(
-                f"duplex: {ablation.root} was run with other settings of {name}; `make ablations` runs it again",
+                f"duplex: {ablation.root} was run with other settings of {name} than params.yaml has; "
+                "`make ablations` runs it again",
                 file=sys.stderr,
             )
     for dataset, method in product(params.run.datasets, params.run.methods):
@@ -110,7 +114,7 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
                 difference = difference or metrics_difference(record, metrics, params, method)
                 if difference:
                     print(
-                        f"duplex: {run.metrics} is not of {method} as params.yaml has it: {difference}; the report "
+                        f"duplex: {run.metrics} does not match {method} in params.yaml: {difference}; the report "
                         "shows it as it is, and `dvc repro` makes it again",
                         file=sys.stderr,
                     )
@@ -118,15 +122,15 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
 
 
 def with_datasets(params: Params, evaluated: Set[str]) -> Params:
-    """Return `params` with `run.datasets` reduced to the data sets in `evaluated`; unchanged if none is left."""
+    """Return `params` with `run.datasets` reduced to evaluated data sets; unchanged if none is left."""
     shown = tuple(dataset for dataset in params.run.datasets if dataset in evaluated)
     return params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})}) if shown else params
 
 
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
-    """Return method -> metrics of every seed, and the names of runs without metrics.
+    """Return the metrics of a data set's runs, as method -> metrics of each seed, and the names of runs without any.
 
-    Metrics of a method with `shown_as: NAME` are returned under NAME, in the worlds that the method is for.
+    Metrics of a method with `shown_as: NAME` are returned under NAME, in the worlds of the method's option `world`.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -144,7 +148,10 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
-    """Return the results of all runs, read from their files."""
+    """Read all that the report shows about the runs of params.yaml: results, ablations, statistics of the data sets.
+
+    summary: means of the runs' metrics over seeds.
+    """
     table = paths.ablations / "metrics.json"
     ablations = read_tree(table, names=2) or {}
     datasets = [
@@ -171,7 +178,7 @@ def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Re
 
 
 def _check_images(data: DatasetResults, paths: ArtifactPaths) -> None:
-    """Raise `DuplexError` if a run's predictions are of other images than the readable test images of the manifest."""
+    """Raise `DuplexError` if a run's predictions are not for exactly the readable test images of the manifest."""
     manifest = paths.manifest(data.name)
     if not manifest.is_file():
         return
@@ -194,7 +201,10 @@ def _check_images(data: DatasetResults, paths: ArtifactPaths) -> None:
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return (data set, method) -> kind and everything that params.yaml sets for the method on the data set."""
+    """Return what params.yaml sets for each run's method, as (data set, method) -> kind, world and options.
+
+    Defaults are left out. The table of runs shows these settings.
+    """
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -205,7 +215,7 @@ def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _identity(path: Path) -> dict[str, str]:
-    """Return the identity of a feature cache (encoder, weights, …); empty if the cache is not on this machine."""
+    """Return what a feature cache was computed with (encoder, weights, …), or {} if the file does not exist."""
     if not path.is_file():
         return {}
     with open_cache(path) as file:
@@ -213,7 +223,10 @@ def _identity(path: Path) -> dict[str, str]:
 
 
 def curve_table(results: Results) -> pd.DataFrame:
-    """Return the mean seen–unseen curves with intervals, in percent; `dvc plots` draws one curve per `series`."""
+    """Return the seen–unseen curves averaged over seeds, with intervals, in percent, as a table for `dvc plots`.
+
+    `dvc plots` draws one curve per value of the column `series`.
+    """
     rows = [
         (f"{data.name} {method} {world}", *values)
         for data in results.datasets
@@ -225,7 +238,7 @@ def curve_table(results: Results) -> pd.DataFrame:
 
 
 def training_table(results: Results) -> pd.DataFrame:
-    """Return the validation AUC by epoch of every run that trained, in percent."""
+    """Return the validation AUC by epoch, in percent, of every run trained for more than one epoch."""
     rows = [
         (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
         for data in results.datasets

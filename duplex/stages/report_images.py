@@ -1,4 +1,4 @@
-"""Parts of the report that need images, a trained method or maps; missing files become notes."""
+"""Parts of the report that need images, a trained run or t-SNE maps; a missing file becomes a note in the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from duplex.stages.inventory import featured_run
 
 @dataclass(frozen=True)
 class ImageParts:
-    """Parts of one data set's section of the report, and the numbers in them."""
+    """The report's parts on one data set that need images or t-SNE maps, and the numbers in them as JSON records."""
 
     parts: list[ReportPart]
     numbers: dict[str, object]  # file name -> JSON record
@@ -30,7 +30,7 @@ class ImageParts:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImageParts:
-    """Build the report parts on examples, errors, retrieval, swaps and maps, for the featured run of a data set."""
+    """Build a data set's report parts with example answers, errors, nearest images and t-SNE maps, from one run."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
@@ -52,7 +52,7 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> ImagePart
 def _retrieved(
     params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
 ) -> ImageParts:
-    """Build the report's parts on retrieval and swaps; they need the checkpoint, features and the text tower."""
+    """Build the report's parts with images nearest to prototypes; a note if files or the text tower are missing."""
     name = f"retrieval-{dataset}.json"
     try:
         context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()

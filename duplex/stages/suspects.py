@@ -30,7 +30,7 @@ OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels 
 
 @dataclass(frozen=True)
 class Relabelled:
-    """A manifest with corrected labels, and what was corrected."""
+    """A data set's table of images with corrected labels; number of changes, new states and objects, skipped images."""
 
     manifest: pd.DataFrame
     changed: int  # number of images whose label changed
@@ -42,7 +42,8 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
     """Return a table of a data set's readable images, the labels most likely wrong first.
 
     way: "run" scores labels by a trained run's features, "knn" by the labels of images with the nearest cached
-    features. run: folder of the run; by default the best one of the data set.
+    features.
+    run: folder of the run; by default the data set's run with the best validation AUC.
     """
     paths = ArtifactPaths()
     require_prepared(params.dataset(dataset).source, paths.source(dataset))
@@ -63,9 +64,11 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
     """Return `table` with rank, label margins and better labels, the labels most likely wrong first.
 
-    margins_by_kind: margins of the labels `composition`, `state` and `object`. Images are ordered by the sum of the
+    A margin is the score of an image's label minus that of the best other label. Images are ordered by the sum of their
     three margins, each divided by its standard deviation. The better state or object is the label itself unless its
-    margin is negative. The labels are listed twice: one copy is for editing, `relabelled_manifest` compares the other.
+    margin is negative. The labels are listed twice: one copy is for editing, the other shows which labels changed.
+
+    margins_by_kind: margins of the labels `composition`, `state` and `object`.
     """
     out = table[["image", "state", "object", "split"]].copy()
     for name, kind in margins_by_kind.items():
@@ -82,7 +85,10 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
 
 def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
-    """Return unit features [n, d] to check compositions, states and objects by, from the cache or from a run."""
+    """Return the unit features [n, d] by which labels are checked: three arrays, for compositions, states and objects.
+
+    way: "knn" takes the features of the cache, "run" those of a trained run.
+    """
     cls = cache.cls[rows]
     plain = cls / np.maximum(np.linalg.norm(cls, axis=1, keepdims=True), 1e-12)
     if way == "knn":
@@ -101,8 +107,8 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
     if isinstance(method, WithFinetuning):
         tokens = read_tokens(cache.path, "block_inputs")
         if tokens is None:
-            message = f"{folder} needs block inputs, which {cache.path} lacks"
-            raise UsageError(f"{message}; set encoder.block_inputs and extract again")
+            message = f"{folder} has fine-tuned blocks, and {cache.path} has no inputs for them"
+            raise UsageError(f"{message}; set datasets.{dataset}.encoder.block_inputs in params.yaml and extract again")
         block_inputs: Any = torch.from_numpy(tokens[rows]) if isinstance(tokens, np.ndarray) else tokens.at(rows)
         inputs["cls"] = torch.no_grad()(method.blocks)(block_inputs)
         plain, method = unit(inputs["cls"]).numpy(), method.method
@@ -114,11 +120,13 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
 
 
 def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelled:
-    """Return the manifest with labels replaced by those in the table `edited`, by image.
+    """Return the manifest with labels replaced by those that a table lists per image.
 
     Rows whose columns `old_state` and `old_object` differ from the manifest are left out: they may undo a correction.
     Other columns are ignored. Raises `UsageError` if no label changes, for misspelt columns, and for text that cannot
     be a label.
+
+    edited: file of the table, as `duplex data suspects` writes it and the user corrects it.
     """
     require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
@@ -156,8 +164,10 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
 def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
     """Return the images whose label in the data set has changed since the list of corrections was made.
 
-    corrected, present: state and object by image; `corrected` may also have the columns of `OLD`. Images that already
-    have the corrected label are left out.
+    Images that already have the corrected label are left out.
+
+    corrected: corrected state and object by image, with `old_state` and `old_object` if the list has them.
+    present: the data set's state and object by image.
     """
     other = pd.Series(False, corrected.index)
     for name, old in OLD.items():

@@ -42,11 +42,13 @@ def run(
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> TrainingResult:
-    """Train one run, choose the best epoch by validation AUC, calibrate on validation data, save; return the result.
+    """Train a method on a data set with a seed, save the epoch with the best validation AUC, return history and timing.
 
-    Interrupted training continues after its last whole epoch.
+    Bias and feasibility threshold are calibrated on validation data. Interrupted training continues after its last
+    whole epoch.
 
-    out: paths to write to, by default the run's own folder. load: function that loads the inputs.
+    out: paths to write to, by default the run's own folder.
+    load: function that loads features and labels, by default from disk.
     """
     out = out or paths.run(dataset, method, seed)
     require_inputs(params, dataset, method)
@@ -56,7 +58,9 @@ def run(
     with threads(spec.training.threads), report_exits(spec.kind):
         spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
         if difference := outdated_member(spec.options, params, dataset, paths):
-            raise DuplexError(f"{method} cannot be made: {difference}; train that run again, or run `dvc repro`")
+            raise DuplexError(
+                f"{method} cannot combine its runs: {difference}; train that run again, or run `dvc repro`"
+            )
         inputs = members.add_to(load(params, dataset, paths, spec.request))
         with sole_writer(out.checkpoint, "training"):
             key = _resume_key(params, dataset, method, seed, inputs, device, members.fingerprints)

@@ -36,8 +36,10 @@ def best_run(
 ) -> SavedRun:
     """Return the run with the best validation AUC among those calibrated for `world`; the first by name if equal.
 
-    Without `world`, runs calibrated for the closed world are preferred. dataset: a name, or `*` for all. hint: end of
-    the error message, which tells the user how to name a run.
+    Without `world` ("closed" or "open"), runs calibrated for the closed world are preferred.
+
+    dataset: a name, or `*` for all.
+    hint: end of the error message, which tells the user how to name a run.
     """
     root = paths.root
     candidates: list[tuple[bool, SavedRun]] = []
@@ -81,7 +83,7 @@ def training_images(
 ) -> Neighbours:
     """Return the readable training images of a data set with their cached features.
 
-    `check` is called with the features and raises if they do not belong to the model.
+    check: function of the features that raises if they do not belong to the trained model.
     """
     manifest = read_manifest(paths.manifest(dataset))
     features = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})

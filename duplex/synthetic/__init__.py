@@ -1,6 +1,7 @@
 """Drawing of small images: outlines (objects), looks (states) and styles (background, light and noise).
 
-The embedded benchmark and the tiny CLIP's training corpus both draw with this package, which imports neither.
+The data set `shapes` (duplex/data/shapes.py) and the training images of the packaged tiny CLIP are drawn by these
+modules, which import nothing else of duplex.
 """
 
 from duplex.synthetic.looks import LOOKS, Look

@@ -1,7 +1,7 @@
-"""Looks: the effects of each state on an object's geometry, its colour and the image.
+"""Looks of drawn objects: how each state ("striped", "melted") changes their geometry, colour and the whole image.
 
-Several effects depend on the object (`Outline.round`, `Outline.shine`, its rotation, the tint of its kind), so that
-stripes on a ring differ from stripes on a house.
+Several effects depend on the object (`Outline.round`, `Outline.shine`, its rotation and tint), so that stripes on a
+ring differ from stripes on a house.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Range = tuple[float, float]  # limits of a random number
 
 @dataclass(frozen=True)
 class Look:
-    """The appearance that a state gives to an object. The defaults are a plain object in any colour."""
+    """Appearance that a state such as "striped" gives to a drawn object. The defaults: a plain object in any colour."""
 
     hue: float | None = None  # degrees; None: any colour
     saturation: Range = (0.6, 1.0)
@@ -72,7 +72,7 @@ LOOKS: dict[str, Look] = {
 
 
 def bend_contour(points: Points, kind: str, phase: float) -> Points:
-    """Return an object's contour [P, 2], bent.
+    """Return an object's contour [P, 2], a list of points (x, y), bent as the state "melted" or "wavy" bends it.
 
     points: the contour after rotation; y points down.
     kind: melted or wavy.
@@ -89,7 +89,7 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """Return the share [H, W] of a pattern's second colour at each pixel.
+    """Return the share [H, W] of a pattern's second colour at each pixel, to draw striped, dotted or checkered objects.
 
     kind: striped, dotted or checkered.
     frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
@@ -109,6 +109,6 @@ def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch
 
 
 def _edge(wave: Plane) -> Plane:
-    """Return 0 below zero and 1 above, with a soft edge about a pixel wide."""
+    """Return the share of a pattern's second colour: 1 where its `wave` [H, W] is positive, else 0; soft edges."""
     share: Plane = np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
     return share

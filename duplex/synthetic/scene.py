@@ -1,6 +1,6 @@
-"""Draw one image: a background, an object with a state's look, light, blur and noise.
+"""Draw one image: a background, an object with the appearance of a state, light, blur and noise.
 
-All randomness comes from the generator argument; with `random_stream` an image is a pure function of a seed and a name.
+All randomness comes from the argument `rng`; with `random_stream` an image is a pure function of a seed and a name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 @dataclass(frozen=True)
 class Style:
-    """Limits of random variation, which make images easy or difficult. Lengths are fractions of the image's side."""
+    """Limits of the random variation of drawn images, which make them easy or difficult to recognise.
+
+    Lengths are fractions of the image's side.
+    """
 
     radius: Range  # of the object
     shift: float  # of its centre, at most
@@ -50,15 +53,16 @@ HARSH = Style(
 
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
-    """Return a random generator for a seed and a name: the same on every machine, independent of other names."""
+    """Return a random generator for a seed and a name (any text): equal on every machine, independent per name."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """Return a random `SIDE` x `SIDE` RGB image of an object with a state's look.
+    """Return a random `SIDE` x `SIDE` RGB image of an object with the appearance of a state.
 
     kind: the object, a key of `OUTLINES`.
+    look: the appearance that the state gives to the object, a value of `LOOKS`.
     style: limits of the variation, such as `MILD` or `HARSH`.
     rng: source of all randomness.
     """
@@ -75,7 +79,7 @@ def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) ->
 
 @dataclass(frozen=True)
 class _Place:
-    """Position and shape of an object in the image."""
+    """Random position, size and rotation of an object in the image."""
 
     centre: NDArray[np.float64]  # [2] in pixels
     matrix: NDArray[np.float64]  # [2, 2] from the object's frame to pixels
@@ -93,13 +97,13 @@ class _Place:
         return cls(centre, np.array([[cos, -sin], [sin, cos]]) * np.array(axes), radius)
 
     def pixels_of(self, points: Points, look: Look, phase: float) -> Points:
-        """Return a contour [P, 2] of the object's frame in pixels of the image, bent if the look has a `bend`."""
+        """Convert a contour [P, 2] from the object's frame to pixels of the image; melted and wavy ones are bent."""
         turned = points @ (self.matrix / self.pixels).T
         bent = turned if look.bend is None else bend_contour(turned, look.bend, phase)
         return bent * self.pixels + self.centre
 
     def object_coordinates(self) -> tuple[Plane, Plane]:
-        """Return every pixel's coordinates (u, v) in the object's frame."""
+        """Return the coordinates (u, v) [H, W] of every pixel of the image in the object's frame."""
         inverse = np.linalg.inv(self.matrix).astype(np.float32)
         x, y = _COLUMNS - np.float32(self.centre[0]), _ROWS - np.float32(self.centre[1])
         return inverse[0, 0] * x + inverse[0, 1] * y, inverse[1, 0] * x + inverse[1, 1] * y
@@ -116,7 +120,7 @@ def _spread(limit: float, rng: np.random.Generator) -> float:
 
 
 def _mask(outline: Outline, look: Look, place: _Place, rng: np.random.Generator) -> Plane:
-    """Return the share [H, W] of each pixel that the object covers."""
+    """Return the share [H, W] of each pixel that the object covers, 0 to 1."""
     phase = 2 * np.pi * float(rng.random())
     contours = [place.pixels_of(points, look, phase) for points in (outline.contour, *outline.holes)]
     if not look.broken:
@@ -140,7 +144,7 @@ def _drawn(contours: list[Points], look: Look, place: _Place, rng: np.random.Gen
 
 
 def _bristle(pen: ImageDraw.ImageDraw, contour: Points, place: _Place, rng: np.random.Generator) -> None:
-    """Draw hairs along a contour, pointing outwards in varying directions."""
+    """Draw the hairs of a furry object along its contour, pointing outwards in varying directions."""
     x, y = contour.T
     turn = 1.0 if np.dot(x, np.roll(y, -1)) > np.dot(y, np.roll(x, -1)) else -1.0  # which side is outside
     roots = np.repeat(contour, 2, axis=0)
@@ -154,7 +158,7 @@ def _bristle(pen: ImageDraw.ImageDraw, contour: Points, place: _Place, rng: np.r
 
 
 def _halves(contours: list[Points], look: Look, place: _Place, rng: np.random.Generator) -> Plane:
-    """Return the mask of an object broken along a jagged line, its halves moved apart."""
+    """Return the mask [H, W] of an object that is broken along a jagged line, its halves moved apart."""
     angle = np.deg2rad(_spread(35.0, rng)) + (0.5 * np.pi if rng.random() < 0.3 else 0.0)
     across = np.array([np.cos(angle), np.sin(angle)])
     along = np.array([-across[1], across[0]])
@@ -184,9 +188,9 @@ def _any_colour(rng: np.random.Generator) -> NDArray[np.float32]:
 def _colour(
     kind: str, look: Look, style: Style, away: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return a random colour [3] for an object: the look's hue, shifted by the tint of the object's kind, or any hue.
+    """Return a random colour [3] for an object: its state's hue shifted by the object's tint, else any hue.
 
-    The colour is at least the style's contrast away from the colour `away`, if 12 trials give such a colour.
+    At most 12 colours are tried, until one differs from the colour `away` by at least the style's contrast.
     """
     tint = style.tint * (2.0 * float(random_stream(0, f"tint of {kind}").random()) - 1.0)
     ink = away
@@ -202,7 +206,7 @@ def _colour(
 
 
 def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator) -> Canvas:
-    """Return the object's colour [H, W, 3] at every pixel, inside and outside of its outline."""
+    """Return a colour [H, W, 3] for all pixels, with a state's pattern and gloss; only the object's pixels are used."""
     outline = OUTLINES[kind]
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
     u, v = place.object_coordinates()
@@ -239,7 +243,7 @@ def _background(style: Style, rng: np.random.Generator) -> Canvas:
 
 
 def _blotches(cells: int, rng: np.random.Generator) -> Plane:
-    """Return smooth random values [H, W] in 0..1."""
+    """Return smooth random values [H, W] in 0..1, from a grid of `cells` x `cells`, for textures and uneven light."""
     coarse = Image.fromarray((255 * rng.random((cells, cells))).astype(np.uint8))
     return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32) / 255
 
@@ -265,7 +269,7 @@ def _scraps(canvas: Canvas, style: Style, rng: np.random.Generator, mask: Plane)
 
 
 def _camera(canvas: Canvas, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """Apply uneven light, blur and noise, and convert to eight bits."""
+    """Apply uneven light, blur and noise to a drawn image, as a camera would, and convert it to eight bits."""
     if style.wash > 0:
         strength = style.wash * float(rng.random())
         wash = 1.0 - strength * _blotches(3, rng)[..., None] * (0.4 + 0.6 * rng.random(3).astype(np.float32))

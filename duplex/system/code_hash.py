@@ -1,8 +1,9 @@
-"""Hash the code that a stage or a method uses: all modules that its own module imports, found without running it.
+"""Hash the code that a pipeline stage or a method uses, so that results of changed code can be found to be outdated.
 
-Imports are followed, also inside functions but not under `if TYPE_CHECKING`: into this package, into the package of
-the method or stage, and into files in the same folder. Syntax trees without docstrings are hashed: comments,
-docstrings and formatting change no hash. Of a compiled module, the bytes of its file are hashed.
+The code is that of all modules that the stage's or method's own module imports, found without running it. Imports are
+followed, also inside functions but not under `if TYPE_CHECKING`: into this package, into the package of the method or
+stage, and into files in the same folder. Syntax trees without docstrings are hashed: comments, docstrings and
+formatting change no hash. Of a compiled module, the bytes of its file are hashed.
 """
 
 from __future__ import annotations
@@ -56,10 +57,14 @@ def code_hash(*entries: str, ignored: Collection[str] = ()) -> str:
 
 
 def plugin_hash(module: str, plugin: type | None = None) -> str | None:
-    """Return the hash of a plug-in's own code, without that of this package; None for a module of this package.
+    """Return the hash of a plug-in's code, without the code of this package; None for a module of this package.
 
-    For a module without a file, as in a notebook, the source of the class `plugin` is hashed, with that of its base
-    classes in the same module. Without this source, the hash is `UNKNOWN_CODE`.
+    A plug-in is a class for duplex, such as a method, from another package or file. For a module without a file, as in
+    a notebook, the source of the class is hashed, with that of its base classes in the same module. Without this
+    source, the hash is `UNKNOWN_CODE`.
+
+    module: name of the module that defines it.
+    plugin: the class.
     """
     if module.partition(".")[0] == PACKAGE:
         return None
@@ -116,7 +121,10 @@ def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, 
 
 
 def _own_name(module: str) -> str:
-    """Return the name by which a module can be imported, if it runs as `python -m NAME`; else its name as it is."""
+    """Return the name by which a module can be imported; for `__main__` started as `python -m NAME`, this is NAME.
+
+    Other names are returned as they are.
+    """
     spec = getattr(sys.modules.get(SCRIPT), "__spec__", None) if module == SCRIPT else None
     return module if spec is None else spec.name
 
@@ -130,7 +138,7 @@ def _own_folder(top: str) -> Path | None:
 
 
 def _namespace(top: str) -> Path | None:
-    """Return the first folder of a package without `__init__.py`, or None."""
+    """Return the first folder of a top-level package without `__init__.py`; None if there is no such package."""
     spec = _spec(top, os.getcwd(), *sys.path)
     return next(map(Path, (spec and spec.submodule_search_locations) or ()), None)
 
@@ -141,7 +149,7 @@ def imported_names(name: str, path: Path) -> set[str]:
 
 
 def _file(name: str) -> Path | None:
-    """Return the file of a module, its source if there is one, or None.
+    """Return the file of a module, its source if there is one; None if the module has no file.
 
     Only a top-level package is searched by Python's import system; its modules are looked up by their paths. A running
     script has no import spec, and its `__file__` is used.
@@ -157,14 +165,21 @@ def _file(name: str) -> Path | None:
 
 
 def _module_files(place: Path) -> Iterator[Path]:
-    """Yield the possible files of the module at `place`, a path without suffix."""
+    """Yield the possible files of a module: for `a/b`, these are such as `a/b.py` and `a/b/__init__.py`.
+
+    place: path of the module without suffix.
+    """
     for suffix in all_suffixes():
         yield from (place.with_name(f"{place.name}{suffix}"), place / f"__init__{suffix}")
 
 
 @lru_cache(maxsize=64)
 def _spec(top: str, folder: str, *search: str) -> ModuleSpec | None:
-    """Return the import spec of a top-level package; methods may be modules in the project's folder."""
+    """Return the import spec of a top-level module or package; None if it cannot be found.
+
+    folder: the project's folder, which is searched last; a user's methods may be modules there.
+    search: Python's search path, which is not used but part of the key of this function's cache.
+    """
     try:
         return find_spec(top) or PathFinder.find_spec(top, [folder])
     except (ImportError, ValueError):

@@ -88,7 +88,7 @@ def _describe(error: OSError) -> str:
 
 
 def _discard_output() -> None:
-    """Send the rest of stdout's buffer to /dev/null: Python would try to write it at exit, and report the failure."""
+    """Send the rest of stdout's buffer to /dev/null; Python would try to write it at exit, and report an error."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -102,7 +102,7 @@ def _exit(message: str, code: int) -> None:
 
 
 def _catch_signals() -> None:
-    """Raise `Terminated` for SIGTERM and SIGHUP, unless the caller handles or, as `nohup` does, ignores them."""
+    """Make SIGTERM and SIGHUP raise `Terminated`, unless the process handles them or, under `nohup`, ignores them."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all; everything this package writes goes through here."""
+"""Write files and folders completely or not at all; all files of this package are written by these functions."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 def checked_path(path: object, noun: str) -> Path:
-    """Return a path that a user gave, with `~` expanded; raise `UsageError` for an empty one and for other types.
+    """Return a path that a user gave, with `~` expanded.
 
-    `noun` names the path in the message.
+    Raises `UsageError` for an empty path and for values that are not paths.
+
+    noun: name of the path in the message, such as "the feature cache".
     """
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
@@ -82,9 +84,10 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def _replace(scratch: Path, path: Path) -> None:
-    """Rename the folder `scratch` to `path`, replacing a folder; try again if another process has just done so.
+    """Rename the folder `scratch` to `path`, replacing an existing folder; try again if another process does the same.
 
-    The old folder is renamed first and removed last: one that cannot be renamed, such as a mounted one, stays whole.
+    The old folder is renamed first and removed last: if it cannot be renamed, for example a mounted one, it stays
+    whole.
     """
     old = path.with_name(f"{path.name}.{os.getpid()}.old{SCRATCH}")
     for tries in reversed(range(TRIES)):
@@ -127,7 +130,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file in place. Raises `OSError` for system errors, which safetensors itself does not."""
+    """Write a safetensors file in place. Raises `OSError` for system errors, instead of safetensors' exception."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -151,7 +154,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """Return an error's reason in lower case, without errno and file name."""
+    """Return the reason of an `OSError` in lower case and without its number, such as "the disk is full"."""
     if error.errno in FULL:
         return "the disk is full"
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
@@ -160,7 +163,7 @@ def os_reason(error: OSError) -> str:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise `DuplexError` if `path` is a folder, a device or a pipe: none is replaced by a file."""
+    """Raise `DuplexError` if `path` is a folder, a device or a pipe, which must not be replaced by a file."""
     if not path.is_symlink() and (kind := kind_of_path(path)) not in ("a file", "missing"):
         raise DuplexError(f"{path} is {kind}, not a file that can be replaced; choose another place")
 
@@ -188,7 +191,7 @@ def require_file(path: Path) -> None:
 
 
 def with_own_name(path: Path) -> Path:
-    """Return `path` with a name as its last part: `.` and `..` as absolute paths, others unchanged."""
+    """Return a path that ends with a name: `.` and `..` as absolute paths, other paths unchanged."""
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))
 
 
@@ -218,7 +221,7 @@ def json_digest(record: object) -> str:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove scratch files of `path` that killed processes left."""
+    """Remove the scratch files (unfinished copies) of `path` that killed processes left beside it."""
     for name in os.listdir(path.parent):
         if name.startswith(path.name + ".") and name.endswith(SCRATCH):
             writer = name[len(path.name) + 1 : -len(SCRATCH)]

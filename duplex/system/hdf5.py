@@ -1,7 +1,8 @@
 """Checks of HDF5 files from unknown sources, made before any data is read.
 
-A file can name other files as its contents, of which HDF5 returns zeros if they are missing; it can declare sizes that
-nothing on the disk backs; damaged text of variable length makes HDF5 2.0 loop without end or allocate 4 GiB per text.
+Such a file can refer to other files for its contents, and HDF5 returns zeros if these are missing. It can declare large
+arrays that are not stored on the disk. Damaged text of variable length makes HDF5 2.0 loop without end or allocate 4
+GiB per text.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def describe_error(error: Exception) -> str:
 
 
 def refuse_sparse_file(path: Path) -> None:
-    """Raise `InvalidHDF5` for a large sparse file: one of which less than an eighth is stored on the disk."""
+    """Raise `InvalidHDF5` for a large sparse file, of whose size less than an eighth is stored on the disk."""
     info = os.stat(path)
     if info.st_size > SPARSE_LIMIT and info.st_blocks * 512 * 8 < info.st_size:
         raise InvalidHDF5(f"its size is {info.st_size:,} bytes, but the disk holds {info.st_blocks * 512:,} of them")
@@ -99,7 +100,7 @@ def _check_storage(name: str, data: Any) -> None:
 
 
 def read_attribute(owner: Any, key: str) -> Any:
-    """Return an attribute's value; None if it is absent, unreadable, empty or of variable length."""
+    """Return the value of an HDF5 attribute; None if it is absent, unreadable, empty or of variable length."""
     try:
         if key in owner.attrs and _has_variable_length(owner.attrs.get_id(key).dtype):
             return None
@@ -110,7 +111,7 @@ def read_attribute(owner: Any, key: str) -> Any:
 
 
 def as_text(value: object) -> str | None:
-    """Return a stored value as text; None if it is no text, or not UTF-8."""
+    """Return a value read from HDF5 as text; None if it is not text, or not UTF-8."""
     if isinstance(value, bytes | np.bytes_):
         try:
             return value.decode("utf-8")

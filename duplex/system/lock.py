@@ -38,7 +38,13 @@ def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
 
 
 def _acquire(lock: Path, path: Path, work: str, instead: str) -> int:
-    """Lock the lock file and return its descriptor; open the file again if its last holder has just removed it."""
+    """Lock a lock file and return its descriptor; raise `DuplexError` if another process holds the lock.
+
+    The file is opened again if another process removed it in the meantime.
+
+    path: the file that the lock is for.
+    work, instead: what writers of the file do, and what the user can do instead of waiting, for the message.
+    """
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         try:

@@ -1,4 +1,4 @@
-"""The peak memory of this process."""
+"""Measure the peak memory of this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak memory of this process, which may have trained larger runs before."""
+    """Reset the peak memory of this process, and of its GPU if `device` is one.
+
+    Without this, larger models that the process trained before would count in the next measurement.
+    """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # Linux only
@@ -19,7 +22,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_resident() -> int:
-    """Return the peak memory of this process in bytes: since the last reset on Linux, else since its start."""
+    """Return the peak resident memory of this process in bytes: since the last reset on Linux, else since its start."""
     with suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])

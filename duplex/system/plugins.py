@@ -12,10 +12,10 @@ from duplex.errors import DuplexError
 
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """Return a group's entry points by name, sorted.
+    """Return the installed entry points of a group, sorted: name -> entry point.
 
-    If a name is used twice, the built-in entry point wins, else the one whose target comes first in the alphabet, which
-    `load_plugin` refuses.
+    If a name is used twice, the built-in entry point is returned. If neither is built in, it is the one whose target
+    comes first in the alphabet; `load_plugin` then refuses it.
     """
     points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
@@ -38,16 +38,18 @@ def provider(point: EntryPoint) -> str:
 def load_plugin(
     point: EntryPoint, kind: str, base: type, advice: str = "", error: type[DuplexError] = DuplexError
 ) -> Any:
-    """Import an entry point's class. Raise `error`, naming the provider, if that fails or it is no subclass of `base`.
+    """Import an entry point's class; raise `error` if that fails, or if the class is not a subclass of `base`.
 
-    A name that two other distributions use for different classes is refused: either could be meant.
+    The message names the entry point's distribution. A name is refused if two distributions other than this package
+    use it for different classes, since either could be meant.
 
-    kind: what the entry point is, for messages, such as "encoder family". advice: what else the user can do.
+    kind: what the entry point is, for messages, such as "encoder family".
+    advice: what else the user can do, for messages.
     """
     others = [each for each in entry_points(group=point.group, name=point.name) if each.value != point.value]
     if others and not _is_built_in(point):
         raise error(
-            f"{kind} {point.name!r} is both of {provider(point)} and of {provider(others[0])}; "
+            f"{kind} {point.name!r} comes from both {provider(point)} and {provider(others[0])}; "
             f"uninstall one of them{advice}"
         )
     module, _, attributes = point.value.partition(":")

@@ -16,7 +16,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Return the torch type of a precision."""
+    """Return the torch dtype of a precision: "fp32", "tf32", "bf16" or "fp16"."""
     import torch
 
     types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,9 +25,11 @@ def dtype_of(precision: str) -> torch.dtype:
 
 @contextmanager
 def float32_arithmetic(precision: str) -> Iterator[None]:
-    """Allow TF32 in convolutions and matrix products inside the block if `precision` is "tf32", and forbid it
-    otherwise: it changes features by about a thousandth, and torch's default allows it in convolutions. A backward
-    pass must run inside the block, too. No effect without a GPU."""
+    """Allow TF32 on GPUs in the `with` block if `precision` is "tf32", and forbid it otherwise.
+
+    TF32 in convolutions and matrix products changes features by about a thousandth; torch's default allows it in
+    convolutions. A backward pass must run inside the block, too. No effect without a GPU.
+    """
     import torch
 
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul

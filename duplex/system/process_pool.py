@@ -1,7 +1,7 @@
 """Worker processes that each create one callable object and call it.
 
 Each is a `ProcessPoolExecutor` of its own: a pool of several processes is lost when one of them dies. The children
-ignore Ctrl-C, SIGTERM and SIGHUP, which their parent handles, and exit when it does.
+ignore Ctrl-C, SIGTERM and SIGHUP, which their parent handles, and exit when it exits.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ class ProcessFailed(DuplexError):
 
 
 class WorkerProcess:
-    """One spawned process that creates an object with `create()` and calls it.
+    """One spawned process that creates a callable object with `create()`, and calls it as often as requested.
 
-    `create` is pickled; it runs in the process at the first call. `environment` is set there before anything else is
-    imported. Processes are spawned: a forked one would inherit torch's threads and locks, and could not use a GPU.
+    `create` is pickled; it runs in the process at the first call. `environment` (variables) is set there before
+    anything else is imported. Processes are spawned: a forked one would inherit torch's threads and locks, and could
+    not use a GPU.
     """
 
     def __init__(self, create: Callable[[], Callable[..., Any]], environment: Mapping[str, str] | None = None) -> None:
@@ -46,15 +47,16 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 before the first call."""
+        """The worker's process id; 0 before the first call."""
         process = self._context.process
         return 0 if process is None else process.pid or 0
 
     def submit(self, *args: Any) -> Future[Any]:
-        """Schedule a call of the process's object with `args`; without arguments, only create the object.
+        """Schedule a call of the worker's callable object with `args`, and return the call's future.
 
-        The result raises `BrokenProcessPool` if the process dies during the call (`describe_end` has the exit code),
-        and `ProcessFailed` if `create` failed. A process that has died is replaced first.
+        Without arguments, the object is only created. The future raises `BrokenProcessPool` if the process dies during
+        the call (`describe_end` has the exit code), and `ProcessFailed` if the object could not be created. A process
+        that has died before is replaced first.
         """
         try:
             return self._executor.submit(_call, *args)
@@ -64,13 +66,13 @@ class WorkerProcess:
             return self._executor.submit(_call, *args)
 
     def describe_end(self) -> str:
-        """Return how the process ended, such as "was killed by signal 9"."""
+        """Return how the worker process ended, such as "was killed by signal 9"."""
         self._executor.shutdown()  # waits until the exit code is known
         code = 0 if self._context.process is None else self._context.process.exitcode or 0
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def kill(self) -> None:
-        """Kill the process, whatever it is doing."""
+        """Kill the worker process, whatever it is doing."""
         process = self._context.process
         if process is not None and process.pid:
             process.kill()
@@ -93,7 +95,7 @@ class _Process(SpawnProcess):
 
 
 class _RecordingContext(SpawnContext):
-    """A multiprocessing spawn context whose attribute `process` is the process that it started."""
+    """A multiprocessing spawn context whose attribute `process` is the process it started, to get its exit code."""
 
     process: _Process | None = None
 

@@ -1,4 +1,7 @@
-"""Names in an earlier version of the package: error messages give the present ones. Kept for one version."""
+"""Names that an earlier version of the package used, so that error messages can state the present ones.
+
+They are kept for one version.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,9 @@ COMMAND_OPTIONS = {
 
 
 def renamed_key(key: str, known: Iterable[str]) -> str | None:
-    """Return `was renamed: write NEW` or `was removed: ...` for an old params.yaml key, else None.
+    """Return `was renamed: write NEW` or `was removed: ...` for a params.yaml key of an earlier version, else None.
 
-    `known`: the keys that are allowed in its place.
+    known: the keys that are allowed in that part of params.yaml.
     """
     names = set(known)
     for present in KEYS.get(key, ()):
@@ -56,18 +59,18 @@ def renamed_key(key: str, known: Iterable[str]) -> str | None:
 
 
 def renamed_value(value: object, allowed: Collection[object]) -> str | None:
-    """Return the present name of an old value of an option; None if no allowed value replaces it."""
+    """Return the present name of an option's value in an earlier version; None if no allowed value replaces it."""
     name = VALUES.get(value) if isinstance(value, str) else None
     return name if name in allowed else None
 
 
 def renamed_method_hint(name: str) -> str | None:
-    """Return the error message for a method of an earlier version; None for other names."""
+    """Return the error message for a method's name in an earlier version; None for all other names."""
     return f"method {name} was renamed: write {METHODS[name]}" if name in METHODS else None
 
 
 def renamed_option(word: str) -> str | None:
-    """Return the error message for a command-line option of an earlier version, such as `--depth`."""
+    """Return the error message for a command-line option of an earlier version (such as `--depth`), else None."""
     if word not in COMMAND_OPTIONS:
         return None
     present = COMMAND_OPTIONS[word]

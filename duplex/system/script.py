@@ -1,4 +1,4 @@
-"""Entry points of the scripts in pipeline/: arguments checked against a usage line, errors printed as one line."""
+"""Run the scripts in pipeline/: check their arguments against a usage line, and print errors as one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard streams that the caller closed, as daemons and `>&-` do."""
+"""Replace standard streams (stdin, stdout, stderr) that are closed when the program starts, as by daemons or `>&-`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ STREAMS = (  # name, mode, flags with which /dev/null takes the place of a close
 
 
 def open_closed_streams() -> None:
-    """Open /dev/null in place of each closed standard stream, for which Python's `sys` has None.
+    """Open /dev/null in place of each standard stream that is closed, for which Python's `sys` has None.
 
-    Without it, the next file that is opened gets the stream's number, and messages of C libraries are written into it.
-    The substitutes of stdin and stderr are an empty and a silent file; writing to that of stdout raises an error.
+    Otherwise the next file that is opened gets the stream's number, and messages of C libraries are written into it.
+    The new stdin is empty and the new stderr discards its text; writing to the new stdout raises an error.
     """
     for name, mode, flags in STREAMS:
         if getattr(sys, name) is None:

@@ -1,4 +1,4 @@
-"""Make text of users, such as file names, safe to print on a terminal."""
+"""Make text from users, such as file names, safe to print on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's modes, which a caller may have changed for the whole thread."""
+"""Run code in PyTorch's initial modes (gradients, autocast, default dtype and device), whatever the caller's are."""
 
 from __future__ import annotations
 

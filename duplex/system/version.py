@@ -1,3 +1,3 @@
-"""The package's version: pyproject.toml, `duplex --version` and the server read it here."""
+"""The package's version, which pyproject.toml, `duplex --version` and the server read from here."""
 
 __version__ = "0.1.0"

@@ -1,9 +1,11 @@
-"""Calibration on validation images after training: choose a bias on unseen compositions and, in the open world, a
-feasibility threshold. Both are stored in the checkpoint; test data has no part in them.
+"""Calibration on validation images after training: choose a bias and, for the open world, a feasibility threshold.
+
+The bias is a number added to the scores of unseen compositions; unseen compositions whose feasibility (how plausible
+they are) is below the threshold are excluded. Both are stored in the checkpoint; test data has no part in them.
 
 Feasibility comes from word vectors (`duplex.layers.word_feasibility`) or from the likelihood of a method that has one.
 By default a threshold is used only if it raises the AUC on unseen validation pairs that had no part in choosing it
-(`duplex.evaluation.crossfit`). Calibrations that a run does not use are stored as `alternatives`.
+(`duplex.evaluation.crossfit`). Calibrations by sources not used are kept in `alternatives`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.confidence import Confidence, fit_probabilities, log_probabilities
-from duplex.evaluation.crossfit import largest_gain
+from duplex.evaluation.crossfit import largest_clear_gain
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.feasibility import FeasibilityValues, is_feasible
 from duplex.features.examples import Examples
@@ -38,7 +40,7 @@ LARGEST_BIAS = 1e6  # beyond it float32 scores of about 1 vanish beside the bias
 
 @dataclass(frozen=True)
 class Calibration:
-    """Bias and feasibility threshold for one world, chosen on validation images."""
+    """Bias on unseen scores and threshold that excludes implausible pairs, for one world, chosen by validation."""
 
     bias: float  # added to the scores of unseen compositions: maximises the validation harmonic mean
     threshold: float | None = None  # of feasibility; None: every composition is feasible
@@ -64,7 +66,7 @@ class Calibration:
             raise ValueError("calibration.alternatives has nested alternatives; expected none")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the calibration's fields that differ from their defaults."""
+        """Return the calibration as a dictionary for JSON, without fields that have their default values."""
         changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
         values = {name: value for name, value in vars(self).items() if name in changed}
         others = [other.to_dict() for other in self.alternatives]
@@ -72,7 +74,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Calibration:
-        """Read a calibration from JSON of unknown origin; raise `ValueError` or `TypeError` for invalid values."""
+        """Return the calibration in a JSON record of unknown origin; raise `ValueError` or `TypeError` if invalid."""
         values: dict[str, Any] = {
             name: float(value) if type(value) is int else value for name, value in dict(record).items()
         }
@@ -88,13 +90,15 @@ def calibrate(
     points: int,
     rule: FeasibilityRule = "auto",
 ) -> Calibration:
-    """Choose bias and feasibility threshold in one pass over validation images.
+    """Return the `Calibration` (bias on unseen pairs, feasibility threshold) chosen in one pass over validation images.
 
-    words: word vectors, from which feasibility is computed.
+    val: validation images.
+    words: word vectors, from which feasibility (how plausible a composition is) is computed.
     points: number of thresholds tried.
-    rule: source of feasibility whose threshold is used: "words" or "likelihood" (words for methods without one) use the
-    threshold with the best validation AUC; "auto" uses a threshold only if its cross-fitted gain exceeds twice the
-    gain's standard error, of two sources the one with the larger gain; "none" uses no threshold.
+    rule: source of feasibility whose threshold is used. "words" or "likelihood" (words for methods without one) use the
+        threshold with the best validation AUC. "auto" uses a threshold only if its cross-fitted gain (gain in AUC on
+        pairs that had no part in choosing it) exceeds twice its standard error; of two sources, the one with the larger
+        gain. "none" uses no threshold.
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
     sources: dict[FeasibilitySource, FeasibilityValues] = {}
@@ -107,7 +111,7 @@ def calibrate(
     calibrations = {source: _at_threshold(choice, source) for source, choice in zip(sources, choices, strict=True)}
     used: FeasibilitySource | None = "likelihood" if rule == "likelihood" and "likelihood" in sources else "words"
     if rule == "auto":
-        place = largest_gain([choice.threshold.gain for choice in choices])
+        place = largest_clear_gain([choice.threshold.gain for choice in choices])
         used = None if place is None else list(sources)[place]
     chosen = calibrations.pop(used, None) if used is not None else None
     if chosen is None:
@@ -116,7 +120,7 @@ def calibrate(
 
 
 def _at_threshold(choice: FeasibilityChoice, source: FeasibilitySource) -> Calibration:
-    """Return the calibration at the threshold chosen for one source of feasibility."""
+    """Return the `Calibration` (bias, threshold) chosen for one source of feasibility, word vectors or likelihood."""
     threshold, gain = choice.threshold, choice.threshold.gain
     error = None if gain.standard_error is None else 100 * gain.standard_error
     aucs = 100 * float(threshold.auc[0]), 100 * float(threshold.auc.max()), 100 * gain.value
@@ -130,14 +134,18 @@ def unseen_pairs(val: Examples, labels: LabelSpace) -> int:
 
 
 def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Feasibility | None:
-    """Return the feasibility of every composition from word vectors; None without vectors or unseen compositions."""
+    """Return the plausibility of compositions by word vectors; None without word vectors or unseen compositions."""
     if words is None or len(labels.pairs["train"]) == labels.size:
         return None
     return Feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
 
 
 def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
-    """Return the feasibility [M*N] from the method's likelihood, +inf for seen compositions; None without one."""
+    """Return how plausible each composition is [M*N] by the method's likelihood, +inf for seen compositions.
+
+    None if the method has no likelihood or no composition is unseen. Raises `DuplexError` for likelihoods of a wrong
+    shape or that are not finite.
+    """
     labels = method.labels
     likelihood = None if len(labels.pairs["train"]) == labels.size else method.likelihood()
     if likelihood is None:
@@ -155,7 +163,10 @@ def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
 def feasible_compositions(
     method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> Bools | None:
-    """Return the mask [M*N] of compositions whose feasibility reaches the threshold; None if all are feasible."""
+    """Return the mask [M*N] of compositions whose feasibility (plausibility) reaches the threshold of `calibration`.
+
+    None if all compositions are feasible. `words`: word vectors, from which feasibility may be computed.
+    """
     if calibration.threshold is None:
         return None
     feasible: FeasibilityValues | None
@@ -167,7 +178,10 @@ def feasible_compositions(
 
 
 def best_bias(margins: Margins) -> float:
-    """Return the bias that maximises the harmonic mean of seen and unseen accuracy."""
+    """Return the bias on unseen scores that maximises the harmonic mean of seen and unseen accuracy.
+
+    margins: the bias at which each validation image becomes right or wrong.
+    """
     curve = Curve.of(margins)
     bias = curve.bias(int(np.argmax(curve.harmonic)))
     if not abs(bias) <= LARGEST_BIAS:
@@ -179,11 +193,11 @@ def best_bias(margins: Margins) -> float:
 
 
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
-    """Fit temperature and log-odds of new pairs, which turn a method's scores into probabilities.
+    """Fit the two numbers that turn a method's scores into probabilities: a temperature and log-odds of unseen pairs.
 
     Log probabilities are divided by the temperature; the log-odds are added to those of pairs without training images.
     Both are fitted on validation images, among the candidates of the closed world. Of many images, evenly spaced ones
-    are used, as many as fit into one block of scores: enough for two numbers.
+    are used, as many as can be scored at once in memory: enough for two numbers.
     """
     candidates = labels.candidates("closed", "val")
     images = len(val.rows)
@@ -193,7 +207,7 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Co
         log_p = log_probabilities(method.eval().probabilities, method.scorer(candidates)(chosen.inputs)).cpu()
     if not log_p.isfinite().all():
         raise DuplexError(
-            f"{method.class_name}.probabilities() gives NaN or infinity for validation images; are its scores finite?"
+            f"{method.class_name}.probabilities() gives NaN or infinity for validation images; check its scores"
         )
     target = np.searchsorted(candidates, chosen.compositions_np)
     return fit_probabilities(log_p, target, labels.is_seen(candidates))

@@ -41,7 +41,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Record:
-    """Metadata of a checkpoint: method, labels, encoder, calibration."""
+    """Metadata of a checkpoint: method and options, labels, encoder, calibration, and how it was trained."""
 
     kind: str
     provider: str  # distribution and version that define the kind
@@ -75,7 +75,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, meta: Mapping[str, Any]) -> Record:
-        """Read checkpoint metadata from JSON of unknown origin; a value of a wrong type raises `ValueError`."""
+        """Return the checkpoint metadata in JSON of unknown origin; raise `ValueError` for a value of a wrong type."""
         return cls(
             kind=_of(str, meta["kind"]),
             provider=_of(str, meta["provider"]),
@@ -138,7 +138,7 @@ def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """The metadata of a checkpoint file, read once."""
+    """Path and metadata of a checkpoint file, as read from JSON and as a `Record`; the tensors are not read."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -146,12 +146,12 @@ class CheckpointHeader:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of all metadata, including the digest of the tensors."""
+        """Hash that identifies the checkpoint: the sha256 of all metadata, including the digest of the tensors."""
         return str(self.metadata["checksum"])
 
 
 def read_checkpoint(path: Path) -> CheckpointHeader:
-    """Read a checkpoint's metadata without its tensors."""
+    """Read a checkpoint's metadata without its tensors; raise `DuplexError` if the file is missing or invalid."""
     if path.exists() and not path.is_file():  # opening a pipe would block
         raise DuplexError(f"{path} is a folder, a device or a pipe, not a checkpoint")
     try:
@@ -161,7 +161,7 @@ def read_checkpoint(path: Path) -> CheckpointHeader:
         raise DuplexError(f"{path} does not exist; `duplex train` or `dvc repro` writes it") from error
     except KeyError as error:
         raise DuplexError(
-            f"{path} is not a checkpoint of duplex: it has no record of a run; of an exported model, name the folder"
+            f"{path} is not a checkpoint of duplex: it has no record of a run; for an exported model, name its folder"
         ) from error
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:
         raise DuplexError(f"{path} is not a checkpoint of duplex ({error})") from error
@@ -176,7 +176,7 @@ def read_checkpoint(path: Path) -> CheckpointHeader:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a file is a checkpoint of this program, of any version."""
+    """Return whether a file is a checkpoint that some version of duplex wrote."""
     try:
         with safe_open(path, "pt") as file:
             return "duplex" in (file.metadata() or {})
@@ -185,7 +185,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def read_known_images(header: CheckpointHeader, device: torch.device) -> KnownImages | None:
-    """Read the pair means, covariance whitening and distance threshold by which unfamiliar images are detected.
+    """Read a checkpoint's detector of images unlike the training images: pair means, whitening and distance threshold.
 
     Returns None for a checkpoint without them.
     """
@@ -201,9 +201,10 @@ def read_record(path: Path) -> Record:
 
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless labels and encoder are those that a run was trained with.
+    """Raise `DuplexError` unless a data set's labels and encoder are those that a run was trained with.
 
-    place: name of the run for the message. record: metadata of the run. encoder: identity of the encoder in use.
+    place: name of the run for the message. record: metadata of the run. encoder: fields that identify the encoder in
+    use, such as its weights and precision.
     """
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
@@ -224,9 +225,10 @@ def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Map
 def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, encoder: Mapping[str, str]) -> Method[Any]:
     """Load a trained method for evaluation.
 
-    `task`: labels and text tower to use. `encoder`: identity of the encoder of the features to score. Raises
-    `DuplexError` if either differs from those of training, or if the tensors are damaged or do not fit the options.
-    Prints a line on stderr if the code of a plug-in method is not that of training, or cannot be compared.
+    `task`: labels and text tower to use. `encoder`: fields that identify the encoder of the features to score, such as
+    its weights. Raises `DuplexError` if labels or encoder differ from those of training, or if the tensors are damaged
+    or do not fit the options. Prints a line on stderr if the code of a plug-in method is not that of training, or
+    cannot be compared.
     """
     header = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, meta, record = header.path, header.metadata, header.record
@@ -258,7 +260,7 @@ def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, enco
 
 
 def _check_fit(path: Path, tensors: Mapping[str, Tensor], method: Method[Any]) -> None:
-    """Raise `DuplexError` unless tensors fit the method in name, type and shape.
+    """Raise `DuplexError` unless a checkpoint's tensors match a method's in name, type and shape.
 
     Tensors that the method names in `growing` may differ in length.
     """

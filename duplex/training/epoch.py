@@ -31,7 +31,7 @@ def train_epoch(
     show: Callable[[int, dict[str, float]], None],
     hooks: TrainingHooks = TrainingHooks(),
 ) -> dict[str, float]:
-    """Train one epoch and return the mean of each loss term; `show` is called with the step and the means so far."""
+    """Train one epoch and return the mean of each loss term; `show` is called with each step and the means so far."""
     state.method.train()
     size = settings.batch_size * settings.accumulate
     losses = Losses(state.epoch + 1, settings)
@@ -49,7 +49,7 @@ def train_epoch(
 
 
 class Losses:
-    """Mean of every loss term over the images of an epoch.
+    """Mean of every loss term over an epoch's images, for progress bars, logs and the training history.
 
     Terms of several steps are read from the device at once, because each read waits until the device is idle.
     """
@@ -63,11 +63,11 @@ class Losses:
         self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []  # step, images, names, values
 
     def add(self, step: int, images: int, terms: dict[str, Tensor]) -> None:
-        """Queue the loss terms of a step, each a mean over `images` images, until `read` is called."""
+        """Queue the loss terms of a step, each a mean over `images` images; `read` copies them from the device."""
         self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
 
     def read(self) -> None:
-        """Read queued loss terms from the device into `means`; raise `DuplexError` if one is not finite."""
+        """Copy queued loss terms from the device, update the epoch's `means`; raise `DuplexError` for NaN, infinity."""
         if not self._waiting:
             return
         values = iter(torch.cat([values for *_, values in self._waiting]).tolist())
@@ -94,8 +94,9 @@ def optimiser_step(
 ) -> dict[str, Tensor]:
     """Take one optimiser step over `accumulate` batches and return the mean of every loss term.
 
-    `rows` [b] are rows of `images`, on the CPU. Tensors that the batches share (`Method.shared`, such as encoded text)
-    are computed once; their gradients are summed and propagated once. Nothing in a step waits for the device.
+    `rows` [b]: indices of the step's training images in `images`, on the CPU. Tensors that the batches share
+    (`Method.shared`, such as encoded text) are computed once; their gradients are summed and propagated once. Nothing
+    in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
     shared = checked_instance(f"{method.class_name}.shared()", method.shared(), tuple)
@@ -124,7 +125,7 @@ def optimiser_step(
 
 
 def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
-    """Return the learning rate of each parameter group."""
+    """Return the learning rate of each parameter group of an optimiser."""
     return tuple(float(group["lr"]) for group in optimiser.param_groups)
 
 
@@ -132,7 +133,7 @@ def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Te
     """Yield, for each optimiser step, a batch and the indices of its images that the step uses.
 
     `steps` yields indices [b] of `images` per step. With all inputs in memory the batch is `images`; with inputs on
-    disk the batch holds the step's images only.
+    disk the batch holds the step's images only, which are read ahead.
     """
     on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
     if not on_disk:

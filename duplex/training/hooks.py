@@ -35,16 +35,16 @@ class EpochReport:
 
 
 class TrainingLog(Protocol):
-    """Receiver of losses, learning rates and validation metrics while a run trains."""
+    """Protocol of training logs, which receive losses, learning rates and validation metrics while a run trains."""
 
     def step(self, report: StepReport) -> None:
-        """Record an optimiser step.
+        """Write the report of an optimiser step to the log.
 
         report: losses and learning rates of the step.
         """
 
     def epoch(self, report: EpochReport) -> None:
-        """Record an epoch.
+        """Write the report of an epoch to the log.
 
         report: mean losses and validation metrics of the epoch.
         """
@@ -55,7 +55,10 @@ class TrainingLog(Protocol):
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Functions and objects that a caller passes to training; None: no call, or the training options apply."""
+    """Functions and objects that a caller passes to training: callbacks, an optimiser, a rate schedule, a log.
+
+    A field that is None: no callback, no log, or the optimiser or schedule that the training options choose.
+    """
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None
@@ -65,11 +68,11 @@ class TrainingHooks:
 
     @property
     def reads_steps(self) -> bool:
-        """Whether a hook or log reads the losses of each step; the host then waits for the device once per step."""
+        """Whether a hook or log reads the losses of each step; the CPU then waits for the GPU once per step."""
         return self.on_step is not None or self.log is not None
 
     def step(self, report: StepReport) -> None:
-        """Call `on_step` and the log with the report of an optimiser step."""
+        """Call the function `on_step` and the training log with the report of an optimiser step."""
         if self.on_step is not None:
             with torch.random.fork_rng([]):  # random numbers that the caller draws do not change training
                 self.on_step(report)
@@ -77,7 +80,7 @@ class TrainingHooks:
             self.log.step(report)
 
     def epoch(self, report: EpochReport) -> None:
-        """Call `on_epoch` and the log with the report of an epoch."""
+        """Call the function `on_epoch` and the training log with the report of an epoch."""
         if self.on_epoch is not None:
             with torch.random.fork_rng([]):
                 self.on_epoch(report)

@@ -2,9 +2,10 @@
 
     D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
 
-is the Mahalanobis distance under the shared within-pair covariance of the closed form, of unit features `z`. Images of
-unseen pairs lie farther than those of seen ones, and images of something else farther still. Validation images, which
-show seen and unseen pairs, set the threshold: a given share of their distances does not exceed it.
+is the Mahalanobis distance of a unit feature `z`; `Sigma` is the covariance of features within pairs, which all pairs
+share. Images of unseen pairs lie farther than those of seen ones, and images of something else farther still.
+Validation images, which show seen and unseen pairs, set the threshold: a given share of their distances does not
+exceed it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FIELDS = ("whitening", "means", "threshold")
 
 @dataclass(frozen=True)
 class KnownImages:
-    """Detector of images unlike the training images: up to the distance `threshold` to a pair's mean they are known."""
+    """Detector of images unlike the training images: known ones are at most `threshold` away from a pair's mean."""
 
     whitening: Tensor  # W [d, d]
     means: Tensor  # m_c [P, d]
@@ -48,17 +49,17 @@ class KnownImages:
         return cls(model.whitening, model.means, torch.quantile(distances, passing, interpolation="higher"))
 
     def distances(self, cls: Tensor) -> Tensor:
-        """Return the distance of each image feature [B, d] to the mean of the nearest pair [B]."""
+        """Return the distance [B] of each image feature [B, d] to the mean feature of the nearest training pair."""
         whitened = unit(cls.float()) @ self.whitening
         return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return whitening, means and threshold by their names in a checkpoint or an export."""
+        """Return the detector's whitening, pair means and threshold by their names in a checkpoint or an export."""
         return {PREFIX + name: getattr(self, name).detach().cpu().contiguous() for name in FIELDS}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> KnownImages | None:
-        """Read whitening, means and threshold from the tensors of a checkpoint or an export; None if absent."""
+        """Return the detector stored among the tensors of a checkpoint or an exported model; None if there is none."""
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))

@@ -22,10 +22,10 @@ DVC_FILE = "metrics:\n- metrics.json\nplots:\n- plots/metrics:\n    x: step\n"  
 
 
 class DvcliveLog:
-    """Log in DVCLive's files: tables for `dvc plots`, and last values for `dvc exp show`."""
+    """Training log in DVCLive's files: tables for `dvc plots`, and last values for `dvc exp show`."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a log in a folder, whose earlier log is replaced."""
+        """Start a log in `folder`; an earlier log there is replaced."""
         live = import_module("dvclive").Live
         folder.mkdir(parents=True, exist_ok=True)
         self._live: Any = live(str(folder), save_dvc_exp=False, dvcyaml=None)
@@ -47,10 +47,10 @@ class DvcliveLog:
 
 
 class TensorboardLog:
-    """Log in TensorBoard's event files."""
+    """Training log in TensorBoard's event files."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a log in a folder, beside logs of earlier runs."""
+        """Start a log in `folder`; logs of earlier runs there are kept."""
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def step(self, report: StepReport) -> None:
@@ -72,7 +72,7 @@ BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {"dvclive": DvcliveLog, "te
 def open_log(name: str, folder: Path) -> TrainingLog | None:
     """Return a new training log that writes into a folder; None for the name `none`.
 
-    name: `dvclive`, `tensorboard`, `none` or the name of an entry point.
+    name: `dvclive`, `tensorboard`, `none` or the name of a package's entry point in the group `duplex.training_logs`.
 
     Raises `UsageError` for an unknown name, and `DuplexError` with the install command for a package that is missing.
     """

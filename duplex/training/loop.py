@@ -34,7 +34,7 @@ Validate = Callable[[AnyMethod], float | Mapping[str, float]]  # AUC, or metrics
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """File from which a killed run continues, and the key of the run that it belongs to."""
+    """File from which a killed run continues, and the run's key, a hash of everything that the run depends on."""
 
     label: str = "training"  # for progress and messages
     path: Path | None = None  # written after each epoch; a killed run continues from it bit-identically
@@ -43,7 +43,7 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of training: best epoch, history and timing; the tensors of that epoch are in the method."""
+    """Result of training: best epoch, history and timing; the method itself holds the tensors of the best epoch."""
 
     best_epoch: int
     best_auc: float  # validation AUC of the best epoch
@@ -164,7 +164,7 @@ def _begin(
     resume: ResumePoint,
     hooks: TrainingHooks,
 ) -> TrainingState:
-    """Return a new training state, or the state that an earlier run with the same key saved."""
+    """Return a new training state or, if `resume` names a matching file, the state that a killed run saved there."""
     optimiser, order = make_optimiser(method, settings, hooks), torch.Generator().manual_seed(seed)
     schedule = make_schedule(optimiser, settings, hooks)
     state = TrainingState(resume.key, method, optimiser, schedule, order, images.compositions.device)
@@ -180,7 +180,10 @@ def _begin(
 
 
 def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions, label: str) -> None:
-    """Set torch's number of CPU threads: that of the interrupted run, that of the options or, for `auto`, by timing."""
+    """Set torch's number of CPU threads: the number that the interrupted run used, else the training option `threads`.
+
+    For `threads: auto`, a few timed steps choose between one thread and all.
+    """
     if not state.threads:
         state.threads = torch.get_num_threads()
         seconds: dict[int, float] = {}
@@ -188,12 +191,12 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
             state.threads, seconds = choose_threads(state.method, images, settings.batch_size)
         if seconds:
             tried = ", ".join(f"{1000 * value:.0f} ms with {count}" for count, value in seconds.items())
-            print(f"{label}: threads: {state.threads} ({tried})", file=sys.stderr)
+            print(f"{label}: CPU threads: {state.threads} (time per step: {tried})", file=sys.stderr)
     torch.set_num_threads(state.threads)
 
 
 def _validated(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
-    """Return the validation metrics; raise `DuplexError` if the last step left a tensor that is not finite."""
+    """Return a method's validation metrics after an epoch; raise `DuplexError` if one of its tensors is not finite."""
     for name, tensor in state.method.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DuplexError(
@@ -208,7 +211,7 @@ def _as_metrics(result: float | Mapping[str, float]) -> dict[str, float]:
 
 
 def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str, float], hooks: TrainingHooks) -> None:
-    """Add the finished epoch to the history, report it, and copy the tensors if its last metric is the best so far."""
+    """Add an epoch to the history and call the hooks; copy the method's tensors if the epoch is the best so far."""
     row = {"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}}
     state.history.append(row)
     value = metrics[_selection_metric(row)]
@@ -221,5 +224,5 @@ def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str
 
 
 def _selection_metric(row: Mapping[str, float]) -> str:
-    """Return the name of the metric that chooses the epoch, the last column of a `row` of the history."""
+    """Return the name of the metric that chooses the best epoch: the last column of a `row` of the training history."""
     return list(row)[-1].removeprefix("val_")

@@ -29,7 +29,10 @@ def checked_instance(place: str, value: Any, kind: type[Value]) -> Value:
 
 
 def checked_groups(place: str, groups: Any) -> list[dict[str, Any]]:
-    """Return parameter groups with lists of parameters; raise `UsageError` unless they are a list of dicts."""
+    """Return a method's parameter groups, with `params` as lists; raise `DuplexError` unless they are valid groups.
+
+    place: source of the groups for the message, such as `Knn.groups()`.
+    """
     checked = []
     for group in checked_instance(place, groups, list):
         params = group.get("params") if isinstance(group, dict) else None
@@ -44,7 +47,10 @@ def checked_groups(place: str, groups: Any) -> list[dict[str, Any]]:
 
 
 def checked_losses(place: str, losses: Any) -> Tensor:
-    """Return loss terms as one tensor; raise `DuplexError` unless they are a dict of scalars with a gradient."""
+    """Return a method's loss terms, a dict of scalars, as one tensor [number of terms].
+
+    Raises `DuplexError` unless they are floating-point scalars on one device that depend on a parameter.
+    """
     for name, value in checked_instance(place, losses, dict).items():
         if not (isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()):
             raise DuplexError(f"{place} returned {_describe(value)} as {name!r}; expected a scalar floating tensor")
@@ -61,7 +67,10 @@ def checked_losses(place: str, losses: Any) -> Tensor:
 
 
 def checked_scores(place: str, scores: Any, images: int, columns: int | None = None) -> Tensor:
-    """Return scores [images, columns] without their gradient; raise `DuplexError` for another shape or type."""
+    """Return a method's scores [images, candidates], detached; raise `DuplexError` for another shape or type.
+
+    `columns`: expected number of candidates; None: any number.
+    """
     shape = f"[{images}, {'candidates' if columns is None else columns}]"
     right = isinstance(scores, Tensor) and scores.dim() == 2 and len(scores) == images and not scores.is_meta
     if not right or columns not in (None, scores.shape[1]) or scores.dtype not in (torch.float32, torch.float64):
@@ -86,7 +95,7 @@ def check_shapes(place: str, built_for: Mapping[str, tuple[int, ...]], inputs: I
 
 @contextmanager
 def read_only(place: str, inputs: Inputs) -> Iterator[None]:
-    """Raise `DuplexError` if the `with` block writes into `inputs`, the features that all runs share."""
+    """Context manager: raise `DuplexError` if the `with` block writes into `inputs`, features that runs share."""
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and not value.is_inference()}
     before = {name: tensor._version for name, tensor in tensors.items()}
     yield

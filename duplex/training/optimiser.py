@@ -22,7 +22,7 @@ def make_optimiser(
 ) -> torch.optim.Optimizer:
     """Return the optimiser of the method's parameter groups; for a method without groups, of one unused parameter.
 
-    hooks: `hooks.optimiser`, if given, builds the optimiser in place of the options.
+    hooks: `hooks.optimiser`, if given, builds the optimiser; otherwise the training options choose it.
     """
     groups = checked_groups(f"{method.class_name}.groups()", method.groups())
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
@@ -56,25 +56,28 @@ def _check_parameters(place: str, optimiser: torch.optim.Optimizer, groups: list
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return a schedule that multiplies the learning rates by `hooks.schedule(epoch)`; without this hook, by the share
-    that `settings.schedule` gives (`rate_share`)."""
+    """Return the schedule of an optimiser's learning rates, a factor per epoch.
+
+    The factor is `hooks.schedule(epoch)` or, without this hook, follows the training option `schedule` (`rate_share`).
+    """
 
     def share(epoch: int) -> float:
         if hooks.schedule is None:
             return rate_share(epoch, settings)
         factor = hooks.schedule(epoch)
         if not (isinstance(factor, Real) and 0 <= factor < math.inf):
-            raise DuplexError(f"schedule returned {shown(factor)} for epoch {epoch}; expected a number from 0")
+            raise DuplexError(f"schedule returned {shown(factor)} for epoch {epoch}; expected a number >= 0")
         return float(factor)
 
     return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
 
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
-    """Return the factor of the learning rate in an epoch (counted from 0).
+    """Return the factor of the learning rate in an epoch (counted from 0), by the training option `schedule`.
 
-    The factor rises in equal steps over `warm_up` epochs. Then `step` multiplies it by `decay` every `decay_every`
-    epochs, `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant` keeps it.
+    The factor rises in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every
+    `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant`
+    keeps it.
     """
     if epoch < settings.warm_up:
         return (epoch + 1) / (settings.warm_up + 1)

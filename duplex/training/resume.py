@@ -1,4 +1,4 @@
-"""State of an unfinished run in one safetensors file, from which a killed run continues after its last epoch."""
+"""State of an unfinished training run in one safetensors file, from which a killed run continues."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ class TrainingState:
         write_tensors(path, on_cpu, {"duplex": json.dumps(record)})
 
     def load(self, path: Path) -> str | None:
-        """Restore the training state of a file. If its format or key differs, change nothing and return the reason."""
+        """Restore the training state from a file and return None, or return the reason why the file does not fit.
+
+        A file of another format or of another run changes nothing. Raises `DuplexError` if the file cannot be read.
+        """
         try:
             with safe_open(path, "pt") as file:
                 record = json.loads(file.metadata()["duplex"])

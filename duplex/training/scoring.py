@@ -1,4 +1,4 @@
-"""Score images with a trained method, block by block, and accumulate the statistics that evaluation needs."""
+"""Score images with a trained method, in batches, and accumulate the few numbers per image that metrics need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """Candidates and the function that scores them, built once and used in every pass over the images of a split."""
+    """Candidate compositions and the function that scores images for them, built once for all images of a split."""
 
     candidates: CandidateSet
     scorer: Scorer
@@ -47,7 +47,7 @@ class ScoringTask:
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
-        """Build the task of scoring sorted `candidates` with a method, which is set to evaluation mode."""
+        """Return the task of scoring images for sorted `candidates` by a method, which is set to evaluation mode."""
         method.eval()
         size, name, shapes = method.labels.size, method.class_name, method.task.inputs
         if not isinstance(candidates, CandidateSet):
@@ -62,7 +62,7 @@ class ScoringTask:
         return cls(candidates, scorer, name=name, built_for=shapes)
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
-        """Yield blocks `(slice of images, float32 scores [b, C])`, so that not all scores are in memory at once."""
+        """Yield all scores in blocks that fit into memory: `(slice of b images, float32 scores [b, candidates])`."""
         for rows, part in _cut(inputs, BLOCK_SCORES // len(self.candidates)):
             place = f"the function of {self.name}.scorer()"
             with read_only(place, part):
@@ -70,7 +70,10 @@ class ScoringTask:
             yield rows, checked_scores(place, scores, rows.stop - rows.start, len(self.candidates))
 
     def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
-        """Yield all scores in blocks `(slice of images, index of the first candidate, float32 scores [b, w])`."""
+        """Yield all scores in blocks `(slice of images, index of the first candidate, float32 scores [b, w])`.
+
+        A block has b images and w candidates. Candidates are split too if one image's scores are too many for memory.
+        """
         if self.score_blocks is None:
             yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
             return
@@ -82,19 +85,19 @@ class ScoringTask:
 
 
 def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tensor:
-    """Return a method's scores [B, C] of `inputs`, by a scorer that is built for this call only."""
+    """Build a method's scorer of C `compositions`, use it once, and return the scores [B, C] of B images' `inputs`."""
     return method.scorer(compositions)(inputs)
 
 
 class TopCandidates:
-    """The `top` best candidates of each image, best first [N, top], merged over blocks of scores."""
+    """Indices of each image's best candidates, best first [images, top], updated while scores are computed."""
 
     def __init__(self, images: int, top: int, device: torch.device) -> None:
         self.columns = torch.full((images, top), -1, device=device)
         self._scores = torch.full((images, top), -torch.inf, device=device)
 
     def add(self, scores: Tensor, rows: slice, first: int) -> None:
-        """Merge a block of scores [b, w] of the images `rows` and of w candidates from the index `first` on."""
+        """Update the best candidates with scores [b, w] of the images `rows` and w candidates from index `first` on."""
         top, width = self.columns.shape[1], scores.shape[1]
         if first == 0 and width >= top:
             self._scores[rows], self.columns[rows] = scores.topk(top, dim=1)
@@ -109,7 +112,10 @@ class TopCandidates:
 
 
 def _cut(inputs: Inputs, limit: int) -> Iterator[tuple[slice, Inputs]]:
-    """Yield `(slice of images, their inputs)`, at most `limit` images at a time, fewer if inputs on disk are large."""
+    """Split inputs to bound memory: yield `(slice of images, their inputs)`, at most `limit` images at a time.
+
+    A part has fewer images if inputs on disk are large.
+    """
     images = len(next(iter(inputs.values())))
     on_disk = [math.prod(values.shape[1:]) for values in inputs.values() if not isinstance(values, Tensor)]
     step = max(1, min(limit, BLOCK_SCORES // sum(on_disk) if on_disk else BLOCK_SCORES))
@@ -120,7 +126,7 @@ def _cut(inputs: Inputs, limit: int) -> Iterator[tuple[slice, Inputs]]:
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """Score statistics and best candidates of one pass over a split."""
+    """Result of scoring a split: score statistics (the numbers per image that metrics need) and best candidates."""
 
     candidates: CandidateSet
     accumulator: ScoreAccumulator
@@ -140,11 +146,14 @@ def score_split(
     bias: float = 0.0,
     further: Sequence[BucketNumbers | Bools] = (),
 ) -> ScoringResult:
-    """Score a split in one pass; return score statistics and best candidates.
+    """Score a split in one pass; return score statistics (the numbers per image that metrics need) and best candidates.
 
-    `k`: the largest top-k to measure. `feasible_mask` [C]: other candidates score -inf. `bucket` [C]: number of each
-    unseen candidate's bucket of feasibility. `top`: number of best compositions to keep per image, after adding
-    `bias` to unseen ones. `further`: bucket numbers [C] of more top-1 statistics to accumulate from the same scores.
+    k: largest k of the top-k accuracies to measure.
+    bucket: [C] number of each unseen candidate's bucket, its place between thresholds of feasibility (how plausible it
+        is); with buckets, one pass measures all thresholds.
+    feasible_mask: [C] whether a candidate is feasible; others score -inf.
+    top: number of best compositions to keep per image, after adding `bias` to unseen ones.
+    further: other bucket numbers [C], for each of which top-1 statistics are accumulated from the same scores.
     """
     candidates = task.candidates
     if not len(examples):
@@ -179,7 +188,10 @@ def _score_shifts(seen: Bools, feasible_mask: Bools | None, bias: float, span: s
 
 @dataclass(frozen=True)
 class FeasibilityChoice:
-    """Chosen feasibility threshold, and the margins of the validation images with and without it."""
+    """Chosen threshold of feasibility (how plausible a pair is), and validation images' margins with and without it.
+
+    An image's margin is the bias on unseen scores at which it becomes right or wrong.
+    """
 
     threshold: Threshold
     margins: Margins
@@ -189,9 +201,10 @@ class FeasibilityChoice:
 def choose_feasible(
     task: ScoringTask, examples: Examples, labels: LabelSpace, sources: Sequence[FeasibilityValues], points: int
 ) -> list[FeasibilityChoice]:
-    """Choose the open world's feasibility threshold by AUC on **validation** images, for each source of feasibility.
+    """Return a `FeasibilityChoice`, the threshold with the best AUC on **validation** images, for each of `sources`.
 
-    All thresholds of all sources are tried in one pass over the scores.
+    Feasibility: how plausible an unseen composition is. All thresholds of all sources are tried in one pass over the
+    scores of the open world.
 
     sources: feasibility [M*N] by words or by likelihood, +inf for seen compositions.
     points: number of thresholds tried per source.
@@ -210,9 +223,10 @@ def choose_feasible(
 def score_term_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Return the score statistics of each score term alone and of each partial sum of terms, by the terms' names.
+    """Return score statistics (the numbers per image that metrics need) of each summand of a method's score.
 
-    `candidates` are sorted compositions; weights are those of the whole score. Empty if the score is not a sum.
+    Partial sums of several summands are included; keys are tuples of summands' names. Empty if the score is no sum.
+    `candidates`: sorted compositions.
     """
     method.eval()
     score_terms = method.score_terms(candidates)
@@ -237,7 +251,7 @@ def score_term_sums(
 
 
 def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
-    """Let a trained method choose its remaining settings (`Method.tune`) by validation AUC."""
+    """Let a trained method choose settings, such as weights in its score, by validation AUC (`Method.tune`)."""
     candidates = labels.candidates("closed", "val")
     target = np.searchsorted(candidates, examples.compositions.cpu().numpy())
     seen = labels.is_seen(candidates)
@@ -250,18 +264,25 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
 
 
 def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
-    """Return a method's AUC (fraction) on validation images, over the candidates of a world."""
+    """Return a method's AUC (fraction) on validation images, over the candidates of the closed or open world."""
     return defined_auc(validation_margins(method, examples, labels, world))
 
 
 def validation_margins(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> Margins:
-    """Return the `Margins` of the validation images, scored over the candidates of a world."""
+    """Return the margins of validation images: the bias on unseen scores at which each becomes right or wrong.
+
+    Candidates are those of the closed or open `world`.
+    """
     result = score_split(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
     return Margins.of(result.accumulator.competitors())
 
 
 def defined_auc(margins: Margins) -> float:
-    """Return the AUC (fraction) of validation margins; raise `DuplexError` without seen or without unseen pairs."""
+    """Return the AUC (fraction) of validation images from their margins; raise `DuplexError` if it is undefined.
+
+    It is undefined without images of seen pairs or without images of unseen pairs. An image's margin is the bias on
+    unseen scores at which it becomes right or wrong.
+    """
     auc = Components.of(margins).auc
     if auc is None:
         raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")

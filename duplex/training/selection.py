@@ -24,7 +24,8 @@ class Validation:
 
     examples: validation images.
     name: name of the metric that chooses the epoch, such as "auc" or "hm".
-    choose_by: the caller's function that computes this metric from S, U, HM and AUC; None: it is one of these.
+    choose_by: the caller's function that computes this metric from seen and unseen accuracy, HM and AUC; None: `name`
+        is "auc" or "hm".
     """
 
     examples: Examples
@@ -51,6 +52,6 @@ class Validation:
 
 
 def metric_name(choose_by: ChooseBy) -> str:
-    """Return the name of a caller's metric in the training history: its function's name, or 'selection'."""
+    """Return the name of a caller's metric in the training history: its function's name if usable, else 'selection'."""
     name = getattr(choose_by, "__name__", "")
     return name if name.isidentifier() and name not in ("auc", "hm") else "selection"

@@ -23,12 +23,12 @@ MARGIN = 0.9  # all threads are taken where they need at most this share of one 
 
 
 def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
-    """Return the number of CPU threads for a method's training, and the seconds that each number tried took.
+    """Return the number of CPU threads for a method's training, and the measured seconds of each number that was tried.
 
     Small matrix products are timed first: beside a busy core a single step of all threads can take forty times as long
-    as one of a single thread, and products show that in a tenth of a second. Where all threads are not far slower,
-    steps of a copy of the method are timed. torch's random generator is set back, so that training is not affected. A
-    method that cannot be copied gets all threads.
+    as one of a single thread, and products show that in a tenth of a second. If all threads are not far slower,
+    training steps of a copy of the method are timed. torch's random generator is set back, so that training is not
+    affected. A method that cannot be copied gets all threads.
     """
     every = torch.get_num_threads()
     if every == 1 or images.compositions.device.type != "cpu":
@@ -59,10 +59,10 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 
 
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
-    """Return the median seconds of a step for each number of threads in `counts`.
+    """Return the median seconds of a training step for each number of threads in `counts`.
 
-    The numbers take turns, so that the load of other programs affects all of them equally. One whose fastest step takes
-    more than `FAR_SLOWER` times the fastest of all is left out of further rounds.
+    The numbers take turns, so that the load of other programs affects all of them equally. A number whose fastest step
+    takes more than `FAR_SLOWER` times the fastest of all is left out of further rounds.
     """
     taken: dict[int, list[float]] = {count: [] for count in counts}
     torch.set_num_threads(min(counts))
@@ -80,7 +80,7 @@ def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int 
 
 
 def fastest_count(seconds: dict[int, float]) -> int:
-    """Return the smallest number of threads that no larger number beats by 10 % of the time.
+    """Return the smallest number of threads whose step time no larger number undercuts by 10 % or more.
 
     seconds: time of a step, by number of threads.
 

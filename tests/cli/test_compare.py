@@ -142,7 +142,7 @@ def test_missing_runs_and_unknown_names_are_reported_in_one_line(margins, words,
         (lambda table: table.assign(row=np.arange(IMAGES) + 1), "have different images"),
         (lambda table: table[:-1], "have different images"),
         (lambda table: table.drop(columns="margin"), "has no column 'margin'"),
-        (lambda table: table.assign(margin="wide"), "has cells that are no numbers"),
+        (lambda table: table.assign(margin="wide"), "has values that are not numbers"),
     ],
 )
 def test_files_that_cannot_be_compared_are_refused(margins, change, message):
@@ -201,7 +201,9 @@ def test_text_over_splits_lists_each_split_and_the_deviation(splits):
 
 
 def test_a_missing_split_is_named_with_the_command_that_adds_it(splits):
-    with pytest.raises(DuplexError, match=r"params.yaml has no shapes-split3; `duplex data split shapes --splits 4`"):
+    with pytest.raises(
+        DuplexError, match=r"params.yaml has no data set shapes-split3; `duplex data split shapes --splits 4`"
+    ):
         run("--splits", "4")
     ArtifactPaths().run("shapes-split2", "duplex", 0).predictions.unlink()
     ArtifactPaths().run("shapes-split2", "duplex", 1).predictions.unlink()

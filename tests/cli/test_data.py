@@ -48,7 +48,7 @@ def test_pair_lists_without_images_are_counted_and_checked(project: Path, comman
 
 def test_check_names_a_damaged_image_and_exits_with_1(project: Path, command: Command) -> None:
     make_folder(project / "mine", "flat")
-    assert command("data", "check", "mine", "--root", "mine").out == "mine: nothing to report\n"
+    assert command("data", "check", "mine", "--root", "mine").out == "mine: no problems found\n"
     (project / "mine/red circle/0001.png").write_bytes(b"")
     result = command("data", "check", "mine", "--root", "mine", "--json")
     assert result.code == 1

@@ -36,7 +36,7 @@ def test_the_table_of_metrics_is_not_wrapped_in_a_narrow_terminal(project, comma
     starts = [header.index(name) for name in ("world", "method", "AUC")]
     assert all(row[start - 2 : start] == "  " and row[start] != " " for row in rows for start in starts)
     assert report == "report: artifacts/report/index.html"
-    advice = "artifacts/summary.json is not of the runs in artifacts; `duplex report` writes it again"
+    advice = "artifacts/summary.json does not match the runs in artifacts; `duplex report` writes it again"
     assert command("metrics").err.startswith(advice)
 
 

@@ -31,7 +31,7 @@ def test_add_writes_an_entry_and_remove_deletes_exactly_that(project: Path, comm
         words = [make_table(project / "my pictures", ".parquet", split=True)]
     result = command("data", "add", "mine", *words, "--encoder", "tiny")
     assert (result.code, result.err) == (0, "params.yaml has mine; `dvc repro` runs it\n")
-    assert "nothing to report" in result.out and "images in" in result.out
+    assert "no problems found" in result.out and "images in" in result.out
     params = load_params()
     assert params.run.datasets == ("shapes", "mine")
     source = params.datasets["mine"].source
@@ -67,8 +67,8 @@ def test_add_again_changes_only_what_the_options_name(project: Path, command: Co
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mine/table.csv", "--val-unseen", "0.4"], "has a split of its own"),
-        (["mine/table.csv", "--split-seed", "9"], "has a split of its own"),
+        (["mine/table.csv", "--val-unseen", "0.4"], "already has a split"),
+        (["mine/table.csv", "--split-seed", "9"], "already has a split"),
         (["pictures", "--images", "mine"], "is not a table; leave it out"),
     ],
 )
@@ -185,7 +185,7 @@ def test_split_keeps_the_options_of_the_data_set(project: Path, command: Command
     (project / "params.yaml").write_text(text)
     for count in ("1", "2"):
         result = command("data", "split", "shapes", "--splits", count, "--no-run")
-        assert result.code == 0 and "per_dataset has shapes but not its re-splits" in result.err
+        assert result.code == 0 and "has shapes but not its re-splits" in result.err
     params = load_params()
     assert params.run.datasets == ("shapes",)
     for number in (1, 2):
@@ -227,7 +227,7 @@ def test_finetune_auto_writes_what_it_found(project: Path, command: Command) -> 
     result = command("data", "add", "mine", "mine", "--encoder", "tiny", "--finetune", "auto")
     assert result.code == 0
     assert "fine-tuning: up to 4 blocks; " in result.err and "free" in result.err
-    assert "methods.dual_finetuned has finetune: auto for mine" in result.err
+    assert "finetune: auto for mine in methods.dual_finetuned" in result.err
     params = load_params()
     assert params.datasets["mine"].encoder.block_inputs == 4
     assert params.finetune("dual_finetuned", "mine") == AutoFinetune()

@@ -58,7 +58,7 @@ def test_a_method_without_text_is_trained_at_once(project: Path, command: Comman
         "imported",
         project / f"X{form}",
     )
-    assert ("1 further rows are of no image" in result.out) is (form == ".npz")
+    assert ("1 rows of features belong to no image" in result.out) is (form == ".npz")
     for words in (["prepare"], ["extract"], ["train", "--method", "kg_sp"], ["evaluate", "--method", "kg_sp"]):
         assert command(*words, "--dataset", "mine").code == 0
     cache = open_features(ArtifactPaths().features("mine"))

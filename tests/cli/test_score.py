@@ -215,5 +215,5 @@ def test_infeasible_labels_are_announced(tmp_path: Path, arrays: dict[str, Any])
     path = save(tmp_path / "a.npz", arrays | {"feasible_mask": np.arange(20) < 15})
     result = CliRunner().invoke(app, ["score", str(path), "--json"])
     lost = int((arrays["target"] >= 15).sum())
-    assert f"labels of {lost} images are infeasible" in result.stderr
+    assert f"excludes the labels of {lost} images" in result.stderr
     assert json.loads(result.stdout)["images_seen"] + json.loads(result.stdout)["images_unseen"] == 200

@@ -120,7 +120,11 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is a circle"]),
         ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.epoch", "unknown key", "epochs"]),
         ("momentum: 0.9", "training: 3", ["methods.duplex.training is 3"]),
-        ("momentum: 0.9", "per_dataset: {shapes: {world: open}}", ["per_dataset.shapes.world", "the same `world`"]),
+        (
+            "momentum: 0.9",
+            "per_dataset: {shapes: {world: open}}",
+            ["per_dataset.shapes.world", "cannot differ by data set"],
+        ),
         ("momentum: 0.9", "per_dataset: {shape: {}}", ["duplex.per_dataset.shape", "unknown data set", "shapes"]),
         (
             "momentum: 0.9",

@@ -59,7 +59,7 @@ def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tm
     shared = by_split["val"][1]
     assert findings["images are in two splits (a leak)"].examples == (f"{shared} (val) = {shared} (test)",)
     assert findings["image contents are in two splits (a leak)"].count == 2
-    assert findings["images have the content of another"].count == 1
+    assert findings["images have the same content as another image"].count == 1
     assert findings["images are on disk but not listed"].examples == ("stray.png",)
     assert not findings["images are on disk but not listed"].problem
     assert "train pairs without images" not in findings

@@ -46,7 +46,10 @@ def test_images_are_found_in_the_folders_of_each_benchmark(tmp_path: Path, quirk
     dataset = load_source(SourceOptions("standard", tmp_path))
     assert len(dataset.manifest) == good == len(rows())
     assert all((tmp_path / image).is_file() for image in dataset.manifest["image"])
-    assert dataset.notes == {"rows whose state, object or split is NA": 2, "rows whose pair is in no list": 1}
+    assert dataset.notes == {
+        "rows left out because their state, object or split is NA": 2,
+        "rows left out because their pair is in no list": 1,
+    }
     assert list(dataset.manifest["split"]) == [split for *_, split in rows()]
     counted = statistics(dataset.labels, dataset.manifest).to_dict()
     assert (counted["states"], counted["objects"]) == (4, 4)
@@ -72,7 +75,10 @@ def test_the_set_is_the_split_and_rows_of_unlisted_pairs_are_counted(tmp_path: P
     records = [record("1"), record("2", "red", "dog", "val"), record("3", "red", "dog", "train"), record("4", "x", "y")]
     dataset = load_czsl(small(tmp_path, records))
     assert list(dataset.manifest["split"]) == ["train", "val"]
-    assert dataset.notes == {"rows whose pair is in no list": 1, "rows whose pair is only in another split's list": 1}
+    assert dataset.notes == {
+        "rows left out because their pair is in no list": 1,
+        "rows left out because their pair is only in another split's list": 1,
+    }
 
 
 @pytest.mark.parametrize(

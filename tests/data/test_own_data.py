@@ -141,7 +141,7 @@ def test_repeated_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     path.write_text(GOOD + "c.jpg,red,car,test\n./c.jpg,red,car,test\n")
     dataset = load_source(SourceOptions("table", tmp_path, path))
     assert len(dataset.manifest) == 3
-    assert dataset.notes == {"rows that repeat another row": 2}
+    assert dataset.notes == {"rows left out because they repeat another row": 2}
 
 
 def test_other_encodings_and_other_files_are_refused(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: 
     [
         ([], "holds no images"),
         (["red/car/notes.txt", ".hidden/car/x.jpg"], "holds no images"),
-        (["x.jpg"], "does not lie in"),
-        (["a/b/c/x.jpg"], "does not lie in"),
+        (["x.jpg"], "does not follow"),
+        (["a/b/c/x.jpg"], "does not follow"),
         (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
         (["train/car/x.jpg", "Val/car/y.jpg"], "are splits and no states"),
         (["very red car/x.jpg"], "is not two words"),
@@ -241,7 +241,7 @@ def test_files_that_are_no_images_are_counted_wherever_a_folder_is_read(tmp_path
 def test_folder_names_that_are_not_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "red" / "car").mkdir(parents=True)
     (tmp_path / "red" / "car" / "\udcff.jpg").touch()  # the byte 0xff on disk
-    with pytest.raises(DuplexError, match="not a file name"):
+    with pytest.raises(DuplexError, match="not printable"):
         read_folder(tmp_path)
 
 

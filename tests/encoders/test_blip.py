@@ -130,7 +130,7 @@ def test_folders_without_a_file_name_it(folder, tmp_path):
     with pytest.raises(DuplexError, match=r"preprocessor_config\.json"):
         encoder_identity(f"blip:{tmp_path}")
     (tmp_path / "preprocessor_config.json").write_bytes((folder / "preprocessor_config.json").read_bytes())
-    with pytest.raises(DuplexError, match="never made up"):
+    with pytest.raises(DuplexError, match="expected the file of the encoder's weights"):
         encoder_identity(f"blip:{tmp_path}")
     save_file({"nothing": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(DuplexError, match="does not hold the weights"):

@@ -193,7 +193,7 @@ def test_prompts_and_lexicons_of_wrong_size_are_refused(tower: ClipTextTower) ->
             encode(long, lexicon)
         with pytest.raises(DuplexError, match="do not fit a text tower of width 16"):
             encode([[START, END]], lexicon[:, :4])
-        with pytest.raises(DuplexError, match="row 63 of a lexicon of 10 rows"):
+        with pytest.raises(DuplexError, match="token embedding 63; expected one from 0 to 9"):
             encode([[START, END]], lexicon[:10])
 
 

@@ -184,7 +184,9 @@ def test_a_torchscript_archive_becomes_a_folder(tmp_path: Path, architecture: st
 
 
 def test_a_torchscript_archive_is_not_loaded_unconverted(architecture: str, archive: Archive) -> None:
-    with pytest.raises(DuplexError, match=f"TorchScript archive; `duplex encoders convert {archive[0]}"):
+    with pytest.raises(
+        DuplexError, match=f"TorchScript archive, which is not loaded; `duplex encoders convert {archive[0]}"
+    ):
         load_encoder(architecture, str(archive[0]))
 
 

@@ -69,7 +69,9 @@ def test_a_family_of_two_distributions_is_refused(distribution: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: more-encoders\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[duplex.encoders]\nother = more_encoders:Other\n")
-    with pytest.raises(DuplexError, match=r"'other' is both of more-encoders 1\.0 and of other-encoders 0\.3; uninst"):
+    with pytest.raises(
+        DuplexError, match=r"'other' comes from both more-encoders 1\.0 and other-encoders 0\.3; uninst"
+    ):
         load_encoder("other:folder")
     assert load_encoder("tiny").name == "tiny"
 

@@ -228,13 +228,13 @@ def test_blocks_that_do_not_hold_a_score_per_image_and_column_are_refused() -> N
     with pytest.raises(DuplexError, match="image 0 has 6 scores for 3 columns"):
         ScoreAccumulator(target, seen).add(scores, np.array([0, 0, 1])).add(scores[:1], np.array([2])).competitors()
     for rows in ([1, 2, 3], [0.0, 1.0, 2.0]):
-        with pytest.raises(UsageError, match="rows or first_column are no numbers"):
+        with pytest.raises(UsageError, match="rows or first_column is not a number"):
             added(scores, rows)
-    with pytest.raises(UsageError, match="rows or first_column are no numbers"):
+    with pytest.raises(UsageError, match="rows or first_column is not a number"):
         added(scores, None, 0.0)
     whole = torch.from_numpy(scores)
     for block in (np.ma.array(scores, mask=np.eye(3, dtype=bool)), whole.to("meta"), whole.to_sparse()):
-        with pytest.raises(DuplexError, match="without all values"):
+        with pytest.raises(DuplexError, match="with missing values"):
             added(block)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.evaluation.accumulator import ScoreAccumulator
-from duplex.evaluation.crossfit import HALVINGS, CrossFitGain, largest_gain, pair_halves
+from duplex.evaluation.crossfit import HALVINGS, CrossFitGain, largest_clear_gain, pair_halves
 from duplex.evaluation.feasibility import buckets, choose_threshold, thresholds
 
 
@@ -123,5 +123,5 @@ def test_the_largest_gain_beyond_twice_its_standard_error_is_found() -> None:
         CrossFitGain(0.25, 0.1, 5),
         CrossFitGain(0.9, None, 1),
     ]
-    assert largest_gain(gains) == 2 and largest_gain(gains[:1]) == 0
-    assert largest_gain(gains[1:2]) is None and largest_gain([]) is None
+    assert largest_clear_gain(gains) == 2 and largest_clear_gain(gains[:1]) == 0
+    assert largest_clear_gain(gains[1:2]) is None and largest_clear_gain([]) is None

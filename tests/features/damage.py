@@ -81,10 +81,10 @@ LAYOUT: dict[str, tuple[Change, str]] = {
         store("checksums", lambda x: x.repeat(2, axis=1)),
         "'checksums' does not fit the other data sets",
     ),
-    "an unknown status": (write("status", 2, 200), "the status 200 has no meaning"),
+    "an unknown status": (write("status", 2, 200), "the status 200 of a row has no meaning"),
     "the first unknown status": (
         write("status", 2, FIRST_BAD + len(REASONS)),
-        f"the status {FIRST_BAD + len(REASONS)} has no meaning",
+        f"the status {FIRST_BAD + len(REASONS)} of a row has no meaning",
     ),
     "narrow rows": (store("cls", lambda x: x[:, :7]), "its rows have 7 numbers, its identity says 128"),
     "float32": (
@@ -121,7 +121,7 @@ LAYOUT: dict[str, tuple[Change, str]] = {
     "a view of itself": (view("features.h5", "cls", "status", "checksums"), ELSEWHERE),
     "a view of another folder": (
         view("../../whole.h5", "cls", "status", "checksums"),
-        "'cls' is a view of '../../whole.h5', which is no shard's name",
+        "'cls' is a view of '../../whole.h5', which is not the name of a shard",
     ),
     "no bytes": (
         instead("cls", lambda f: f.create_dataset("cls", (12, 128), np.float16)),

@@ -116,7 +116,7 @@ def test_verify_measures_the_error_and_detects_rows_of_another_image(run, encode
         with h5py.File(path, "r+") as file:
             file[name][7] = file[name][8]
             update_checksums(file)
-        with pytest.raises(DuplexError, match=r"row 7 is not 00007\.jpg"):
+        with pytest.raises(DuplexError, match=r"row 7 is not the feature of 00007\.jpg"):
             verify(path, *options, sample=40)
     assert 0 < errors[16] < 0.001 < errors[8] < 0.02
 

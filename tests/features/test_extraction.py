@@ -230,7 +230,7 @@ def test_an_unfinished_file_of_another_kind_or_a_damaged_one_is_begun_again(
     [
         ("cls", np.full((40, 16), np.nan, np.float16), "is damaged: row 0 is not finite"),
         ("status", np.full(40, PENDING, np.uint8), "made with another set of rows"),
-        ("status", np.full(40, 200, np.uint8), "is damaged: the status 200 has no meaning"),
+        ("status", np.full(40, 200, np.uint8), "is damaged: the status 200 of a row has no meaning"),
     ],
 )
 def test_a_finished_file_is_checked_before_it_is_trusted(run, tmp_path, capsys, name: str, values, message) -> None:
@@ -262,12 +262,14 @@ def test_a_report_lists_counts_rate_and_bad_images() -> None:
     bad = BadImage(3, "a.jpg", "missing")
     report = ExtractionReport(Path("f.h5"), 40, 10, 1.50049, [bad])
     assert report.lines() == [
-        "f.h5: 40 rows, 10 of them before at 20.0 images per second, 1 bad",
+        "f.h5: 40 rows, 10 of them from an earlier run, 20.0 images per second, 1 bad",
         "  bad: row 3, a.jpg: missing",
     ]
     listed = [{"row": 3, "image": "a.jpg", "reason": "missing"}]
     assert report.to_dict() == {"rows": 40, "resumed": 10, "seconds": 1.5, "bad": listed}
-    assert ExtractionReport(Path("f.h5"), 40, 40, 0.0).lines() == ["f.h5: 40 rows, 40 of them before, 0 bad"]
+    assert ExtractionReport(Path("f.h5"), 40, 40, 0.0).lines() == [
+        "f.h5: 40 rows, 40 of them from an earlier run, 0 bad"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_a_sound_cache_verifies_and_other_images_do_not(run, images, checked, tm
     found = checked(path)
     assert found["checked"] == 40 and found["worst_cosine"] > 0.9999
     write_pictures(tmp_path / "pictures", 40, seed=1)
-    with pytest.raises(DuplexError, match=r"row 0 is not 00000.jpg"):
+    with pytest.raises(DuplexError, match=r"row 0 is not the feature of 00000.jpg"):
         checked(path)
 
 
@@ -38,12 +38,12 @@ def test_an_image_that_became_bad_or_was_repaired_is_reported(run, images, check
     content = image.read_bytes()
     path = run().path
     image.write_bytes(b"")
-    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is empty, in the cache readable"):
+    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is now empty, but readable in the cache"):
         checked(path)
     path = run(max_bad=1.0, fresh=True).path
     assert checked(path)["checked"] == 40
     image.write_bytes(content)
-    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is readable, in the cache empty"):
+    with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is now readable, but empty in the cache"):
         checked(path)
 
 
@@ -101,7 +101,7 @@ def test_rows_of_a_shard_are_compared_with_its_own_images(run, images, checked) 
     with h5py.File(path, "r+") as file:
         file["cls"][2] = file["cls"][3]
         update_checksums(file)
-    with pytest.raises(DuplexError, match=rf"row 2 is not {images[18]} \(cosine"):
+    with pytest.raises(DuplexError, match=rf"row 2 is not the feature of {images[18]} \(cosine"):
         checked(path)
 
 
@@ -111,7 +111,9 @@ def test_a_changed_row_does_not_verify(run, checked, change) -> None:
     with h5py.File(path, "r+") as file:
         file["cls"][39] = change(file["cls"][39]) * np.float16(0.01)
         update_checksums(file)
-    with pytest.raises(DuplexError, match=r"row 39 is not 00039\.jpg.*--fresh` encodes all images again"):
+    with pytest.raises(
+        DuplexError, match=r"row 39 is not the feature of 00039\.jpg.*--fresh` encodes all images again"
+    ):
         checked(path)
 
 

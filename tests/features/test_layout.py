@@ -163,7 +163,8 @@ def test_a_view_of_other_data_sets_is_damage(tmp_path: Path) -> None:
             del file["cls"]
             file.create_virtual_dataset("cls", view)
         with pytest.raises(
-            DuplexError, match=rf"is damaged: 'cls' is a view of '{re.escape(source)}', which is no shard"
+            DuplexError,
+            match=rf"is damaged: 'cls' is a view of '{re.escape(source)}', which is not the name of a shard",
         ):
             open_features(path)
 

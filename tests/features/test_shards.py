@@ -82,7 +82,7 @@ def test_shards_that_do_not_fit_each_other_are_not_joined(run, tmp_path: Path) -
     with pytest.raises(DuplexError, match="another manifest"):
         join_shards(out)
     run(out, shard=(1, 2), batch_size=12)
-    with pytest.raises(DuplexError, match="does not follow the shard before it"):
+    with pytest.raises(DuplexError, match="does not continue the shard before it"):
         join_shards(out)
     run(out, shard=(0, 3))
     with pytest.raises(DuplexError, match=r"shards k-of-n with n in \[2, 3\]"):
@@ -123,12 +123,12 @@ def test_shards_that_end_early_or_lack_a_row_are_not_joined(run, tmp_path: Path)
     out = tmp_path / "features.h5"
     for k in range(2):
         run(out, shard=(k, 3)).path.rename(tmp_path / f"short.shard-{k}-of-2.h5")
-    with pytest.raises(DuplexError, match=r"short\.shard-1-of-2\.h5 is not the end of its data set"):
+    with pytest.raises(DuplexError, match=r"short\.shard-1-of-2\.h5, the last shard, ends at row"):
         join_shards(tmp_path / "short.h5")
     write_shards(run, out)
     with h5py.File(shard_path(out, 0, 2), "r+") as file:
         file["status"][3] = 0
-    with pytest.raises(DuplexError, match=r"features\.shard-0-of-2\.h5 does not follow"):
+    with pytest.raises(DuplexError, match=r"features\.shard-0-of-2\.h5 does not continue"):
         join_shards(out)
 
 

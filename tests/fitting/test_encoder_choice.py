@@ -86,7 +86,7 @@ def test_words_longer_than_the_context_are_refused_before_anything_is_encoded(dr
 
 @pytest.mark.parametrize(
     ("encoder", "weights", "message"),
-    [(None, "openai", "the weights 'openai' are of no encoder; name it with --encoder"),
+    [(None, "openai", "--weights is 'openai' without --encoder; name the encoder"),
      ("ViT-B-32", "random:1", "the weights random:1 are random, for trials of a project")],
 )  # fmt: skip
 def test_weights_that_make_no_model_are_refused_before_any_work(tmp_path, drawn, encoder, weights, message):

@@ -72,7 +72,7 @@ def test_duplicates_within_a_label_are_used_once(tmp_path):
     shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "red" / "star" / "copy.png")
     data = read_labelled_folder(tmp_path / "shop")
     assert len(data.manifest) == len(set(data.digests)) == 4 * (len(STATES) * len(OBJECTS) - len(LACKING))
-    assert data.notes == ("1 images with the content of another: red/star/copy.png",)
+    assert data.notes == ("1 images left out because another has the same content: red/star/copy.png",)
 
 
 def test_missing_images_of_a_table_are_named(tmp_path):
@@ -81,7 +81,7 @@ def test_missing_images_of_a_table_are_named(tmp_path):
     rows = [f"{name},{name.parts[0]},{name.parts[1]}\n" for name in names]
     (tmp_path / "shop.csv").write_text("image,state,object\n" + "".join([*rows, "no.png,red,star\n"]))
     assert read_labelled_folder(tmp_path / "shop.csv", tmp_path / "shop").notes == (
-        "1 images that are missing: no.png",
+        "1 images left out because they are missing: no.png",
     )
 
 
@@ -89,7 +89,9 @@ def test_few_contents_with_two_labels_are_left_out(tmp_path):
     draw_folder(tmp_path / "shop", images=16)
     shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "blue" / "heart" / "copy.png")
     data = read_labelled_folder(tmp_path / "shop")
-    assert data.notes == ("2 images whose copies have another label: blue/heart/copy.png, red/star/0000.png",)
+    assert data.notes == (
+        "2 images left out because copies have another label: blue/heart/copy.png, red/star/0000.png",
+    )
     assert not {"red/star/0000.png", "blue/heart/copy.png"} & set(data.manifest["image"])
 
 
@@ -112,7 +114,7 @@ def test_images_with_equal_pixels_are_used_once(drawn, tmp_path):
         save_as_bmp(path, path.with_name(f"{path.stem}.z.bmp"))
     data = read_labelled_folder(shop)
     assert data.manifest.equals(before.manifest) and data.digests == before.digests
-    assert data.notes[0].startswith(f"{len(before.digests)} images with the content of another: ")
+    assert data.notes[0].startswith(f"{len(before.digests)} images left out because another has the same content: ")
 
 
 def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_their_own(drawn, tmp_path):

@@ -253,7 +253,7 @@ def test_another_spelling_of_a_label_is_the_same_label(model, tmp_path):
     said: list[str] = []
     update_model(model, draw_pair_as(tmp_path / "more", "red", "star"), tmp_path / "plain", say=said.append)
     update_model(model, draw_pair_as(tmp_path / "More", "Red", "star_"), tmp_path / "other", say=said.append)
-    assert said[0] == said[2] and said[1] == said[3] and "answered right" in said[1]
+    assert said[0] == said[2] and said[1] == said[3] and "right answers on" in said[1]
 
 
 def draw_pair_as(folder: Path, state: str, thing: str) -> Path:
@@ -327,7 +327,7 @@ def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_p
     update_model(place, further, place, say=lines.append)
     stale = [name for name in names if name != "encoder.onnx"]
     command = f"`duplex export {place} FOLDER {option}`"
-    assert f"left out, as scores change: {', '.join(stale)}; {command} writes new ones" in lines
+    assert f"not copied, as scores change: {', '.join(stale)}; {command} writes new ones" in lines
     kept = {path.name for path in model.iterdir()} | set(names) - set(stale)
     assert {path.name for path in place.iterdir()} == kept
 
@@ -339,8 +339,8 @@ def test_missing_and_repeated_images_of_a_table_are_reported(model, further, tmp
     lines: list[str] = []
     update_model(model, further / "new.csv", tmp_path / "out", say=lines.append)
     assert lines[:3] == [
-        "left out: 1 images that are missing: red/star/none.png",
-        "left out: 1 images with the content of another: copy.png",
+        "note: 1 images left out because they are missing: red/star/none.png",
+        "note: 1 images left out because another has the same content: copy.png",
         "1 images added; 22 pairs have images now, 22 had before",
     ]
 

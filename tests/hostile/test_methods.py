@@ -167,7 +167,7 @@ def test_a_command_that_a_plug_in_exits_fails(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(sys, "argv", ["duplex", "doctor"])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1 and "a plug-in called sys.exit(0)" in capsys.readouterr().err
+    assert ended.value.code == 1 and "a method or encoder called sys.exit(0)" in capsys.readouterr().err
 
 
 class Neighbours(Method[Options]):

@@ -134,7 +134,7 @@ def test_predict_does_not_replace_other_files(fake_model: Path, command: Command
     before = state(fake_model / "mine")
     words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", form, "--out"]
     for place in ("mine", "params.yaml", "pictures/00000.jpg", "/dev/null"):
-        assert command(*words, place).refused(place, "holds no answers")
+        assert command(*words, place).refused(place, "`duplex predict` did not write it")
     assert state(fake_model / "mine") == before and stat.S_ISCHR(os.lstat("/dev/null").st_mode)
     assert not list(fake_model.glob("*.partial"))
 
@@ -155,7 +155,7 @@ def test_predict_does_not_replace_tables_that_resemble_its_answers(
     (fake_model / "mine").write_text(text)
     for form in ("csv", "jsonl"):
         words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", form, "--out", "mine"]
-        assert command(*words).refused("mine", "holds no answers")
+        assert command(*words).refused("mine", "`duplex predict` did not write it")
     assert (fake_model / "mine").read_text() == text
 
 

@@ -64,7 +64,7 @@ def test_malicious_params_are_refused(project: Path, command: Command, name: str
         ("a.jpg,red,star", "has 3 cells"),
         ("a.jpg,red,star,train,more", "has 5 cells"),
         ("a.jpg,red,star,holdout", "is not one of train, val, test"),
-        ("a.jpg,,star,train", "leaves no word"),
+        ("a.jpg,,star,train", "contains no word"),
         ('"a.jpg,red,star,train', "is not a manifest"),
         ("a\x00.jpg,red,star,train", "zero byte"),
         (",red,star,train", "empty"),
@@ -130,7 +130,7 @@ GOOD = {"closed": {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 0.5}, "val_auc"
 )
 def test_invalid_metrics_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "metrics.json").write_text(text)
-    with pytest.raises(DuplexError, match=r"metrics.json is not a table in JSON .*dvc repro"):
+    with pytest.raises(DuplexError, match=r"metrics.json does not hold results in JSON .*dvc repro"):
         read_tree(tmp_path / "metrics.json")
 
 

@@ -60,7 +60,7 @@ def test_a_kernel_of_low_rank_is_the_nearest_one(rank: int) -> None:
     states, _ = words(6, 4)
     values, vectors = np.linalg.eigh(kernel(states))
     nearest = (vectors[:, -rank:] * values[-rank:]) @ vectors[:, -rank:].T
-    u = interactions.factor(states, rank)
+    u = interactions.kernel_factor(states, rank)
     assert u.shape == (6, min(rank, 6))
     np.testing.assert_allclose((u @ u.T).numpy(), nearest, atol=1e-9)
 

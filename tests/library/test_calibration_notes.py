@@ -22,8 +22,12 @@ UNSEEN = LABELS.pairs["val"][~LABELS.seen[LABELS.pairs["val"]]]
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        (SEEN, "validation images are of 0 unseen pairs; a feasibility threshold needs 2 or more: all pairs compete\n"),
-        ([*SEEN, UNSEEN[0]], "validation images are of 1 unseen pair; a feasibility threshold needs 2 or more"),
+        (
+            SEEN,
+            "validation images are of 0 unseen pairs, a feasibility threshold needs 2 or more: "
+            "all pairs stay candidates\n",
+        ),
+        ([*SEEN, UNSEEN[0]], "validation images are of 1 unseen pair, a feasibility threshold needs 2 or more"),
         ([*SEEN, *UNSEEN], ""),
     ],
 )

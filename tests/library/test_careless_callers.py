@@ -224,7 +224,10 @@ def test_images_that_are_left_out_are_named(tmp_path, capsys):
     (tmp_path / "images" / "red" / "star" / "3.png").write_bytes(b"not an image")
     for _ in range(2):  # encoded, then read from the cache
         duplex.load_dataset(tmp_path / "images", encoder="tiny", cache=tmp_path / "cache", device="cpu")
-        assert "1 of 104 images are left out, the first red/star/3.png (not an image)" in capsys.readouterr().err
+        assert (
+            "1 of 104 images cannot be encoded and are left out, the first red/star/3.png (not an image)"
+            in capsys.readouterr().err
+        )
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_a_run_is_not_saved_beside_an_exported_model(tmp_path):
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "history.csv", "timing.json"])
 def test_files_of_other_programs_are_not_replaced_by_a_run(tmp_path, name):
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{name} is not of a run of duplex; choose another folder"):
+    with pytest.raises(UsageError, match=f"{name} exists, and no run of duplex wrote it; choose another folder"):
         duplex.fit(small(), "kg_sp", epochs=1).save(tmp_path)
     assert (tmp_path / name).read_text() == "mine"
 

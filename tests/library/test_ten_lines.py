@@ -214,10 +214,10 @@ def only_seen(split: str) -> dict[str, Any]:
         ),
         ({"table": with_value("split", 4, "dev")}, "split in row 4 is 'dev'"),
         ({"table": with_value("state", 2, None)}, "state in row 2 is (None|nan)"),
-        ({"table": with_value("state", 2, "...")}, "leaves no word"),
+        ({"table": with_value("state", 2, "...")}, "contains no word"),
         ({"encoder": "tiny"}, "a width of 8 and tiny makes features of 128"),
         ({"encoder": "tinny"}, "tinny"),
-        ({"weights": "openai"}, "without an encoder"),
+        ({"weights": "openai"}, "without their encoder"),
         ({"word_vectors": "absent.txt"}, "absent.txt is not a file"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
         ({"encoder": "tiny", "table": with_value("state", 0, "zyzzyva")}, "does not know the words zyzzyva"),
@@ -280,7 +280,7 @@ def test_undefined_and_unpaired_results_are_one_line(tmp_path):
         duplex.evaluate(run, data, world="open")
     with pytest.raises(UsageError, match="unknown split 'train'"):
         duplex.evaluate(run, data, split="train")
-    with pytest.raises(UsageError, match="splits test and val"):
+    with pytest.raises(UsageError, match="for split test and for split val"):
         duplex.compare(result, duplex.evaluate(run, data, split="val"))
     renamed = small(table={**arrays()["table"], "image": [f"{row}.jpg" for row in range(33)]})
     with pytest.raises(UsageError, match="different images"):

@@ -136,7 +136,7 @@ def test_wrong_options_are_refused(record: dict[str, Any], message: str) -> None
 
 
 def test_a_product_without_runs_and_one_without_its_image_tower_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"product of a, b is made of finished runs; list it in run\.products"):
+    with pytest.raises(UsageError, match=r"product combines finished runs of a, b; list it in run\.products"):
         ProductMethod(task(), ProductOptions(of=("a", "b")))
     finetune = FinetuneOptions(blocks=1).to_dict()
     members = (member("a", "prompts", finetune=finetune), member("b", "compcos"))

@@ -107,7 +107,7 @@ def test_factors_are_returned_if_a_loss_or_the_caller_needs_them(names, with_fac
             {"paths": "composition", "losses": ("state", "semantic"), "inference": ("semantic",)},
             "losses state and object need paths: three",
         ),
-        ({"paths": "composition", "losses": ("semantic",)}, "inference factors needs paths: three"),
+        ({"paths": "composition", "losses": ("semantic",)}, "factors in inference needs paths: three"),
         ({"inference": ("semantic", "semantic")}, "inference names a term twice"),
         ({"adapter": "none", "context": "fixed", "vocabulary": "fixed", "losses": ("semantic",)}, "trained"),
         ({"losses": ("semantic", "semantic")}, "twice"),

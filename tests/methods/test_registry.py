@@ -161,7 +161,7 @@ def test_of_two_kinds_with_one_name_the_built_in_one_counts(monkeypatch):
 def test_a_kind_of_two_distributions_is_refused(monkeypatch):
     points = [EntryPoint("b", "z:Z", "duplex.methods"), EntryPoint("b", "alien:B", "duplex.methods")]
     monkeypatch.setattr(plugins, "entry_points", lambda group, name="b": points if name == "b" else [])
-    with pytest.raises(BrokenMethod, match=r"^method kind 'b' is both of alien and of z; uninstall one of them, or"):
+    with pytest.raises(BrokenMethod, match=r"^method kind 'b' comes from both alien and z; uninstall one of them, or"):
         find_method("b")
     assert "uninstall one of them" in describe_method("b")["error"]
 

@@ -140,8 +140,13 @@ def test_compositions_from_the_command_line_and_a_file(project, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
-    assert "added dark picture: state 'dark' is known, object 'picture' is new, described by text alone" in said
-    assert "added striped photo: state 'striped' is known, object 'photo' is new, described by text alone" in said
+    assert (
+        "added candidate dark picture: state 'dark' is known, object 'picture' is new, described by text alone" in said
+    )
+    assert (
+        "added candidate striped photo: state 'striped' is known, object 'photo' is new, described by text alone"
+        in said
+    )
     assert "dark picture" in done.stdout and "(new object)" in done.stdout and "striped photo" in done.stdout
 
 
@@ -157,7 +162,7 @@ def test_compositions_from_the_command_line_and_a_file(project, tmp_path):
         (["{image}", "--model", "{run}", "--add", "rusty kettle"], "without the word 'rusty'"),
         (["{image}", "--model", "{run}", "--format", "xml"], "unknown format 'xml'"),
         (["{image}", "--model", "{run}", "--out", "/no/where"], "cannot be written"),
-        (["nothing*", "--model", "{run}"], "nothing matches"),
+        (["nothing*", "--model", "{run}"], "no file matches"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(project, tmp_path, arguments, message):

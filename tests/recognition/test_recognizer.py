@@ -168,7 +168,7 @@ def test_a_mistaken_argument_is_named(trained, recognizer, tmp_path):
         "('hollow', 'star') is one pair; give a list of pairs: [('hollow', 'star')]": partial(
             recognizer.with_compositions, ("hollow", "star")
         ),
-        "config.json is not a checkpoint of duplex; of an exported model, name the folder": partial(
+        "config.json is not a checkpoint of duplex; for an exported model, name its folder": partial(
             Recognizer.load, tmp_path / "config.json"
         ),
     }
@@ -289,7 +289,7 @@ def test_a_damaged_run_is_reported(trained, tmp_path):
     with pytest.raises(UsageError, match="not a checkpoint"):
         Recognizer.load(tmp_path)
     save_file({}, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match="no record of a run; of an exported model, name the folder"):
+    with pytest.raises(UsageError, match="no record of a run; for an exported model, name its folder"):
         Recognizer.load(tmp_path / "model.safetensors")
     with pytest.raises(UsageError, match="holds neither"):
         Recognizer.load(trained.folder)

@@ -235,7 +235,7 @@ def test_fifty_megabytes_are_refused(trained, server):
     assert server.ask("POST", "/predict", body, form_headers())[0] in refused
     chunked = iter([body[start : start + 65536] for start in range(0, len(body), 65536)])
     assert server.ask("POST", "/predict", chunked, form_headers())[0] in refused
-    assert server.ask("POST", "/predict", form(*[("a.png", b"x")] * 10_000), form_headers())[0] == 400
+    assert server.ask("POST", "/predict", form(*[("a.png", b"x")] * 10_000), form_headers())[0] == 413
     assert server.resident - before < 100 * 2**20
     assert server.predict(("good.png", data_of(trained)))[0] == 200
 
@@ -345,7 +345,7 @@ def test_images_of_another_encoder_are_not_similar(project, capsys):
         assert _training_images(recognizer) is None
     finally:
         identify(path, "weights", right)
-    assert "no similar training images: " in capsys.readouterr().err
+    assert "similar training images are not shown: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

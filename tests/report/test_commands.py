@@ -11,7 +11,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
 from duplex.evaluation.uncertainty import NAMES
 from duplex.labels import LabelSpace
-from duplex.report.maps import Scene, draw_maps
+from duplex.report.maps import Scene, compute_maps
 from duplex.stages import maps, queries
 
 
@@ -94,7 +94,7 @@ def test_two_images_are_enough_for_maps():
     book = np.ones((labels.size, 4), dtype=np.float32)
     rows = book.__getitem__
     scene = Scene(labels, np.array([0, 1]), z, z, rows, rows, rows)
-    table = draw_maps(scene, lambda step: None)
+    table = compute_maps(scene, lambda step: None)
     assert set(table["map"]) == {"prototypes", "before", "after", "semantic", "visual", "combined"}
     assert np.isfinite(table[["x", "y"]].to_numpy()).all()
 

@@ -206,8 +206,8 @@ def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
     changed = project.params.model_copy(update={"methods": {**project.params.methods, method: entry}})
     report.run(changed, project.paths, write_metrics=False)
     lines = capsys.readouterr().err.splitlines()
-    assert any(f"is not of {method} as params.yaml has it: learning_rate is" in line for line in lines), lines
+    assert any(f"does not match {method} in params.yaml: learning_rate is" in line for line in lines), lines
     sampled = project.params.evaluation.model_copy(update={"protocol": "sampled"})
     report.run(project.params.model_copy(update={"evaluation": sampled}), project.paths, write_metrics=False)
-    assert "evaluation.protocol was another one" in capsys.readouterr().err
+    assert "evaluation.protocol was exact instead of sampled" in capsys.readouterr().err
     report.run(project.params, project.paths)

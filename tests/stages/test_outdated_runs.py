@@ -54,9 +54,7 @@ def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project
         shutil.copyfile(second, first)
     extract(params, "own", fresh=True)
     assert read_contents_digest(paths.features("own")) != contents
-    with pytest.raises(
-        DuplexError, match=r"is not of csp with seed 0 as params\.yaml has it: its features were others"
-    ):
+    with pytest.raises(DuplexError, match=r"does not match csp with seed 0 in params\.yaml: its features have changed"):
         evaluate.run(params, "own", "csp", 0)
     after = load_inputs(params, "own", paths)  # part of the key by which interrupted training continues
     assert before.identity != after.identity and before.identity["manifest"] == after.identity["manifest"]
@@ -75,12 +73,12 @@ def test_the_files_of_another_run_are_reported(project: Path, capfd: pytest.Capt
     own = ArtifactPaths().run("own", "csp", 1).root
     for name in ("metrics.json", "predictions.csv", "curve.csv"):
         shutil.copy(ArtifactPaths().run("own", "clip", 1).root / name, own / name)
-    assert "own/csp/1 is not csp with seed 1 as params.yaml has it: its metrics.json is of another" in compare(capfd)
+    assert "own/csp/1 does not match csp with seed 1 in params.yaml: its metrics.json is of another" in compare(capfd)
     report.run(load_params())
-    assert "is not of csp as params.yaml has it: its metrics.json is of another checkpoint" in capfd.readouterr().err
+    assert "does not match csp in params.yaml: its metrics.json is of another checkpoint" in capfd.readouterr().err
     shutil.rmtree(own)
     shutil.copytree(own.with_name("0"), own)
-    assert "own/csp/1 is not csp with seed 1 as params.yaml has it: seed is 0 instead of 1" in compare(capfd)
+    assert "own/csp/1 does not match csp with seed 1 in params.yaml: seed is 0 instead of 1" in compare(capfd)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_the_files_of_another_run_are_reported(project: Path, capfd: pytest.Capt
     [
         ({"k": (1, 2)}, r"evaluation.k was [1, 2] instead of"),
         ({"worlds": ("closed",)}, "it was not evaluated in the open world"),
-        ({"protocol": "sampled"}, "evaluation.protocol was another one"),
+        ({"protocol": "sampled"}, "evaluation.protocol was sampled instead of exact"),
     ],
 )
 def test_a_seed_evaluated_with_other_settings_is_reported(
@@ -97,15 +95,15 @@ def test_a_seed_evaluated_with_other_settings_is_reported(
     params = load_params()
     evaluate.run(params.model_copy(update={"evaluation": params.evaluation.model_copy(update=change)}), "own", "csp", 1)
     report.run(params)
-    assert f"own/csp/1/metrics.json is not of csp as params.yaml has it: {message}" in capfd.readouterr().err
+    assert f"own/csp/1/metrics.json does not match csp in params.yaml: {message}" in capfd.readouterr().err
 
 
 def test_doubled_lines_and_rounded_margins_are_not_compared(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = ArtifactPaths().run("own", "csp", 0).predictions
     table = pd.read_csv(file)
     for changed, message in (
-        (pd.concat([table, table]), "has two lines of one image"),
-        (table.assign(margin=table["margin"].round(0)), r"the margins in .* give an AUC of .* and metrics\.json has"),
+        (pd.concat([table, table]), "lists an image twice"),
+        (table.assign(margin=table["margin"].round(0)), r"gives an AUC of .*, but metrics\.json says"),
     ):
         changed.to_csv(file, index=False)
         with pytest.raises(DuplexError, match=message):
@@ -126,7 +124,7 @@ def changed(params: Params, section: str, **values: object) -> Params:
     [
         ("encoder", {"name": "ViT-B-32", "weights": "openai"}, "its encoder's name is 'tiny' instead of 'ViT-B-32'"),
         ("encoder", {"precision": "bf16"}, "its encoder's precision is 'fp32' instead of 'bf16'"),
-        ("evaluation", {"word_vectors": Path("words.txt")}, "its word vectors were others"),
+        ("evaluation", {"word_vectors": Path("words.txt")}, "its word vectors have changed"),
     ],
 )
 def test_runs_of_another_encoder_are_reported(project: Path, capfd, section, values, message) -> None:
@@ -156,12 +154,12 @@ def test_metrics_of_runs_that_have_changed_are_reported(project: Path, capfd: py
     capfd.readouterr()
     assert metrics() == ""
     shutil.rmtree(ArtifactPaths().run("own", "csp", 1).root)
-    assert "artifacts/summary.json is not of the runs in artifacts; `duplex report` writes it again" in metrics()
+    assert "artifacts/summary.json does not match the runs in artifacts; `duplex report` writes it again" in metrics()
     report.run(load_params())
     capfd.readouterr()
     text = Path("params.yaml").read_text()
     Path("params.yaml").write_text(text.replace("thresholds: 50", "thresholds: 5"))
-    assert "is not of csp as params.yaml has it: calibration is" in metrics()
+    assert "does not match csp in params.yaml: calibration is" in metrics()
 
 
 def test_a_damaged_list_of_unreadable_images_is_one_line(project: Path) -> None:
@@ -180,7 +178,10 @@ def test_ablations_run_with_other_settings_are_reported(project: Path, capfd: py
     report.warn_of_outdated(params, ArtifactPaths())
     assert capfd.readouterr().err == ""
     report.warn_of_outdated(changed(params, "evaluation", bootstrap=21), ArtifactPaths())
-    assert "ablations/runs/row/own/0 was run with other settings of row; `make ablations`" in capfd.readouterr().err
+    assert (
+        "ablations/runs/row/own/0 was run with other settings of row than params.yaml has; `make ablations`"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_product_of_members_with_other_settings_is_refused(project: Path) -> None:
@@ -190,7 +191,9 @@ def test_a_product_of_members_with_other_settings_is_refused(project: Path) -> N
     train.run(params, "own", "both", 0)
     evaluate.run(params, "own", "both", 0)
     other = changed(params, "evaluation", thresholds=7)
-    with pytest.raises(DuplexError, match=r"both cannot be made: (clip|csp) with seed 0, which it combines, is not as"):
+    with pytest.raises(
+        DuplexError, match=r"both cannot combine its runs: (clip|csp) with seed 0, which it combines, does not match"
+    ):
         train.run(other, "own", "both", 0)
-    with pytest.raises(DuplexError, match=r"is not of both with seed 0 as params.yaml has it: (clip|csp) with seed 0"):
+    with pytest.raises(DuplexError, match=r"does not match both with seed 0 in params.yaml: (clip|csp) with seed 0"):
         evaluate.run(other, "own", "both", 0)

@@ -190,7 +190,10 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
         (lambda r: r["methods"]["both"].update(of=[1, "csp"]), "both.of has 1; expected names"),
         (lambda r: r["methods"]["both"].update(members=[]), "both.members: training fills it in"),
         (lambda r: r["methods"]["both"].update(per_dataset={"own": {"of": ["csp"]}}), "per_dataset.own.of"),
-        (lambda r: r["ablations"].update(twice={"extends": "both"}), "ablations.twice: ablations combine no runs"),
+        (
+            lambda r: r["ablations"].update(twice={"extends": "both"}),
+            "ablations.twice: an ablation cannot combine runs",
+        ),
     ],
 )
 def test_wrong_products_in_params_yaml_are_refused(project: Path, change: Any, message: str) -> None:

@@ -1,1 +1,1 @@
-"""The packaged tiny CLIP: an open_clip architecture with weights small enough to ship, for the embedded benchmark."""
+"""The packaged tiny CLIP: an open_clip model small enough to ship, for the embedded benchmark `shapes`."""

@@ -35,8 +35,10 @@ _tokenizer = cache(SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the tiny CLIP's float32 state dict and the vocabulary ids of trained tokens. The token embedding has
-    full size with NaN in untrained rows, which the text tower refuses."""
+    """Return the tiny CLIP's float32 state dict and the vocabulary ids of trained tokens.
+
+    The token embedding has full size with NaN in untrained rows; the text tower raises an error for their tokens.
+    """
     stored = read_weights(path)
     rows = stored.pop("token_rows").long()
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
@@ -47,7 +49,7 @@ def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
 
 
 class TinyFamily(EncoderFamily):
-    """The family of one packaged encoder, `tiny`."""
+    """Encoder family with one encoder, the tiny CLIP that ships with this package; its name is `tiny`."""
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         if name != PACKAGED:
