@@ -91,7 +91,7 @@ class ArtifactPaths:
         return self.ablations / "rows" / f"{name}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """Path of a folder with the hashes of a data set's files and the run that the report's examples use."""
+        """Path of a folder with hashes of a data set's files and the name of the run that the report's examples use."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:

@@ -172,10 +172,10 @@ class LabelSpace:
         """Return the label space of `record`, a result of `to_dict`; raise TypeError for values of wrong type."""
         for kind in ("states", "objects"):
             if not (isinstance(record[kind], list) and all(isinstance(name, str) for name in record[kind])):
-                raise TypeError(f"{kind} is not a list of names")
+                raise TypeError(f"its entry {kind} is not a list of names")
         for split, rows in record["pairs"].items():
             if not (isinstance(rows, list) and all(type(row) is int for row in rows)):
-                raise TypeError(f"the pairs of {split} are not a list of whole numbers")
+                raise TypeError(f"its entry pairs.{split} is not a list of whole numbers")
         pairs = {split: np.array(rows, dtype=np.int64) for split, rows in record["pairs"].items()}
         return cls(tuple(record["states"]), tuple(record["objects"]), pairs)
 

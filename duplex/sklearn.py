@@ -8,12 +8,12 @@
     model.fit(X, y)                                                # X [n, d], y [n, 2]: state and object of each image
     model.predict(X_new)                                           # [n, 2], unseen pairs among them
 
-The model is linear discriminant analysis; means of unseen pairs are sums of effects (layers/gaussian_prototypes.py):
+The model is linear discriminant analysis; means of unseen pairs are composed (duplex/layers/gaussian_prototypes.py):
 
     log p(c|x) = g_c(x) + bias [c is unseen] - log Z
 
 where g_c(x) is the Gaussian log-likelihood of the features x for the pair c, up to a constant, and Z normalises over
-the candidate pairs.
+the candidate pairs. The mean of an unseen pair is the overall mean plus the effects of its state and its object.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         labels, before = y.reshape(len(y), -1), [] if first else self._names()
         if labels.shape[1] not in (1, 2) or (before and len(before) != labels.shape[1]):
             expected = f"{len(before)} as before" if before else "two, state and object, or a single label"
-            raise OptionError(f"has {labels.shape[1]} columns; expected {expected}", "y")
+            raise OptionError(f"the labels have {labels.shape[1]} columns; expected {expected}", "y")
         parts = [list(labels.T), before, _listed_classes(classes, labels.shape[1])]
         names = [_sorted_labels(columns) for columns in zip(*filter(None, parts), strict=True)]
         _check_listed(parts[0], parts[2])

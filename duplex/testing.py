@@ -139,7 +139,7 @@ def _demand(condition: object, kind: object, fault: str) -> None:
 
 
 def _demand_unchanged(method: Method[Any], place: str, batch: Batch, original: Batch) -> None:
-    """Raise `MethodFault`, which names the method's function `place`, if inputs of `batch` and `original` differ."""
+    """Raise `MethodFault` if the method's function named `place` changed `batch`, of which `original` is a copy."""
     for name, values in original.inputs.items():
         _demand(torch.equal(values, batch.inputs[name]), method, f"{place} changes the cached input {name!r}")
 
@@ -265,7 +265,7 @@ def _check_scores(method: Method[Any]) -> None:
 
 
 def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]) -> None:
-    """Check that a new method that loads `method`'s tensors gives the same scores without `start` (initialisation)."""
+    """Check that a new method that loads the tensors of `method` gives the same scores, without `start` (set-up)."""
     torch.manual_seed(11)
     loaded, state = kind(small_task(), options), method.state_dict()
     different = sorted({*loaded.state_dict()} ^ {*state})

@@ -196,7 +196,7 @@ def test_wrong_parameters_are_one_line(parameters, message):
     ("change", "message"),
     [
         ({"y": drawn()[1][:5]}, "inconsistent numbers of samples"),
-        ({"y": np.column_stack([drawn()[1], drawn()[1]])}, "y: has 4 columns; expected two"),
+        ({"y": np.column_stack([drawn()[1], drawn()[1]])}, "y: the labels have 4 columns; expected two"),
         ({"classes": [[0, 1]]}, "classes: expected a list of two arrays"),
         ({"classes": [["red"], ["star"]]}, "y: labels are numbers in one place and text in another"),
         ({"y": np.array([["red", 1]] * 80, dtype=object)}, "y: labels are of different types"),

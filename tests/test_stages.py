@@ -258,6 +258,7 @@ def test_score_terms_are_measured_if_evaluation_terms_is_true(params, paths):
         evaluate.run(with_evaluation(params, terms=terms), "own", "cso", 0, paths) for terms in (True, False)
     )
     assert set(found) - set(plain) == {"terms_semantic", "terms_factors"}
+    assert (found.pop("terms"), plain.pop("terms")) == (True, False)
     assert {name: found[name] for name in plain} == plain
     assert set(found["terms_factors"]) == {"seen", "unseen", "hm", "auc"}
 

@@ -18,6 +18,7 @@ from duplex.data.shapes import render_images, shapes_manifest
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Method, TaskContext
 from duplex.testing import check_method, small_batch, small_task
+from duplex.training.checkpoint import read_record
 from tests.library.test_ten_lines import arrays, small
 from tests.projects import inside
 from tests.subprocesses import ROOT
@@ -89,6 +90,24 @@ def test_a_recognizer_says_that_the_code_changed_since_training(plugin, tmp_path
     finally:
         Path(plugin.__file__ or "").write_text(MEMORY)
     assert capsys.readouterr().err == f"duplex: {line}\n"
+
+
+def test_a_checkpoint_stores_the_code_that_was_trained_not_a_later_edit(plugin, tmp_path, capsys):
+    features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
+    data, file = small(features=features, encoder="tiny"), Path(plugin.__file__ or "")
+    edited = f"{MEMORY}\nEDITED = 1\n"
+    try:
+        run = duplex.fit(data, plugin.Neighbours, epochs=1, on_epoch=lambda _: file.write_text(edited))
+        folder = run.save(tmp_path / "run")
+        capsys.readouterr()
+        duplex.Recognizer.load(folder)
+        assert "the code of 'neighbours:Neighbours' has changed since" in capsys.readouterr().err
+        stored = duplex.fit(data, plugin.Neighbours, epochs=1).record.training["plugin"]  # still the imported class
+        reloaded = duplex.fit(data, importlib.reload(plugin).Neighbours, epochs=1).record.training["plugin"]
+    finally:
+        file.write_text(MEMORY)
+        importlib.reload(plugin)
+    assert (stored == read_record(folder / "checkpoint.safetensors").training["plugin"]) and stored != reloaded
 
 
 @pytest.mark.parametrize("place", ["script", "session"])

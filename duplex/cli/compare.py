@@ -36,7 +36,12 @@ def compare(
     ] = None,
     world: Annotated[str, typer.Option("--world", help="World to compare in: closed or open.")] = "closed",
     splits: Annotated[
-        int | None, typer.Option("--splits", min=2, help="Number of re-splits to average over; default: none.")
+        int | None,
+        typer.Option(
+            "--splits",
+            min=2,
+            help="Average over this many data sets NAME-split1, NAME-split2, … that `duplex data split` made.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -188,7 +193,7 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
 
     from duplex.report.results import read_table, require_own
 
-    table = read_table(file)
+    table = read_table(file, f"`duplex evaluate {run}` writes it again")
     if table is None:
         raise DuplexError(f"{file} does not exist; `duplex train {run}` and `duplex evaluate {run}` write it")
     missing = [column for column in (*SHARED_COLUMNS, "right", "margin", "world") if column not in table]

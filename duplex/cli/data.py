@@ -33,7 +33,7 @@ def list_(as_json: AsJson = False) -> None:
     from duplex.data.mirrors import BENCHMARKS
 
     rows = []
-    for name, source in _known().items():
+    for name, (source, _) in _known().items():
         on_disk = is_on_disk(source) or source.kind == "shapes"
         rows.append({"name": name, "kind": source.kind, "root": str(source.root), "on_disk": on_disk})
         if not as_json:
@@ -48,7 +48,7 @@ def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Print the number of pairs and images per split, and the shares of images with frequent and with rare pairs."""
     from duplex.data.stats import statistics, statistics_text
 
-    labels, dataset = _load(_source(name, root))
+    labels, dataset = _load(*_source(name, root))
     counts = statistics(labels, dataset.manifest if dataset else None)
     if as_json:
         print_json(counts.to_dict())
@@ -63,8 +63,8 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     from duplex.data.dataset_source import ensure_images
     from duplex.data.stats import published_differences, statistics
 
-    source = _source(name, root)
-    labels, dataset = _load(source)
+    source, features = _source(name, root)
+    labels, dataset = _load(source, features)
     if dataset is None:
         _log(f"{source.root} has no metadata file; only the pair lists are checked")
         issues: list[DataIssue] = []
@@ -95,20 +95,21 @@ def download(
 
     require(name, BENCHMARKS, "benchmark")
     known = _known() if Path("params.yaml").exists() else {}
-    root = to or (known[name].root if name in known else Path("data") / name)
+    root = to or (known[name][0].root if name in known else Path("data") / name)
     fetch(name, root, _log)
     _log(f"{name} is in {root}; `duplex data check {name} --root {root}` checks that every image can be read")
 
 
-def _known() -> dict[str, SourceOptions]:
-    return {name: entry.source for name, entry in load_params().datasets.items()}
+def _known() -> dict[str, tuple[SourceOptions, Path | None]]:
+    """Return the source and the file of features, if any, of each data set of params.yaml."""
+    return {name: (entry.source, entry.features) for name, entry in load_params().datasets.items()}
 
 
-def _source(name: str, root: Path | None) -> SourceOptions:
+def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
     from duplex.data.dataset_source import detect_source
 
     if root is not None:
-        return detect_source(root)
+        return detect_source(root), None
     known = _known()
     if name not in known:
         raise UsageError(
@@ -118,17 +119,18 @@ def _source(name: str, root: Path | None) -> SourceOptions:
     return known[name]
 
 
-def _load(source: SourceOptions) -> tuple[LabelSpace, LabelledImages | None]:
-    """Return a data set's labels and its labelled images.
+def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, LabelledImages | None]:
+    """Return a data set's labels and its labelled images. features: file of features that decide on its split.
 
     None takes the place of the images for a benchmark of which only the pair lists are on disk.
     """
     from duplex.data.czsl_layout import METADATA, has_pair_lists, read_pair_lists
     from duplex.data.dataset_source import load_source
+    from duplex.features.feature_file import feature_keys
 
     if source.kind == "standard" and has_pair_lists(source.root) and not (source.root / METADATA).exists():
         return read_pair_lists(source.root).labels(), None
-    dataset = load_source(source)
+    dataset = load_source(source, feature_keys(features, source))
     return dataset.labels, dataset
 
 

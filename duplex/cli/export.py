@@ -25,7 +25,10 @@ def export(
     out: Annotated[Path | None, typer.Argument(help="The folder to write; optional with --push.")] = None,
     world: Annotated[
         str | None,
-        typer.Option("--world", help="World of the candidates: closed or open; default: closed, if calibrated for it."),
+        typer.Option(
+            "--world",
+            help="World of the candidates: closed or open; default: closed, or open if the run has only that.",
+        ),
     ] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="Add trained.onnx, a model in ONNX format that scores image features.")

@@ -56,7 +56,9 @@ def add(
     ] = None,
     features: Annotated[
         Path | None,
-        typer.Option(help="File of features computed elsewhere: .npy in the table's order, or .npz with image names."),
+        typer.Option(
+            help="File of features computed elsewhere: .npy, row i for line i of the table, or .npz with image names."
+        ),
     ] = None,
     finetune: Annotated[
         str | None,
@@ -83,7 +85,7 @@ def add(
     split = SplitOptions(**{**(dataclasses.asdict(known.source.split) if known else {}), **options})
     features = features.resolve() if features else (known.features if known else None)
     encoder_entry = _encoder_entry(encoder, weights, known, features)
-    source, dataset = _load(path, images, split)
+    source, dataset = _load(path, images, split, features)
     if options and not dataset.made_split:
         raise UsageError(f"{path} already has a split; leave out the options for making one")
     depth = 0 if finetune is None else _room_for_blocks(finetune, params, encoder_entry, len(dataset.manifest))
@@ -118,21 +120,31 @@ def _report_unsupported(name: str, unsupported: list[str], supported: list[str])
     typer.echo(message + other, err=True)
 
 
-def _load(path: Path, images: Path | None, split: SplitOptions) -> tuple[SourceOptions, LabelledImages]:
+def _load(
+    path: Path, images: Path | None, split: SplitOptions, features: Path | None
+) -> tuple[SourceOptions, LabelledImages]:
     """Detect the kind of data set at a path (folder, table, benchmark); return its options and its labelled images."""
     from duplex.data.dataset_source import detect_source, load_source
+    from duplex.features.feature_file import feature_keys
+    from duplex.features.feature_issues import refuse_repeated_lines
 
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
-    return source, load_source(source)
+    if features is not None and source.table is not None:
+        refuse_repeated_lines(features, source.table)
+    return source, load_source(source, feature_keys(features, source))
 
 
 def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue]) -> None:
     """Print the issues and the statistics of a data set; raise `DuplexError` if it cannot be trained on."""
     from duplex.data.stats import published_differences, statistics, statistics_text
+    from duplex.labels import SPLITS
 
     counts = statistics(dataset.labels, dataset.manifest)
     print(issue_lines(name, issues, dataset.notes, published_differences(name, counts)))
     print(statistics_text(name, counts))
+    if dataset.made_split:
+        images = ", ".join(f"{counts.splits[split].images:,} {split}" for split in SPLITS)
+        print(f"made a split: {images} images; a column `split` of a table would set it")
     if fatal := next((issue for issue in issues if issue.fatal), None):
         raise DuplexError(f"{name} is not added: {fatal}")
 
@@ -148,11 +160,12 @@ def split(
     """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with another random choice of unseen pairs.
 
     The new data sets have the images, encoder, training options and number of unseen pairs of NAME; features are
-    copied if they exist.
+    copied if they exist. In a re-split that params.yaml already has, only a changed `source` of NAME is copied.
     """
     from duplex.cli.params_file import add_dataset, check_name
     from duplex.data.dataset import resplit, split_name
     from duplex.data.dataset_source import load_source
+    from duplex.features.feature_file import feature_keys
 
     params = load_params()
     base = params.dataset(name)
@@ -161,18 +174,26 @@ def split(
     check_name(split_name(name, splits))
     for number in range(1, splits + 1):
         existing = params.datasets.get(split_name(name, number))
-        if existing is not None and existing.source != dataclasses.replace(base.source, resplit=number):
+        if existing is not None and existing.source.resplit != number:
             raise UsageError(
                 f"{split_name(name, number)} exists and is not re-split {number} of {name}; rename or remove it"
             )
-    data = load_source(base.source)
+    data = load_source(base.source, feature_keys(base.features, base.source))
     labels_by_split = [resplit(data, number).labels for number in range(1, splits + 1)]  # may fail: before any writing
     record = base.model_dump(mode="json", exclude_defaults=True)
     defaults = {entry.name: entry.default for entry in dataclasses.fields(base.training)}
     record["training"] = {key: value for key, value in base.training.to_dict().items() if value != defaults[key]}
     for number, labels in enumerate(labels_by_split, 1):
         source = {**record["source"], "resplit": number}
-        add_dataset(split_name(name, number), {**record, "source": source}, run=not no_run)
+        existing = params.datasets.get(split_name(name, number))
+        if existing is None:
+            entry = {**record, "source": source}
+        elif existing.source == dataclasses.replace(base.source, resplit=number):
+            entry = {}
+        else:
+            entry = {"source": source}
+            typer.echo(f"{split_name(name, number)}: source changed to that of {name}", err=True)
+        add_dataset(split_name(name, number), entry, run=not no_run)
         val, test = ((~labels.seen[labels.pairs[part]]).sum() for part in ("val", "test"))
         seen = f"{labels.pairs['train'].size} seen pairs"
         typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)

@@ -180,11 +180,29 @@ def _write(path: Path, text: str, intended: object, by_hand: str) -> None:
 
 
 def _with_value(text: str, keys: tuple[str, ...], value: Any) -> str:
-    """Return YAML text with the value at the path `keys` replaced, or added if the last key is missing."""
+    """Return YAML text with the value at the path `keys` replaced, or added if the last key is missing.
+
+    In a table, only the keys that differ from `value` change, so that comments stay. Raises `DuplexError`, with the
+    line to write by hand, if a value to replace has comments inside.
+    """
+    before = reduce(lambda table, key: (table or {}).get(key), keys, _parse(text))
+    if before is not None and _one_line(before) == _one_line(value):
+        return text
     node = _node(text, keys)
     if node is None:
         return _with_item(text, keys[:-1], keys[-1], value)
+    if isinstance(node, MappingNode) and before and isinstance(value, Mapping) and value:
+        for key, part in value.items():
+            text = _with_value(text, (*keys, key), part)
+        for key in [key.value for key, _ in node.value if key.value not in value]:
+            text = _without_item(text, keys, key)
+        return text
     end = node.end_mark.index if isinstance(node, ScalarNode) or node.flow_style else _end(text, node)
+    if isinstance(node, CollectionNode) and re.search(r"\s#", text[node.start_mark.index : end]):
+        raise DuplexError(
+            f"params.yaml: {'.'.join(keys)} has comments, which an edit would delete; write by hand: "
+            f"{_one_line({keys[-1]: value})}"
+        )
     return text[: node.start_mark.index] + _one_line(value) + text[end:]
 
 
@@ -202,7 +220,7 @@ def _with_item(text: str, keys: tuple[str, ...], name: str, value: Any = None) -
     indent, end = " " * parent.start_mark.column, _end(text, parent)
     if is_table and isinstance(value, Mapping):
         lines = [f"{indent}{name}:", *(f"{indent}  {key}: {_one_line(part)}" for key, part in value.items())]
-        return text[:end] + "\n\n" + "\n".join(lines) + text[end:]
+        return text[:end] + ("\n\n" if len(keys) == 1 else "\n") + "\n".join(lines) + text[end:]
     item = f"{name}: {_one_line(value)}" if is_table else f"- {name}"
     return text[:end] + f"\n{indent}{item}" + text[end:]
 

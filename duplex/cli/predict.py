@@ -30,6 +30,7 @@ COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
 FIRST_BYTES = re.compile(  # of answers in CSV and jsonl
     rb'%s\n|\{"image": "(?:[^"\\]|\\.)*", (?:"top": \[\{"state": "|"error": "[^"]*"\}\n)' % ",".join(COLUMNS).encode()
 )
+FIRST_LINE = re.compile(rb"[^\n]+\.(\w+)  (?:! [^\n]+|[^\n]+ \d{1,3}\.\d %[^\n]*)\n")  # of answers in a table
 SOME_UNREADABLE = 3  # exit code
 World = Annotated[
     str | None,
@@ -70,7 +71,12 @@ def predict(
     new_share: NewShare = None,
     add: Add = None,
     compositions: Compositions = None,
-    form: Annotated[str, typer.Option("--format", help="Output format: table, jsonl or csv.")] = "table",
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="Output format: table, jsonl or csv; default: by the suffix of --out, else table."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of images encoded at once.")] = 64,
     num_workers: Annotated[
@@ -84,7 +90,7 @@ def predict(
     """
     from duplex.recognition.image_paths import list_images
 
-    require(form, FORMATS, "format")
+    form = _checked_format(form, out)
     if out is not None:
         _check_output(out)
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -118,8 +124,8 @@ def load_model(
 ) -> Recognizer:
     """Load a model for prediction, by default the best run of the project, and add candidates that the user names.
 
-    new_share: expected share of images of unseen pairs. add: candidates such as "rusty kettle".
-    compositions: CSV file of further candidates. hint: part of an error message, on how to name a model.
+    model, world, device: as in `duplex predict --help`. new_share: expected share of images of unseen pairs.
+    add: candidates such as "rusty kettle". compositions: CSV file of more. hint: how to name a model, for an error.
     """
     from duplex.labels import WORLDS
     from duplex.recognition.added_words import read_compositions
@@ -130,7 +136,7 @@ def load_model(
     if model is None:
         from duplex.stages.trained_runs import best_run
 
-        run = best_run(world, hint=hint)
+        run = best_run(world, hint=hint, params=load_params() if Path("params.yaml").is_file() else None)
         model = str(run.files.root)
         typer.echo(f"model: {run}", err=True)
     words = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
@@ -170,16 +176,32 @@ def _open_output(out: Path | None) -> Iterator[TextIO]:
         yield file
 
 
+def _checked_format(form: str | None, out: Path | None) -> str:
+    """Return the format of the answers: the given one, or by the suffix of the file `out`, or else a table.
+
+    Raises `UsageError` for an unknown format, and for one that the suffix .csv or .jsonl contradicts.
+    """
+    by_suffix = {".csv": "csv", ".jsonl": "jsonl"}.get("" if out is None else out.suffix.lower())
+    form = require(form, FORMATS, "format") if form is not None else by_suffix or "table"
+    if by_suffix not in (None, form):
+        raise UsageError(f"--format is {form} and --out {out} ends in .{by_suffix}; change one, or leave --format out")
+    return form
+
+
 def _check_output(out: Path) -> None:
     """Raise an error if `out` exists and was not written by an earlier `predict`."""
+    from duplex.data.image_tree import IMAGE_SUFFIXES
+
     if out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"{out} cannot be written; expected a file in a folder that exists")
     if os.path.lexists(out):
         with suppress(OSError):
             if out.is_file() and not out.is_symlink():
                 with out.open("rb") as file:
-                    if FIRST_BYTES.match(file.read(1 << 16)):  # a path has at most 4,096 bytes
-                        return
+                    start = file.read(1 << 16)  # a path has at most 4,096 bytes
+                table = FIRST_LINE.match(start)
+                if FIRST_BYTES.match(start) or (table and f".{table[1].decode().lower()}" in IMAGE_SUFFIXES):
+                    return
         raise UsageError(f"{out} exists and `duplex predict` did not write it; move it or choose another --out")
 
 

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 Method = Annotated[
     str | None,
-    typer.Option("--method", "-m", help="Method of the run; default: the last of run.methods with visual prototypes."),
+    typer.Option(
+        "--method",
+        "-m",
+        help="Method of the run; default: the last in run.methods that has visual prototypes (from images).",
+    ),
 ]
 Seed = Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")]
 
@@ -79,8 +83,8 @@ def retrieve(
 
 @app.command()
 def swap(
-    state_from: Annotated[Path, typer.Argument(help="The image to take the state from.")],
-    object_from: Annotated[Path, typer.Argument(help="The image to take the object from.")],
+    state_from: Annotated[Path, typer.Argument(help="An image whose state the searched images should show.")],
+    object_from: Annotated[Path, typer.Argument(help="An image whose object the searched images should show.")],
     dataset: Dataset,
     method: Method = None,
     seed: Seed = None,

@@ -38,7 +38,8 @@ def score(
         str, typer.Option(help="Seen-unseen curve: exact, or sampled at about 20 biases, as in published tables.")
     ] = "exact",
     rounds: Annotated[
-        int, typer.Option(min=0, help="Number of bootstrap rounds for intervals; 0: intervals for AUC only.")
+        int,
+        typer.Option(min=0, help="Number of bootstrap resamples for intervals; 0: only AUC gets one, by a formula."),
     ] = 1000,
     seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,

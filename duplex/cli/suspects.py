@@ -27,7 +27,8 @@ def suspects(
         ),
     ] = "run",
     run: Annotated[
-        Path | None, typer.Option(help="Folder of the run for --method run; default: the best run of NAME.")
+        Path | None,
+        typer.Option(help="Folder of the run whose features --method run uses; default: the best run of NAME."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: suspects/NAME.")] = None,
     images: Annotated[int, typer.Option(min=1, help="Number of images in suspects.html.")] = 200,

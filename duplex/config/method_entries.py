@@ -4,7 +4,7 @@
       {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
 
 `extends` takes kind, options, `training`, `finetune` and `per_dataset` from another entry. All keys other than
-`RESERVED_KEYS` are options of the kind.
+`RESERVED_KEYS` are options of the kind. `world`: closed or open; `shown_as`: the method's name in result tables.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class MethodEntry:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Methods whose finished runs' probabilities this method multiplies (option `of`); empty if it trains."""
+        """Methods whose runs' probabilities this method multiplies (its option `of`); empty if it is trained itself."""
         return tuple(self.options.get("of", ()))
 
     @property
@@ -150,7 +150,7 @@ def _with_finetune_table(record: Any) -> Any:
 
 
 def _check_members(place: str, options: Table, per_dataset: Table) -> None:
-    """Raise UsageError if the option `of` (methods whose runs are multiplied) is wrong or differs between data sets."""
+    """Raise UsageError if the option `of` (methods whose runs form a product) is wrong or varies by data set."""
     if "of" not in options:
         return
     for name in options["of"]:
@@ -178,5 +178,5 @@ def check_table(place: str, value: Any) -> Table:
         raise UsageError(f"{place} is {value!r}; expected a table of keys and values")
     numbers = [key for key in value if not isinstance(key, str)]
     if numbers:
-        raise UsageError(f"{place} has the key {numbers[0]!r}; expected a word")
+        raise UsageError(f"{place} has the key {numbers[0]!r}, which is not text; correct it, or write it in quotes")
     return value

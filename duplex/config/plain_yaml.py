@@ -37,7 +37,9 @@ def read_yaml(path: Path) -> Any:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {os_reason(error)}") from error
     except RecursionError as error:
-        raise UsageError(f"{path} is nested too deeply to be read") from error
+        raise UsageError(
+            f"{path} is nested too deeply to be read; write tables and lists inside each other with fewer levels"
+        ) from error
     except (YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     except _Refused as error:

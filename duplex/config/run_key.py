@@ -11,9 +11,10 @@ from typing import Any
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
-from duplex.data.prepared_source import source_record
+from duplex.data.prepared_source import SIZES, source_record
 from duplex.encoders.families import family_module
 from duplex.errors import UsageError
+from duplex.features.identity import IMPORTED
 from duplex.methods.registry import method_source
 from duplex.system.code_hash import code_hash
 from duplex.system.files import sha256, sha256_once
@@ -35,15 +36,19 @@ def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = Artifac
         "tokens": settings.tokens,
         "block_inputs": params.block_inputs(dataset),
     }
-    if entry.features is not None:
-        extraction["features"] = _digest(entry.features, dataset)
+    source = source_record(entry.source, paths.source(dataset))
+    if entry.features is None and entry.encoder.name != IMPORTED and entry.source.recorded_root is not None:
+        extraction["images"] = {"root": entry.source.recorded_root, SIZES: source.get(SIZES)}
+    features = {} if entry.features is None else {"features": _digest(entry.features, dataset)}
     return {
         "prepare": {
-            "source": source_record(entry.source, paths.source(dataset)),
+            "source": source,
+            **features,  # images with equal features are kept in one split
             "code": code_hash("duplex.stages.prepare", ignored=other_images),
         },
         "extract": {
             **extraction,
+            **features,
             "code": _encoder_code(params, dataset, "duplex.stages.extract", ignored=other_images),
         },
         "inventory": {"code": code_hash("duplex.stages.inventory", ignored=DRAWN)},
@@ -51,9 +56,14 @@ def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = Artifac
     }
 
 
-def report_record(params: Params) -> Record:
-    """Return what the pipeline stage `report` depends on besides files: the hash of its code."""
-    return {"code": _methods_code(params, "duplex.stages.report")}
+def report_record(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> Record:
+    """Return what the pipeline stage `report` depends on besides files of earlier stages, as hashes.
+
+    These are its code and, if it exists, the table of ablations, which another pipeline writes.
+    """
+    table = paths.ablations / "metrics.json"
+    tables = {"ablations": sha256(table)} if table.is_file() else {}
+    return {**tables, "code": _methods_code(params, "duplex.stages.report")}
 
 
 def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:

@@ -18,7 +18,7 @@ from PIL import Image
 from duplex.data.dataset import LabelledImages
 from duplex.data.image_errors import machine_fault
 from duplex.data.image_tree import ImageTree, describe_skipped
-from duplex.labels import SPLITS, prompt_name
+from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.system.progress import track
 
 ALIKE = "read like another in a prompt"
@@ -68,13 +68,13 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
         unseen = sorted(set(range(len(primitives))) - set(known.tolist()))
         issues.append(_issue(f"{kind} that training never shows", (primitives[i] for i in unseen), True))
         issues.append(_issue(f"{kind} {ALIKE}", _alike(primitives), True))
-    return issues
+    return [*issues, _issue(f"pairs {ALIKE}", _alike_pairs(labels), True)]
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
     """Return warnings about labels that read alike in prompts, most likely one label in two spellings.
 
-    There is at most one line of text for states and one for objects.
+    There is at most one line of text for states, one for objects and one for pairs.
     """
     return [str(issue) for issue in check_labels_of(dataset) if issue.count and issue.what.endswith(ALIKE)]
 
@@ -100,12 +100,26 @@ def _alike(names: Iterable[str]) -> list[str]:
     """Return labels that differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or one
     with an invisible character."""
 
-    def text(name: str) -> str:
-        shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
-        return unicodedata.normalize("NFC", prompt_name(shown))
-
-    texts = pd.Series({name: text(name) for name in names}, dtype=object)
+    texts = pd.Series({name: _prompt_text(name) for name in names}, dtype=object)
     return texts.index[texts.duplicated(keep=False)].tolist()
+
+
+def _alike_pairs(labels: LabelSpace) -> list[str]:
+    """Return pairs with the same prompt although their states and objects differ, such as `dark red + star` and
+    `dark + red star`; pairs of states or objects that already read alike (`_alike`) are left out."""
+    pairs = [divmod(c, len(labels.objects)) for c in sorted(set(chain(*(p.tolist() for p in labels.pairs.values()))))]
+    states, objects = ([_prompt_text(name) for name in names] for names in (labels.states, labels.objects))
+    names: dict[str, dict[tuple[str, str], str]] = {}  # prompt -> texts of state and object -> the pair as labelled
+    for m, n in pairs:
+        texts = states[m], objects[n]
+        names.setdefault(" ".join(texts), {}).setdefault(texts, f"{labels.states[m]} + {labels.objects[n]}")
+    return [name for alike in names.values() if len(alike) > 1 for name in alike.values()]
+
+
+def _prompt_text(name: str) -> str:
+    """Return a label's text in prompts without invisible characters, in one Unicode form."""
+    shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
+    return unicodedata.normalize("NFC", prompt_name(shown))
 
 
 def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
@@ -129,19 +143,32 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     ]
 
 
-def content_issues(manifest: pd.DataFrame, digests: Mapping[str, str | bytes]) -> list[DataIssue]:
-    """Return an issue for images with the same file contents as another, and one for those that are also in two splits.
+def content_issues(
+    manifest: pd.DataFrame, digests: Mapping[str, str | bytes], nouns: tuple[str, str] = ("content", "contents")
+) -> list[DataIssue]:
+    """Return issues of images with the same file contents: with one label, with two labels, and in two splits.
 
     An issue without images has a count of 0.
 
     digests: image -> digest of its file; images that are missing or unreadable have none.
+    nouns: name of what the digests are of, for messages; then its plural.
     """
     content = pd.Series(digests, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))
-    same = content[content.duplicated(keep=False)].sort_values(kind="stable")
+    labels = {row.image: f"{row.state} {row.object}" for row in manifest.itertuples()}
+    firsts: dict[str | bytes, str] = {}  # digest -> the first image with it
+    alike, contradicted = [], []
+    for image, digest in sorted(digests.items()):
+        first = firsts.setdefault(digest, image)
+        if first != image and labels[image] == labels[first]:
+            alike.append(f"{image} = {first}")
+        elif first != image:
+            contradicted.append(f"{image} ({labels[image]}) = {first} ({labels[first]})")
+    what = f"images have the same {nouns[0]} as another image"
     return [
-        _issue("images have the same content as another image", same.index[same.duplicated()], False),
-        _issue("image contents are in two splits (a leak)", _in_two_splits(known.dropna(), "content"), True),
+        _issue(what, alike, False),
+        _issue(f"{what} with another label", contradicted, False),
+        _issue(f"image {nouns[1]} are in two splits (a leak)", _in_two_splits(known.dropna(), "content"), True),
     ]
 
 

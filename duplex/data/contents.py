@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 from PIL import Image, ImageOps
 
 from duplex.data.image_errors import machine_fault
@@ -46,6 +47,20 @@ def content_keys(root: Path, images: Sequence[str]) -> list[str]:
         fine = dict(zip(alike, pool.map(lambda digest: _pixels(first[digest], False), alike), strict=True))
     own = (image if head is None else head.digest for image, head in zip(images, heads, strict=True))
     return [fine.get(key, key) for key in own]
+
+
+def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return one key per image from two lists of keys, equal for images that are equal by either list.
+
+    Images that are equal to the same third image have equal keys too. Without equal keys in `others`, the result is
+    `keys`.
+    """
+    first = pd.Series(range(len(keys)))  # the first image that is known to be equal to each
+    while True:
+        joined = first.groupby(list(keys)).transform("min").groupby(list(others)).transform("min")
+        if joined.equals(first):
+            return [keys[place] for place in first]
+        first = joined
 
 
 def _head(path: Path) -> FileHead | None:

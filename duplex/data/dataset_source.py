@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.contents import content_keys
+from duplex.data.contents import content_keys, join_keys
 from duplex.data.czsl_layout import has_pair_lists, load_czsl
 from duplex.data.dataset import LabelledImages, from_rows, labels_of, resplit
 from duplex.data.image_tree import ImageTree, describe_skipped
 from duplex.data.manifest import relative_path
 from duplex.data.source_options import SourceOptions, SplitOptions
-from duplex.data.table import is_table, read_table
+from duplex.data.table import SPLIT_WORDS, is_table, read_table
 from duplex.errors import DuplexError, UsageError
+
+Keys = Callable[[Sequence[str]], list[str]]  # images -> one key per image, equal for equal images
 
 
 def is_on_disk(source: SourceOptions) -> bool:
@@ -23,16 +27,24 @@ def is_on_disk(source: SourceOptions) -> bool:
     return all(path is None or path.exists() for path in (source.root, source.table))
 
 
-def load_source(source: SourceOptions) -> LabelledImages:
+def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
     """Load the manifest (table of images) and the labels of a data set.
 
     If the data has no split, a random one is made; images are then opened, to keep those of equal content together.
+
+    feature_keys: for a data set with a file of features, a function from images to one key per image; images with
+        equal keys are kept together too (`duplex.features.feature_file.feature_keys`).
     """
-    data = _load_unchanged(source)
+    data = _load_unchanged(source, partial(_keys, source.root, feature_keys))
     return data if source.resplit is None else resplit(data, source.resplit)
 
 
-def _load_unchanged(source: SourceOptions) -> LabelledImages:
+def _keys(root: Path, feature_keys: Keys | None, images: Sequence[str]) -> list[str]:
+    keys = content_keys(root, images)
+    return keys if feature_keys is None else join_keys(keys, feature_keys(images))
+
+
+def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
     if source.kind == "shapes":
         from duplex.data.shapes import shapes_manifest
 
@@ -47,14 +59,14 @@ def _load_unchanged(source: SourceOptions) -> LabelledImages:
         return load_czsl(source.root)
     if source.kind == "folder":
         frame, notes = read_folder(source.root)
-        data = from_rows(frame, source.split, source.root, partial(content_keys, source.root))
+        data = from_rows(frame, source.split, source.root, contents)
         return replace(data, notes={**notes, **data.notes})
     if source.table is None:
         raise UsageError("a source of kind table needs `table`, the path of its CSV or Parquet file")
     frame, tree = read_table(source.table), ImageTree(source.root)
     for image in frame["image"]:
         tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
-    return from_rows(frame, source.split, source.table, partial(content_keys, source.root))
+    return from_rows(frame, source.split, source.table, contents)
 
 
 def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
@@ -81,7 +93,8 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
 
 
 FORMS = "`state/object/image.jpg` or `state object/image.jpg`"
-SPLIT_FOLDERS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing"}
+PARTS = "set|splits?|images?|data"
+SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_WORDS)})([ _-]?({PARTS}))?|fold[ _-]?\d+", re.IGNORECASE)
 
 
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -105,12 +118,13 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     if frame["depth"].nunique() > 1:
         deep, flat = (frame.loc[frame["depth"] == depth, "image"].iloc[0] for depth in (3, 2))
         raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use one of {FORMS} for all")
-    if frame["state"].nunique() > 1 and set(frame["state"].str.lower()) <= SPLIT_FOLDERS:
-        found = ", ".join(sorted(frame["state"].unique()))
-        raise DuplexError(
-            f"{root}: its folders {found} are splits and no states; list the images in a table with the columns image, "
-            "state, object and split"
-        )
+    for kind in ("state", "object"):
+        names = sorted(frame[kind].unique())
+        if len(names) > 1 and all(map(SPLIT_FOLDER.fullmatch, names)):
+            raise DuplexError(
+                f"{root}: its folders {', '.join(names)} are splits and no {kind}s; list the images in a table with "
+                "the columns image, state, object and split"
+            )
     notes = {f"files skipped ({skipped})": sum(counts.values())} if skipped else {}
     return frame[["image", "state", "object"]].astype(str), notes
 

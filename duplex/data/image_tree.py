@@ -17,6 +17,7 @@ IMAGE_SUFFIXES = frozenset(
     }
 )
 DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
+IGNORED = (".", "__MACOSX")  # beginnings of the names of files and folders that are never listed
 SHOWN = 6  # kinds of skipped files in a message
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
@@ -69,7 +70,7 @@ class ImageTree:
         prefix = f"{folder}/" if folder else ""
         for entry in sorted(self._scan(folder), key=lambda entry: entry.name):
             path, suffix = prefix + entry.name, suffix_of(entry.name)
-            if entry.name.startswith((".", "__MACOSX")):
+            if entry.name.startswith(IGNORED):
                 continue
             if entry.is_symlink() and not self._inside(entry.path):
                 if refuse_links:

@@ -19,6 +19,7 @@ from duplex.labels import SPLITS, prompt_name
 from duplex.system.files import replace_file
 
 COLUMNS = ["image", "state", "object", "split"]
+ROOT = "the folder of the images (--images, or datasets.NAME.source.root of params.yaml)"
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
@@ -90,10 +91,12 @@ def relative_path(image: str, place: object) -> str:
     if UNFIT.search(image) or len(image) > PATH_LIMIT:
         raise DuplexError(f"{place}: the image path {image[:80]!r} is too long or not printable; rename the file")
     if image.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", image):
-        raise DuplexError(f"{place}: the image path {image!r} is absolute; write it relative to the data root")
+        raise DuplexError(f"{place}: the image path {image!r} is absolute; write it relative to {ROOT}")
     parts = [part for part in image.split("/") if part not in ("", ".")]
     if not parts:
         raise DuplexError(f"{place}: an image path is empty")
     if ".." in parts or "..\\" in image:
-        raise DuplexError(f"{place}: the image path {image!r} leaves the data root; write it without `..`")
+        raise DuplexError(
+            f"{place}: the image path {image!r} leaves the data root; write it without `..`, relative to {ROOT}"
+        )
     return "/".join(parts)

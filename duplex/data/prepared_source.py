@@ -1,7 +1,8 @@
 """Record what a data set's table of images was made from; if this source has changed, the table is refused.
 
 The source is a table, a benchmark or a folder tree. A record has the source's options and a digest: of the table,
-of the benchmark's lists, or of the names in the folder. Images themselves are not read.
+of the benchmark's lists, or of the names in the folder. For a folder it also has a digest of the files' sizes, by which
+images that were swapped or edited are usually noticed. Images themselves are not read.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ from duplex.system.files import sha256, write_json
 
 Record = dict[str, Any]
 CONTENT = "content"  # key of the digest
+SIZES = "sizes"  # key of the digest of a folder's files and their sizes in bytes; absent in older records
 
 
 def source_record(source: SourceOptions, file: Path | None = None) -> Record:
     """Return the record of a data set's source: its options, and a digest of its table, lists or file names.
 
-    file: an earlier record of the source (`write_source`). Its digest is used if the source is not on this machine, for
-        example if only its features were copied here.
+    file: an earlier record of the source (`write_source`). Its digests are used if the source is not on this machine,
+        for example if only its features were copied here.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
-    digest = _content_digest(source)
-    if digest is None and file is not None and file.is_file():
-        digest = _read_record(file).get(CONTENT)
-    return {**record, CONTENT: digest}
+    digests = _content_digests(source)
+    if not digests and file is not None and file.is_file():
+        earlier = _read_record(file)
+        digests = {key: earlier[key] for key in (CONTENT, SIZES) if key in earlier}
+    return {**record, CONTENT: None, **digests}
 
 
 def write_source(source: SourceOptions, file: Path) -> None:
@@ -48,10 +51,11 @@ def require_prepared(source: SourceOptions, file: Path) -> None:
     if not file.is_file():
         return
     name, expected, prepared = file.parent.name, source_record(source, file), _read_record(file)
-    changed = sorted(key for key in prepared.keys() | expected.keys() if prepared.get(key) != expected.get(key))
+    keys = (prepared.keys() | expected.keys()) - ({SIZES} - prepared.keys())
+    changed = sorted(key for key in keys if prepared.get(key) != expected.get(key))
     if not changed:
         return
-    options = ", ".join(key for key in changed if key != CONTENT)
+    options = ", ".join(key for key in changed if key not in (CONTENT, SIZES))
     what = f"`source: {{{options}}}` in params.yaml" if options else f"{source.table or source.root}"
     raise DuplexError(
         f"{name}: {what} has changed since `duplex prepare` read it; `duplex prepare --dataset {name}` reads it again, "
@@ -69,20 +73,29 @@ def _read_record(file: Path) -> Record:
     raise DuplexError(f"{file} is damaged; `duplex prepare --dataset {file.parent.name}` writes it again")
 
 
-def _content_digest(source: SourceOptions) -> str | None:
-    """Return a digest of the table, lists or file names that a data set is read from.
+def _content_digests(source: SourceOptions) -> Record:
+    """Return a digest of the table, lists or file names that a data set is read from; for a folder, also of file sizes.
 
-    None for the drawn benchmark `shapes`, or if the data set is not on this machine.
+    Empty for the drawn benchmark `shapes`, or if the data set is not on this machine.
     """
     if source.table is not None:
-        return sha256(source.table) if source.table.is_file() else None
+        return {CONTENT: sha256(source.table)} if source.table.is_file() else {}
     if source.kind == "shapes" or not source.root.is_dir():
-        return None
+        return {}
     if source.kind == "standard":
         from duplex.data.czsl_layout import label_files
 
-        return _digest([sha256(path) for path in label_files(source.root) if path.is_file()])
-    return _digest(list(ImageTree(source.root).images(refuse_links=False)))
+        return {CONTENT: _digest([sha256(path) for path in label_files(source.root) if path.is_file()])}
+    names = list(ImageTree(source.root).images(refuse_links=False))
+    return {CONTENT: _digest(names), SIZES: _digest([f"{name} {_size(source.root / name)}" for name in names])}
+
+
+def _size(file: Path) -> int | None:
+    """Return a file's size in bytes; None if it cannot be read or has just been removed."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
 
 
 def _digest(lines: list[str]) -> str:

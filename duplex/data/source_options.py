@@ -49,3 +49,11 @@ class SourceOptions:
     split: SplitOptions = field(default_factory=SplitOptions)  # the split to make for data without one
     resplit: Count | None = None  # number of a new random split (`duplex data split`); null: the data set's own
     __pydantic_config__ = CHECKED
+
+    @property
+    def recorded_root(self) -> str | None:
+        """The folder of the images as params.yaml gives it, which a feature cache records.
+
+        None for the drawn benchmark `shapes`, whose images are the same in every folder.
+        """
+        return None if self.kind == "shapes" else self.root.as_posix()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+import math
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from duplex.labels import SPLITS
 
 NEEDED = ("image", "state", "object")
 SPLIT_NAMES = {"set", "subset", "fold", "phase", "partition"}  # of the column `split` in tables made for other programs
+SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
 Row = tuple[str, list[Any]]  # its place for messages, its cells
 
@@ -61,6 +63,37 @@ def _columns(header: list[str], path: Path, optional: Collection[str]) -> list[s
             )
     refuse_misspelt(header, str(path), optional)
     return columns
+
+
+def refuse_unnamed_split(table: pd.DataFrame, place: str) -> None:
+    """Raise `DuplexError` for a table without `split` in which another column, otherwise ignored, lists splits.
+
+    place: name of the table in the message.
+    """
+    for name in table if "split" not in table else ():
+        if name not in NEEDED:
+            _refuse_splits(name, table[name], place)
+
+
+def _refuse_splits(name: object, cells: Iterable[object], place: str) -> None:
+    """Raise `DuplexError` if all cells of a column that are not empty are split names, with at least two of them.
+
+    name: name of the column.
+    place: name of the table in the message.
+    """
+    values: dict[str, None] = {}
+    for cell in cells:
+        if cell is None or cell is pd.NA or (isinstance(cell, float) and math.isnan(cell)):
+            continue
+        text = str(cell).strip()
+        if text and text.lower() not in SPLIT_WORDS:
+            return
+        if text:
+            values[text] = None
+    if len({text.lower() for text in values}) > 1:
+        raise DuplexError(
+            f"{place}: column {name!r} holds {', '.join(values)}; rename it to `split` to use it, or remove it"
+        )
 
 
 def refuse_misspelt(header: Iterable[object], place: str, optional: Collection[str] = ()) -> None:
@@ -124,6 +157,10 @@ def _csv(path: Path, optional: Collection[str]) -> tuple[list[str], Iterable[Row
     for place, cells in rows[1:]:
         if len(cells) != len(names):
             raise DuplexError(f"{place} has {len(cells)} cells; the header has {len(names)}")
+    if "split" not in columns:
+        for i, name in enumerate(names):
+            if name not in columns:
+                _refuse_splits(name, (cells[i] for _, cells in rows[1:]), str(path))
     chosen = [names.index(name) for name in columns]
     return columns, ((place, [cells[i] for i in chosen]) for place, cells in rows[1:])
 
@@ -131,13 +168,21 @@ def _csv(path: Path, optional: Collection[str]) -> tuple[list[str], Iterable[Row
 def _parquet(path: Path, optional: Collection[str]) -> tuple[list[str], Iterable[Row]]:
     try:
         from pyarrow import ArrowException, BufferReader, parquet
+        from pyarrow.types import is_dictionary, is_large_string, is_string
     except ImportError as error:
         raise UsageError(f"to read {path}, run {install_command('parquet')}, or save it as .csv") from error
 
     source = BufferReader(read_bytes(path))  # of a Python file, Arrow's threads abort the program at its exit
     try:
         file = parquet.ParquetFile(source)
-        columns = _columns(file.schema_arrow.names, path, optional)
+        names = file.schema_arrow.names
+        columns = _columns(names, path, optional)
+        further = [] if "split" in columns else [name for name in names if names.count(name) == 1]
+        for name in set(further) - set(columns):
+            kind = file.schema_arrow.field(name).type
+            if is_string(kind) or is_large_string(kind) or is_dictionary(kind):
+                distinct = file.read(columns=[name], use_threads=False).column(name).unique()
+                _refuse_splits(name, distinct.to_pylist(), str(path))
         table = file.read(columns=columns, use_threads=False)
         cells = [table.column(name).to_pylist() for name in columns]
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:

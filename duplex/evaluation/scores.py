@@ -180,6 +180,9 @@ def _checked(path: Path, entries: _Entries) -> ScoreFile:
     if target.min() < 0 or target.max() >= columns:
         raise UsageError(f"{path}: 'target' holds {target.min()} to {target.max()}; expected 0 to {columns - 1}")
     feasible = entries.read("feasible_mask", columns)
+    states, objects = (_names(path, name, entries.read(name, columns)) for name in ("state", "object"))
+    if states is not None and objects is not None:
+        _refuse_repeated_pair(path, states, objects)
     return ScoreFile(
         path=path,
         scores=scores,
@@ -187,9 +190,26 @@ def _checked(path: Path, entries: _Entries) -> ScoreFile:
         seen=checked_mask(entries.read("seen", columns), f"{path}: 'seen'"),
         feasible_mask=None if feasible is None else checked_mask(feasible, f"{path}: 'feasible_mask'"),
         ks=_ks(path, entries.read("k")),
-        states=_names(path, "state", entries.read("state", columns)),
-        objects=_names(path, "object", entries.read("object", columns)),
+        states=states,
+        objects=objects,
     )
+
+
+def _refuse_repeated_pair(path: Path, states: NDArray[Any], objects: NDArray[Any]) -> None:
+    """Raise `UsageError` if two columns of a score file have the same state and object.
+
+    states, objects: state and object of each column [C].
+    """
+    kinds, m = np.unique(states, return_inverse=True)
+    n = np.unique(objects, return_inverse=True)[1]
+    pairs = n * kinds.size + m  # [C] equal for equal pairs
+    order = np.argsort(pairs, kind="stable")
+    repeated = np.flatnonzero(np.diff(pairs[order]) == 0)
+    if repeated.size:
+        first, second = order[repeated[0]], order[repeated[0] + 1]
+        cells = (names[first] for names in (states, objects))
+        pair = " ".join(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else str(cell) for cell in cells)
+        raise UsageError(f"{path}: columns {first} and {second} are both the pair {pair!r}; keep one column per pair")
 
 
 def _ks(path: Path, values: NDArray[Any] | None) -> tuple[int, ...]:

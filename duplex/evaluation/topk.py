@@ -175,7 +175,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
 def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
     """Return each image's label score and its best `k` other scores per group of columns, for a torch tensor `block`.
 
-    Computes on the tensor's device; arguments and results are those of `topk_per_group`.
+    Computes on the tensor's device; otherwise like `topk_per_group`, which describes arguments and results.
     """
     import torch
 

@@ -20,7 +20,7 @@ Checksums = NDArray[np.uint32]
 def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Checksums:
     """Return the CRC-32 [B] of each row of an array [B, ...].
 
-    statuses: a number [B] per row of a feature cache, which says if its image was encoded; checksums cover it, too.
+    statuses: a number per row [B] of a feature cache, which says if its image was encoded; checksums cover it, too.
     """
     rows = np.ascontiguousarray(block).reshape(len(block), int(np.prod(block.shape[1:]))).view(np.uint8)
     begins = [0] * len(rows) if statuses is None else [zlib.crc32(bytes([status])) for status in statuses]

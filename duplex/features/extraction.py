@@ -97,6 +97,7 @@ def extract(
     manifest_sha256: str,
     batch_size: int = 64,
     num_workers: int | Literal["auto"] = "auto",
+    recorded_root: str | None = None,
     tokens: str = "none",
     block_inputs: int = 0,
     bits: int = 16,
@@ -113,6 +114,8 @@ def extract(
 
     images: paths relative to `root`, in the order of the manifest (the data set's table of images).
     manifest_sha256: sha256 of the manifest file.
+    recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml; a cache that
+        records another name is not kept or resumed. None: no name is recorded or compared.
     batch_size: number of images that are encoded at once.
     num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
     tokens: "patch" also stores patch tokens; "none" does not.
@@ -134,7 +137,8 @@ def extract(
     total = len(images) if limit is None else min(limit, len(images))
     span, path = plan_shard(total, batch_size, shard, out)
     limited = total if total < len(images) else None
-    identity = cache_identity(encoder.identity.to_dict(), manifest_sha256, tokens, limited, block_inputs, bits)
+    settings = tokens, limited, block_inputs, bits, recorded_root
+    identity = cache_identity(encoder.identity.to_dict(), manifest_sha256, *settings)
     job = ExtractionJob(
         path=path,
         identity=identity,

@@ -6,14 +6,18 @@ numpy.savez("X.npz", features=features, images=names)        # in any order: row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from duplex.data.source_options import SourceOptions
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints
 from duplex.system.files import kind_of_path
@@ -21,6 +25,7 @@ from duplex.system.files import kind_of_path
 LARGEST = float(np.finfo(np.float16).max)
 VANISHING = float(np.finfo(np.float16).smallest_subnormal) / 2  # largest value that float16 rounds to 0
 CHUNK = 65_536  # rows checked at once
+FEATURES = ("features", "features")  # singular and plural, for messages
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,12 @@ class FeatureFile:
                 return cls(path, _checked_values(path, content), None)
             with content:
                 if set(content.files) != {"features", "images"}:
+                    count = {0: "no array", 1: "one array"}.get(len(content.files), "several arrays")
+                    lacking = " and ".join(name for name in ("features", "images") if name not in content.files)
                     raise UsageError(
-                        f"{path} has several arrays ({', '.join(content.files)}); expected one array of numbers "
-                        "[rows, width], or the arrays features and images (image names)"
+                        f"{path} has {count} ({', '.join(content.files)}){lacking and f' and lacks {lacking}'}; "
+                        "expected one array of numbers [rows, width] as .npy, or the arrays features and images (image "
+                        "names)"
                     )
                 values = _checked_values(path, content["features"])
                 try:
@@ -60,17 +68,28 @@ class FeatureFile:
         except FileNotFoundError as error:
             raise UsageError(f"{path} does not exist") from error
         except (ValueError, OSError, EOFError) as error:
+            if re.search("Python objects|Object arrays", str(error)):  # of `np.load`, which needs pickle for them
+                raise UsageError(
+                    f"{path}: the array holds Python objects, not numbers; save `X.astype('float32')`"
+                ) from None
             raise DuplexError(f"{path} is not an array that numpy saved as .npy or .npz, or it is damaged") from error
 
     @property
     def width(self) -> int:
         return int(self.values.shape[1])
 
-    def rows_of(self, images: Sequence[str]) -> Ints:
+    def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
         """Return each image's row in the file: by name if the file has image names, else 0, 1, 2, … in order.
 
         Raises UsageError if the file lacks an image or, without names, has another number of rows.
+
+        ordered: whether the images have an order that a file without names can follow; if not, it is refused.
         """
+        if self.names is None and not ordered:
+            raise UsageError(
+                f"{self.path} has no image names, which are needed because images of a folder have no fixed order; "
+                "save both: numpy.savez('X.npz', features=X, images=names)"
+            )
         if self.names is None:
             if len(self.values) != len(images):
                 raise UsageError(
@@ -102,6 +121,29 @@ class FeatureFile:
                     f"{self.path} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
                 )
         return bad
+
+
+def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
+    """Return a function from images to one key per image, equal for equal features in a file; None if there is no file.
+
+    Unusable features (`FeatureFile.unusable`) get a key of their own. source: the data set's images and labels.
+    """
+    return None if path is None else partial(feature_row_keys, path, source.table is not None)
+
+
+def feature_row_keys(path: Path, ordered: bool, images: Sequence[str]) -> list[str]:
+    """Return one key per image, equal for equal features in the file `path`. ordered: see `FeatureFile.rows_of`."""
+    file = FeatureFile.open(path)
+    rows = file.rows_of(images, ordered=ordered)
+    unusable, keys = file.unusable(rows), list[str]()
+    for start in range(0, len(rows), CHUNK):
+        keys += row_keys(np.asarray(file.values[rows[start : start + CHUNK]]))
+    return [image if bad else key for image, bad, key in zip(images, unusable, keys, strict=True)]
+
+
+def row_keys(values: NDArray[Any]) -> list[str]:
+    """Return one key per row of features [N, d], equal for rows of equal numbers."""
+    return [hashlib.sha256(row.tobytes()).hexdigest() for row in values]
 
 
 def _checked_values(path: Path, values: Any) -> NDArray[Any]:

@@ -7,19 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from duplex.data.check import DataIssue
+from duplex.data.check import SHOWN, DataIssue, content_issues
 from duplex.data.dataset import LabelledImages
+from duplex.data.table import read_table
 from duplex.encoders import encoder_identity, missing_weights
 from duplex.encoders.families import find_family
 from duplex.errors import UsageError
-from duplex.features.feature_file import FeatureFile
+from duplex.features.feature_file import FEATURES, FeatureFile, feature_row_keys
 from duplex.features.identity import IMPORTED
 
 
 def check_features(
     path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Check a user's file of image features; yield an issue if rows are unusable, and one if rows belong to no image.
+    """Check a user's file of image features; yield its issues: rows that are unusable, equal or of no image.
 
     Unusable rows are zero or not finite. Raises UsageError unless the file fits both the data set and the encoder.
 
@@ -29,13 +30,8 @@ def check_features(
     max_bad: largest share of unusable rows; more are fatal.
     """
     file = FeatureFile.open(path)
-    if file.names is None and not is_table:
-        raise UsageError(
-            f"{path} has no image names, which are needed because images of a folder have no fixed order; save both: "
-            "numpy.savez('X.npz', features=X, images=names)"
-        )
     images = data.manifest["image"].tolist()
-    rows = file.rows_of(images)
+    rows = file.rows_of(images, ordered=is_table)
     refuse_other_width(file, encoder, weights)
     if file.names is not None and (further := len(file.names) - len(images)):
         yield DataIssue("rows of features belong to no image of the data set", further, (str(path),), False)
@@ -43,6 +39,26 @@ def check_features(
     if bad:
         fatal = len(bad) > max_bad * len(images)
         yield DataIssue("rows of features are zero or not finite", len(bad), tuple(bad), True, fatal)
+    keys = dict(zip(images, feature_row_keys(path, is_table, images), strict=True))
+    yield from (issue for issue in content_issues(data.manifest, keys, FEATURES) if issue.count)
+
+
+def refuse_repeated_lines(path: Path, table: Path) -> None:
+    """Raise `UsageError` if a file without image names also has a row for each repeated line of a table.
+
+    Repeated lines are left out of a data set, and the other rows of the file would no longer fit its images.
+
+    path: a .npy or .npz file (`features.feature_file`).
+    """
+    file, lines = FeatureFile.open(path), read_table(table)
+    repeated = np.flatnonzero(lines.duplicated()).tolist()
+    if file.names is None and repeated and len(file.values) == len(lines):
+        shown = ", ".join(f"{row} ({lines['image'][row]})" for row in repeated[:SHOWN])
+        more = ", ..." if len(repeated) > SHOWN else ""
+        raise UsageError(
+            f"{table} repeats {len(repeated)} of its {len(lines)} lines, and uses a repeated line once; delete these "
+            f"lines, and from {path} the same rows, counted from 0: {shown}{more}"
+        )
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Identity of a feature cache (encoder, table of images and options of its making) and comparison of identities."""
+"""Identity of a feature cache (its encoder, table of images and options), and comparison of identities."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from duplex.errors import DuplexError
 Identity = dict[str, str]
 LIBRARIES = ("torch", "open_clip_torch", "pillow")  # recorded; they affect the last bits, not the meaning
 SHARD = re.compile(r"(?P<stem>.+)\.shard-(?P<k>\d+)-of-(?P<n>\d+)(?P<suffix>\.\w+)?")  # a shard's file name
+ROOT = "root"  # the folder of the images, as params.yaml gives it; absent in older caches
 IMPORTED = "imported"  # the encoder's name in a cache of imported features
 DISPLAY_NAMES = {  # in messages, compared in this order: what others follow from comes before them
     "encoder": "encoder",
@@ -20,6 +21,7 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
     "preprocessing": "preprocessing",
     "precision": "precision",
     "manifest": "manifest",
+    ROOT: "folder of images",
     "dim": "feature width",
     "tokens": "token choice",
     "block_inputs": "number of block inputs",
@@ -31,7 +33,8 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], 
     """Raise `DuplexError` unless a feature cache was made with the expected settings, such as the encoder.
 
     The message names the first difference and the command that makes the cache again. Versions of libraries may differ.
-    Of imported features only the table of images (manifest) and the width are compared: the rest is unknown.
+    Of imported features only the table of images (manifest) and the width are compared: the rest is unknown. A cache
+    that records no folder of images fits any folder.
 
     stored: identity of the cache: setting -> value.
     expect: expected settings; None as a value: the setting must be absent.
@@ -39,8 +42,9 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], 
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
     for key in ("manifest", "dim") if imported else (*DISPLAY_NAMES, *others):
-        if key in expect and stored.get(key) != expect[key]:
-            values = f"{_shorten(stored.get(key))}, not {_shorten(expect[key])}"
+        if key in expect and _differs(key, stored, expect):
+            shorten = str if key == ROOT else _shorten
+            values = f"{shorten(stored.get(key))}, not {shorten(expect[key])}"
             name = DISPLAY_NAMES.get(key, key)
             raise DuplexError(f"{path} was made with another {name} ({values}); {repair_hint(path, imported=imported)}")
     if "limit" in stored and "limit" not in expect:
@@ -54,12 +58,16 @@ def cache_identity(
     limit: int | None = None,
     block_inputs: int = 0,
     bits: int = 16,
+    root: str | None = None,
 ) -> Identity:
     """Return the identity of a feature cache: setting -> value, for all settings that its bytes depend on.
 
     Options at their default are left out.
+
+    root: the folder of the images as params.yaml gives it; None: not recorded.
     """
     options = {
+        ROOT: root,
         "tokens": tokens if tokens != "none" else None,
         "limit": limit,
         "block_inputs": block_inputs or None,
@@ -71,10 +79,13 @@ def cache_identity(
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
     """Return the first setting in which the identities of two feature caches differ, by its name in messages.
 
-    None if they are equal. Versions of libraries such as torch count as settings.
+    None if they are equal. Versions of libraries such as torch count as settings. Folders of images are named by both
+    paths, and compared only if both caches record one.
     """
     for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
-        if stored.get(key) != expect.get(key):
+        if _differs(key, stored, expect):
+            if key == ROOT:
+                return f"{DISPLAY_NAMES[ROOT]} ({stored[ROOT]} → {expect[ROOT]})"
             return DISPLAY_NAMES.get(key, f"{key} version" if key in LIBRARIES else key)
     return None
 
@@ -110,6 +121,12 @@ def _dataset(path: Path) -> str:
     Otherwise return an empty text.
     """
     return path.parent.name if path.name == "features.h5" else ""
+
+
+def _differs(key: str, stored: Mapping[str, str | None], expect: Mapping[str, str | None]) -> bool:
+    """Return whether two identities differ in the setting `key`; an identity without folder of images fits any."""
+    values = stored.get(key), expect.get(key)
+    return values[0] != values[1] and not (key == ROOT and None in values)
 
 
 def _shorten(value: str | None) -> str:

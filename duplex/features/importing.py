@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError
+from duplex.features.checks import open_cache, read_identity
 from duplex.features.feature_file import FeatureFile
-from duplex.features.identity import IMPORTED, Identity
+from duplex.features.identity import IMPORTED, Identity, extract_command
 from duplex.features.layout import ENCODED, NOT_FINITE, Span
 from duplex.features.store import PartialCache, claim_cache
-from duplex.system.files import sha256
+from duplex.system.files import sha256, sha256_once
 
 CHUNK = 65_536  # rows converted at once
 
@@ -69,3 +70,23 @@ def import_features(
             cache.partial.unlink(missing_ok=True)
             raise
     return identity
+
+
+def require_imported(source: Path | None, cache: Path) -> None:
+    """Raise `DuplexError` if a feature cache was not made from a user's file of features as the file is now.
+
+    Nothing is checked if there is no such file, or no cache yet.
+
+    source: the file that params.yaml names as `datasets.NAME.features`; None: the images are encoded.
+    """
+    if source is None or not source.is_file() or not cache.is_file():
+        return
+    with open_cache(cache) as file:
+        identity = read_identity(file)
+    if identity.get("weights") == sha256_once(source):
+        return
+    earlier = "has changed since" if identity.get("encoder") == IMPORTED else "was added to params.yaml after"
+    raise DuplexError(
+        f"{source} {earlier} `duplex extract` wrote {cache}; `{extract_command(cache)}` reads the features again, and "
+        "`dvc repro` runs everything that depends on them"
+    )

@@ -10,8 +10,8 @@ checksums           [N, K] uint32: CRC-32 of each row of the K data sets of feat
                     `DATASETS`; the one of `cls` also covers the row's status
 
 Each row is an image: N images, features of width d, T tokens of width w, or feature maps of C channels. The attributes
-    `start`, `stop` and `total` say which rows of the manifest (table of images) the file holds; those of the group
-    `identity`, with which settings the file was made.
+`start`, `stop` and `total` say which rows of the manifest (table of images) the file holds; those of the group
+`identity`, with which settings the file was made.
 """
 
 from __future__ import annotations

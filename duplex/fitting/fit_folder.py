@@ -1,6 +1,6 @@
 """The command `duplex fit`: train a model on a folder of labelled images, and write it as a model folder.
 
-SOURCE -> check, split -> features -> choice of training settings by validation -> final fit on all images -> MODEL
+    SOURCE -> check, split -> features -> choice of training settings by validation -> final fit on all images -> MODEL
 
 Beside MODEL, `MODEL.cache` holds the features, each training recipe tried and unfinished training. A killed
 fit continues from there and ends in the same bytes; a second fit of the same data trains nothing again.
@@ -133,7 +133,7 @@ def _fit(recipes: FolderRecipes, out: Path) -> Path:
 
 
 def _measure(recipes: FolderRecipes, recipe: Recipe) -> tuple[dict[str, Any], AnsweredImages]:
-    """Return test metrics and answers for test images, of the training settings that validation chose.
+    """Return metrics and answers on the test images, with the training settings that validation chose.
 
     The measured run was trained on the training split alone; test images had no part in any choice.
     """
@@ -163,9 +163,9 @@ def _summary(measured: dict[str, Any]) -> str:
     share = 100 * measured["new_share"]
     return (
         f"on {measured['images']:,} test images, which had no part in training: accuracy {measured['accuracy']:.1f} % "
-        f"({measured['accuracy_seen']:.1f} % of pairs with training images, {measured['accuracy_unseen']:.1f} % of new "
-        f"pairs, {share:g} % new expected), calibration error {measured['calibration_error']:.1f} %, "
-        f"AUC {measured['metrics']['closed']['auc']:.1f}"
+        f"if {share:g} % of images are of new pairs ({measured['accuracy_seen']:.1f} % for pairs with training images, "
+        f"{measured['accuracy_unseen']:.1f} % for new pairs), calibration error "
+        f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
     )
 
 

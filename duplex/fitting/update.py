@@ -141,6 +141,8 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
         frame, skipped = labelled_rows(description)
         distinct = distinct_images(frame, description.root, source)
         frame, notes = distinct.rows, distinct.notes + skipped
+        if "split" in frame and (test := int((frame["split"] == "test").sum())):
+            notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
         for kind in ("state", "object"):
             check_labels(frame[kind], kind, source)
     except UsageError:
@@ -252,7 +254,7 @@ def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, comp
 
     Its covariance and distance threshold stay.
 
-    before: statistics of the images so far, with the pairs of the means in the same order.
+    before: statistics of the images so far; its i-th pair is that of the detector's i-th mean.
     cls: features [B, d] of the added images; compositions: their pairs [B].
     """
     whitened = unit(cls.float()).to(known.whitening) @ known.whitening

@@ -79,7 +79,7 @@ class CellSums(torch.autograd.Function):
 
 
 def _counterfactuals(a: Tensor, b: Tensor, i: Tensor, j: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    """Return the vectors `r = relu(a_i + b_j)` [p, d] of image pairs (i, j), not normalised, and `1 / |r|` [p].
+    """Return the vectors `r = relu(a_i + b_j)` [p, d] of p given image pairs (i, j), not normalised, and `1 / |r|` [p].
 
     a, b: projected state factors and object factors of the images. rectified: whether to apply the relu.
     """

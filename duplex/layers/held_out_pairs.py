@@ -31,7 +31,7 @@ Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that
 
 
 def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
-    """Return how much variance to add to the closed-form classifier's covariance: a share of the mean variance per channel.
+    """Return variance to add to the closed-form classifier's covariance, as a share of the mean variance per channel.
 
     The share by which held-out pairs are predicted best is chosen; 0 if no pair can be held out.
 

@@ -34,7 +34,7 @@ Guess = tuple[float, float]  # log10 v, log10 tau
 
 @dataclass(frozen=True)
 class Kernels:
-    """Similarities between all states `K_s = U U^T` and all objects `K_o = V V^T`, as low-rank factors U and V."""
+    """Similarities of words' text features among states `K_s = U U^T` and among objects `K_o = V V^T`, as U and V."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]

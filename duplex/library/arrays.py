@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from duplex.config.params import EncoderParams
 from duplex.data.dataset import LabelledImages
 from duplex.data.manifest import COLUMNS, manifest_bytes
-from duplex.data.table import refuse_misspelt
+from duplex.data.table import refuse_misspelt, refuse_unnamed_split
 from duplex.errors import UsageError
 from duplex.features.examples import join
 from duplex.labels import SPLITS
@@ -70,6 +70,7 @@ def checked_table(
         if column not in frame:
             raise UsageError(f"the table has no column {column!r}; expected state, object, split and optionally image")
     refuse_misspelt(frame.columns, "the table")
+    refuse_unnamed_split(frame, "the table")
     if len(frame) != rows:
         raise UsageError(f"features has {rows} rows and the table {len(frame)}; expected one row per image in both")
     if "image" not in frame:

@@ -25,6 +25,7 @@ from duplex.encoders import encoder_identity, load_encoder, resolve_device, unkn
 from duplex.encoders.random_weights import is_random
 from duplex.errors import DuplexError, UsageError, require, require_whole
 from duplex.features.extraction import extract
+from duplex.features.feature_file import FEATURES, row_keys
 from duplex.features.identity import IMPORTED
 from duplex.features.matrix import checked_features
 from duplex.labels import SPLITS, LabelSpace, prompt_name
@@ -97,8 +98,8 @@ class Dataset:
         features: numbers [images, width], as an array or a tensor, not normalised.
         table: one row per image with the columns state, object and split (train, val or test), and optionally image,
             the names of the images. Without a split column, images are split at random as by `duplex data add`, which
-            holds out some pairs as unseen. Rows belong to features by position; if both are pandas objects, their
-            indexes must be equal.
+            holds out some pairs as unseen and keeps images of equal features together. Rows belong to features by
+            position; if both are pandas objects, their indexes must be equal.
         encoder: name of the encoder that computed the features (`duplex encoders`). Without it there is no text tower,
             and only methods without prompts can be trained.
         weights: the encoder's weights, a published tag or a file.
@@ -116,16 +117,20 @@ class Dataset:
         values = checked_features(features)
         try:
             rows = checked_table(table, len(values), pandas_index(features))
-            data = from_rows(rows, SplitOptions(), "the table")
+            keys = row_keys(values)
+            data = from_rows(rows, SplitOptions(), "the table", lambda images: keys)  # `checked_table` keeps all rows
         except DuplexError as error:
             raise UsageError(str(error)) from None
         for line in alike_labels(data):
             print(f"{name}: {line}", file=sys.stderr)
+        for issue in content_issues(data.manifest, dict(zip(rows["image"], keys, strict=True)), FEATURES):
+            if issue.count:
+                print(f"{name}: {issue}", file=sys.stderr)
         entry = EncoderParams(name=IMPORTED) if encoder is None else _known_encoder(encoder, weights, data.labels)
         if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
             raise UsageError(
                 f"the features have a width of {values.shape[1]} and {encoder} makes features of {width}; "
-                "name the encoder that made them, or none"
+                "name the encoder that made them, or leave `encoder=` out"
             )
         source = ArrayFeatures(data, values, entry, _checked_device(device), _word_file(word_vectors))
         return cls(name, data.manifest, data.labels, source)

@@ -140,7 +140,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """Numbers of fine-tuned blocks and learning rates that a search tries in its time limit; predicted duration."""
+    """Numbers of fine-tuned blocks and learning rates that a search tries in a time limit, with its predicted time."""
 
     depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
     rates: tuple[float, ...]  # learning rates to try at the first depth
@@ -157,7 +157,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """Numbers of images for training, validation and the final fit to all images; predicts a search's duration."""
+    """Numbers of images for training, validation and the final fit to all images, to predict a search's duration."""
 
     train: int
     val: int
@@ -201,13 +201,16 @@ def plan_search(
         for depths, tried in _depth_choices(possible[:end], len(rates)):
             if (seconds := predicted(depths, tried)) <= budget:
                 listed = ", ".join(map(str, depths))
-                return SearchPlan(
-                    depths, tuple(rates[:tried]), seconds, f"blocks {listed}: about {seconds / 60:.1f} minutes"
-                )
+                return SearchPlan(depths, tuple(rates[:tried]), seconds, f"blocks {listed}: about {_duration(seconds)}")
     if not possible:
         return SearchPlan((), (), 0.0, "no block of the encoder can be fine-tuned")
     least = min(predicted((blocks,), 1) for blocks in possible)
-    return SearchPlan((), (), 0.0, f"fine-tuning takes at least {least / 60:.1f} minutes, {budget / 60:.1f} are left")
+    left = _duration(max(budget, 0.0))
+    return SearchPlan((), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
 
 
 def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:

@@ -90,7 +90,10 @@ def fit(
     if training_log is not None and not all(
         callable(getattr(training_log, x, None)) for x in ("step", "epoch", "close")
     ):
-        raise UsageError(f"log is {shown(training_log)}; expected a name, or an object with step, epoch and close")
+        raise UsageError(
+            f"log is {shown(training_log)}; expected dvclive, tensorboard, a plug-in's name, or an object with step, "
+            "epoch and close"
+        )
     if training_log is None:
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
     hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
@@ -174,7 +177,7 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
 
 
 def _kind_of(method: type[Method[Any]]) -> str:
-    """Return the text that names a method's class in checkpoints: an installed kind, else `module:Class`.
+    """Return the text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`.
 
     Raises `UsageError` if the class cannot be found by this text again, such as a class inside a function.
     """

@@ -24,7 +24,8 @@ from duplex.encoders.text_tower import TextTower
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.glove import read_word_vectors
 from duplex.features.examples import Arrays, Examples, join
-from duplex.features.identity import IMPORTED
+from duplex.features.identity import IMPORTED, ROOT
+from duplex.features.importing import require_imported
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import LabelSpace, UnknownLabel, World
@@ -155,14 +156,17 @@ class DatasetFiles:
     encoder: EncoderParams
     device: str = "auto"
     word_vectors: Path | None = None
+    recorded_root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     @classmethod
     def of(cls, params: Params, dataset: str, paths: ArtifactPaths) -> DatasetFiles:
         """Return the paths of a data set of params.yaml (manifest, labels, features, ...), its encoder and device.
 
-        Raises `DuplexError` if the data set's source was edited after `duplex prepare`.
+        Raises `DuplexError` if the data set's source was edited after `duplex prepare`, or its file of features after
+        `duplex extract`.
         """
         require_prepared(params.dataset(dataset).source, paths.source(dataset))
+        require_imported(params.dataset(dataset).features, paths.features(dataset))
         return cls(
             paths.manifest(dataset),
             paths.labels(dataset),
@@ -170,6 +174,7 @@ class DatasetFiles:
             params.dataset(dataset).encoder,
             params.device,
             params.evaluation.word_vectors,
+            params.dataset(dataset).source.recorded_root,
         )
 
     def read(self, request: InputRequest) -> RunInputs:
@@ -180,7 +185,7 @@ class DatasetFiles:
         """
         manifest, labels = read_manifest(self.manifest), LabelSpace.load(self.labels)
         tower, identity = load_text_tower(self.encoder, self.device, request.precision)
-        expected = {**identity, "manifest": sha256(self.manifest)}
+        expected = {**identity, "manifest": sha256(self.manifest), ROOT: self.recorded_root}
         if self.encoder.name != IMPORTED:
             expected["precision"] = self.encoder.precision
         features = open_features(self.features, expect=expected)

@@ -38,8 +38,8 @@ def find_members(
 ) -> tuple[MethodSpec, Members]:
     """Find the finished runs (members) that a method combines; return the method, completed, and the runs' checkpoints.
 
-    The result's options name kind and options of each member. A method that combines no runs is returned unchanged,
-    without members. Raises `DuplexError` for a missing run, `UsageError` for a run with another seed or world.
+    The completed method's options list its members. A method that combines no runs is returned unchanged, without
+    members. Raises `DuplexError` for a missing run, `UsageError` for a run with another seed or world.
 
     seed: seed of the members, unless the method has the option `seeds: all`.
     seeds: seeds of the members if it has this option.

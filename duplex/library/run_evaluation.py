@@ -186,7 +186,7 @@ def _metrics(
 def _sampled(
     task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return metrics by the protocol of published tables, which tries only 20 biases on unseen pairs; no intervals."""
+    """Return metrics by the protocol of published tables, with only 20 biases on unseen pairs and no 95 % intervals."""
     target, seen, blocks = result.accumulator.target, result.accumulator.seen, partial(task.blocks, test.inputs)
     return _for_every_k(settings, lambda k: sampled_metrics(blocks, target, seen, feasible_mask, k))
 

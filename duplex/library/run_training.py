@@ -19,11 +19,10 @@ from duplex.features.examples import Examples
 from duplex.labels import World
 from duplex.library.inputs import InputRequest, RunInputs
 from duplex.methods.base import Batch, Inspectable, Method, TaskContext
-from duplex.methods.registry import find_method, make_method, method_source, parse_options
+from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
-from duplex.system.code_hash import plugin_hash
 from duplex.system.files import checked_path, sha256, write_json, write_text
-from duplex.system.plugins import module_of, provider
+from duplex.system.plugins import provider
 from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, fit_confidence, unseen_pairs
 from duplex.training.checkpoint import Record, is_checkpoint, save_checkpoint
 from duplex.training.hooks import TrainingHooks
@@ -184,6 +183,7 @@ def train_method(
     resume: file from which a killed training continues. hooks: the caller's functions, optimiser and log.
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
+    code = method_code(spec.kind)  # before training: the file may be edited while it runs
     method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), inputs, seed, device)
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
@@ -215,7 +215,7 @@ def train_method(
             "manifest": inputs.identity.get("manifest"),
             "features": inputs.identity.get("features"),
             "calibration": calibration_settings(settings),
-            "plugin": plugin_hash(module_of(source), find_method(spec.kind)),
+            "plugin": code,
         },
     )
     return Run(spec.name, method, record, spec.training, result)

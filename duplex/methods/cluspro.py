@@ -58,7 +58,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        """Set the K prototypes of each state (object) to the state (object) parts of features of K training images."""
+        """Set the K prototypes of each state (object) to the state (object) parts of features of K of its images."""
         assert self.paths.factors is not None
         factors = self.paths.factors(self.paths.adapt(train.cls))
         for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):

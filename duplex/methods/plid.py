@@ -70,7 +70,7 @@ class Classes(NamedTuple):
 
 
 class Enrichment(nn.Module):
-    """Module that adds attention to its descriptions to each composition's text feature; initially the identity."""
+    """Module that updates each composition's text feature by attention to its descriptions; initially the identity."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ class ProductMethod(Method[ProductOptions]):
         return frozenset({"cls"}).union(*members)
 
     def start(self, train: Batch) -> None:
-        """Call `start` of every method in this product (combined model), unless they are loaded from finished runs."""
+        """Initialise every method in this product (combined model), unless they are loaded from finished runs."""
         if not self.task.members:
             for member in self.members:
                 member.start(train)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from duplex.errors import DuplexError, UsageError
 from duplex.options import Options, TrainingOptions
+from duplex.system.code_hash import loaded_plugin_hash
 from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
 
 if TYPE_CHECKING:
@@ -143,7 +144,13 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
         if field.name in taken:
             name = f"its option {field.name!r}"
             raise BrokenMethod(f"method kind {kind!r}: {name} is a setting of duplex.fit too; rename it")
+    loaded_plugin_hash(module_of(method_source(kind)), value)  # before its file is edited
     return value
+
+
+def method_code(kind: str) -> str | None:
+    """Return the hash of the code of a method kind as it was imported; None for a kind of this package."""
+    return loaded_plugin_hash(module_of(method_source(kind)), find_method(kind))
 
 
 def parse_options(kind: str, record: Mapping[str, Any]) -> Options:

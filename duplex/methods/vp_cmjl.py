@@ -14,7 +14,7 @@ Cross-modal joint learning draws the proxies' posterior p_v of compositions to t
 
     L = sum over c, s, o of [CE(l_t) + CE(l_v)]  +  KL(p_t(c|x) | p_v(c|x))
 
-The score is `p(c|x) + p(s|x) p(o|x)`, with posteriors by the blended logits `(1 - a) l_t + a l_v`.
+The score is `p(c|x) + p(s|x) p(o|x)`, with posteriors by the blended logits `(1 - b) l_t + b l_v` (b: option `blend`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from duplex.options import Count, Share
 @dataclass(frozen=True)
 class VpCmjlOptions(ThreePathOptions):
     proxies: bool = True  # whether there are visual proxies and attention; otherwise these are the three paths
-    blend: Share = 0.3  # weight a of the proxies' logits
+    blend: Share = 0.3  # weight b of the proxies' logits
     heads: Count = 4  # heads of the cross-attention
 
 
@@ -98,7 +98,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         if not self.options.proxies:
             yield from super().terms(z, t, candidates)
             return
-        a, both = self.options.blend, zip(self.text_logits(z, t), self.visual_logits(z, candidates), strict=True)
-        c, s, o = (((1 - a) * text + a * visual).softmax(-1) for text, visual in both)
+        b, both = self.options.blend, zip(self.text_logits(z, t), self.visual_logits(z, candidates), strict=True)
+        c, s, o = (((1 - b) * text + b * visual).softmax(-1) for text, visual in both)
         yield c
         yield s[:, candidates.states] * o[:, candidates.objects]

@@ -42,11 +42,14 @@ def read_compositions(path: Path) -> list[Pair]:
         rows = [(reader.line_num, row) for row in reader]
     except (DuplexError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read as a list of compositions ({error})") from error
-    if not rows:
-        raise UsageError(f"{path} is empty; expected the heading state,object and one line per composition")
     heading = list(map(str, reader.fieldnames or ()))
-    if sorted(heading) != sorted(COLUMNS):
-        raise UsageError(f"{path} has the columns {', '.join(heading)}; expected state,object and no others")
+    if heading and sorted(heading) != sorted(COLUMNS):
+        raise UsageError(
+            f"{path} has the columns {', '.join(heading)}; expected state,object and no others, named in the first line"
+        )
+    if not rows:
+        what = "has no line below its heading" if heading else "is empty"
+        raise UsageError(f"{path} {what}; expected the heading state,object and one line per composition")
     pairs = []
     for line, row in rows:
         pair = str(row["state"] or "").strip(), str(row["object"] or "").strip()

@@ -84,6 +84,8 @@ From a feature vector, with numpy and safetensors alone: `python recognize.py fe
 
 ## Evaluation
 
+On test images, in the {world} world:
+
 {_metrics(facts.metrics.get(world, {}))}
 
 S and U: accuracy on seen and unseen pairs at the ends of the calibration curve; HM: the best harmonic mean on it; AUC:

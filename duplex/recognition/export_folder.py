@@ -94,9 +94,12 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 @contextmanager
 def replace_export(out: Path) -> Iterator[Path]:
-    """Context manager: yield a folder that replaces `out` after the block; `out` is absent, empty or an old export."""
+    """Context manager: yield a folder that replaces `out` after the block; `out` is absent, empty or an old export.
+
+    If `out` is a link to a folder, that folder is replaced, and the link stays.
+    """
     refuse_other_files(out)
-    with replace_folder(Path(os.path.abspath(out))) as scratch:
+    with replace_folder(Path(os.path.realpath(out))) as scratch:
         yield scratch
 
 

@@ -89,6 +89,7 @@ def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None
     folder: folder of the model.
     instead: what the user can do instead of waiting, for the error message.
     """
+    folder = folder.resolve()  # a link and its target have one lock
     return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
 

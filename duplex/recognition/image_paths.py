@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from duplex.data.image_tree import IMAGE_SUFFIXES, describe_skipped, suffix_of
+from duplex.data.image_tree import IGNORED, IMAGE_SUFFIXES, describe_skipped, suffix_of
 from duplex.data.text_files import LINE_END
 from duplex.errors import UsageError
 
@@ -38,7 +38,10 @@ def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] 
 
 
 class _Folders:
-    """Lister of the images in folders, which also counts, by suffix, the skipped files that are no images."""
+    """Lister of the images in folders, which also counts what it skips: linked folders, and other files by suffix.
+
+    Hidden files and folders are ignored, as in data sets.
+    """
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self.skipped: Counter[str] = Counter()
@@ -48,12 +51,14 @@ class _Folders:
 
     def images(self, folder: Path) -> Iterator[Path]:
         for root, folders, files in os.walk(folder):
-            folders.sort()
-            for file in sorted(files):
+            folders[:] = sorted(name for name in folders if not name.startswith(IGNORED))
+            if links := sum(os.path.islink(os.path.join(root, name)) for name in folders):
+                self.skipped["linked folders"] += links  # `os.walk` does not enter them
+            for file in sorted(name for name in files if not name.startswith(IGNORED)):
                 if suffix_of(file) in IMAGE_SUFFIXES:
                     self._images += 1
                     yield Path(root) / file
-                elif not file.startswith("."):
+                else:
                     self.skipped[suffix_of(file)] += 1
             if time.monotonic() > self._next:
                 self._log(f"listing {root}: {self._images:,} images and {self.skipped.total():,} other files so far")

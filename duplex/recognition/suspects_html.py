@@ -36,7 +36,7 @@ def write_suspects_page(
 
 
 def is_page_of(path: Path, list_sha256: str) -> bool:
-    """Return whether a file is the HTML page that was written for the list of suspects with this sha256."""
+    """Return whether a file is the HTML page of the list of suspected wrong labels whose file has this sha256."""
     with path.open("rb") as file:
         return _meta(list_sha256).encode() in file.read(1000)
 

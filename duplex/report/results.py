@@ -17,6 +17,8 @@ from duplex.report.aggregate import Tree, read_numbers
 from duplex.report.curves import MeanCurve, margins_of, mean_curve
 from duplex.system.files import os_reason, require_file
 
+REPEAT_ALL = "`dvc repro -f` writes it again"
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -91,10 +93,14 @@ def read_predictions(path: Path) -> pd.DataFrame | None:
     """Read a run's predictions on test images, `predictions.csv`; None if the file does not exist.
 
     Raise `DuplexError` if the predictions are of another run than the metrics in the same folder.
+
+    path: `artifacts/DATASET/METHOD/SEED/predictions.csv`; error messages name the run.
     """
-    table = _checked(path, ("image", "label", "world", "top1"), ("row", "seen", "right", "margin"))
+    options = zip(("--dataset", "--method", "--seed"), path.absolute().parts[-4:-1], strict=False)
+    advice = f"`duplex evaluate {' '.join(map(' '.join, options))}` writes it again"
+    table = _checked(path, ("image", "label", "world", "top1"), ("row", "seen", "right", "margin"), advice)
     if table is not None:
-        require_own(table, path, "`dvc repro -f` writes it again")
+        require_own(table, path, advice)
     return table
 
 
@@ -121,18 +127,18 @@ def read_tsne_maps(path: Path) -> pd.DataFrame | None:
     return _checked(path, ("map", "kind", "label", "object"), ("seen", "x", "y"))
 
 
-def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.DataFrame | None:
+def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str], advice: str = REPEAT_ALL) -> pd.DataFrame | None:
     """Read a CSV file and check its columns; None if the file does not exist.
 
     texts: names of columns that must exist.
     numbers: names of columns that must exist and hold numbers.
+    advice: how to write the file again, the end of error messages.
 
     Raise `DuplexError` for other files.
     """
-    table = read_table(path)
+    table = read_table(path, advice)
     if table is None:
         return None
-    advice = "`dvc repro -f` writes it again"
     for column in (*texts, *numbers):
         if column not in table:
             raise DuplexError(f"{path} has no column {column!r}; {advice}")
@@ -142,10 +148,12 @@ def _checked(path: Path, texts: Sequence[str], numbers: Sequence[str]) -> pd.Dat
     return table
 
 
-def read_table(path: Path) -> pd.DataFrame | None:
+def read_table(path: Path, advice: str = REPEAT_ALL) -> pd.DataFrame | None:
     """Read a CSV file of predictions, histories or maps; None if it does not exist.
 
     Names of states and objects stay text, even a state called `NA` or `1`. Raise `DuplexError` for other files.
+
+    advice: how to write the file again, the end of error messages.
     """
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}
@@ -157,4 +165,4 @@ def read_table(path: Path) -> pd.DataFrame | None:
     except OSError as error:
         raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
     except (ValueError, OverflowError, pd.errors.ParserError) as error:
-        raise DuplexError(f"{path} is not a table ({error}); `dvc repro -f` writes it again") from error
+        raise DuplexError(f"{path} is not a table ({error}); {advice}") from error

@@ -56,7 +56,7 @@ def shard_extractor(
 def extract_dataset_on_ray(
     params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
 ) -> list[ExtractionReport]:
-    """Encode a data set's images on Ray into one feature cache; return row counts and bad images per shard."""
+    """Encode a data set's images on Ray into one feature cache; return row counts and unreadable images per shard."""
     paths = ArtifactPaths()
     cache = out or paths.features(dataset)
     images, settings = extraction_settings(params, dataset, paths)
@@ -79,7 +79,7 @@ def extract_on_ray(
     progress: bool = True,
     **options: Any,
 ) -> list[ExtractionReport]:
-    """Encode images on Ray into shards (parts) of the feature cache `out`; return row counts and bad images per shard.
+    """Encode images on Ray into shards (parts) of the cache `out`; return row counts and unreadable images per shard.
 
     images: paths relative to `root`. options: further arguments of `features.extraction.extract`.
     """

@@ -178,7 +178,8 @@ def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> s
 def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
     """Return the DVC stages to commit after `tasks`: `plan` (options and code hashes), and the stages of their runs.
 
-    `train`, `evaluate` and `product` (combines runs) replace the names of single runs, `train@DATASET-METHOD-SEED`, if no other run has changed: DVC then writes dvc.lock once instead of once per stage.
+    `train`, `evaluate` and `product` (of combined runs) replace names of single runs (`train@DATASET-METHOD-SEED`) if
+    no other run has changed: DVC then writes dvc.lock once instead of once per stage.
     """
     stages = list(dict.fromkeys(task.run.stage(stage) for stage in STAGES for task in tasks))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))

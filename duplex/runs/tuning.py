@@ -41,7 +41,7 @@ class Trial:
     seed: int
 
     def spec(self, params: Params) -> MethodSpec:
-        """Return the method's class name, options and training options with the trial's settings in place."""
+        """Return the method's kind (class), options and training options with the trial's settings in place."""
         return MethodSpec.of(params, self.dataset, self.method).with_settings({**self.settings, "log": "none"})
 
 
@@ -113,7 +113,7 @@ class TuningRow:
         return fmean([result.val_auc for result in self.results])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return method, settings and means over seeds as JSON values; if a trial failed, its error and no means."""
+        """Return method, settings and mean AUC, epoch, seconds for JSON; if a trial failed, an error, no means."""
         record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
         if self.errors:
             return {**record, "error": self.errors[0]}

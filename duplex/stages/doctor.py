@@ -20,7 +20,8 @@ from duplex.data.prepared_source import require_prepared
 from duplex.encoders import missing_weights
 from duplex.encoders.random_weights import is_random
 from duplex.errors import DuplexError, install_command
-from duplex.features.identity import IMPORTED
+from duplex.features.identity import IMPORTED, ROOT
+from duplex.features.importing import require_imported
 from duplex.features.layout import partial_path
 from duplex.features.store import open_features
 from duplex.system.files import sha256
@@ -158,7 +159,9 @@ def _cache(entry: DatasetParams, paths: ArtifactPaths, name: str, command: str) 
         return DoctorFinding(name, f"{path}: {'incomplete' if partial_path(path).exists() else 'missing'}", command)
     try:
         require_prepared(entry.source, paths.source(name))
-        features = open_features(path, expect={"manifest": sha256(manifest)} if manifest.is_file() else {})
+        require_imported(entry.features, path)
+        expected = {ROOT: entry.source.recorded_root}
+        features = open_features(path, expect=expected | ({"manifest": sha256(manifest)} if manifest.is_file() else {}))
     except DuplexError as error:
         return DoctorFinding(name, f"{path} cannot be used", str(error))
     return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")

@@ -62,8 +62,10 @@ def run(
         metrics: dict[str, Any] = {world: result.metrics for world, result in results.items()}
         if "closed" in results:
             metrics["groups"] = frequency_accuracies(results["closed"], inputs)
-            if settings.terms and settings.protocol == "exact":
-                metrics |= term_metrics(model, inputs)
+            if settings.protocol == "exact":
+                metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
+    if settings.protocol == "exact":
+        metrics["bootstrap"] = settings.bootstrap
     if record.val_auc_all is not None:
         metrics["val_auc_all"] = 100 * record.val_auc_all
     metrics |= {f"recipe_{place}": dict(recipe) for place, recipe in enumerate(record.recipes)}

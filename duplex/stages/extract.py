@@ -111,6 +111,7 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
     return manifest["image"].tolist(), {
         "root": entry.source.root,
         "manifest_sha256": sha256(manifest_path),
+        "recorded_root": entry.source.recorded_root,
         "batch_size": settings.batch_size,
         "num_workers": settings.num_workers,
         "tokens": settings.tokens,
@@ -152,6 +153,7 @@ def _copy_other_split(
     entering the last blocks, and number format (16 or 8 bits).
     """
     source = params.dataset(dataset).source
+    stored = {**stored, "root": source.recorded_root}
     wanted = cache_identity(encoder, sha256(paths.manifest(dataset)), **stored)
     for name, entry in params.datasets.items():
         manifest, cache = paths.manifest(name), paths.features(name)

@@ -8,12 +8,13 @@ from typing import Any
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
+from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, RunInputs, load_inputs
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method
 from duplex.report.prototype_retrieval import RetrievalContext
 from duplex.report.thumbnails import thumbnails_under
-from duplex.training.checkpoint import load_checkpoint, read_record
+from duplex.training.checkpoint import check_inputs, load_checkpoint, read_record
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,19 @@ class FeaturedRun:
 
 
 def load_featured_run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> FeaturedRun:
-    """Load a run's trained method and its test images with labels and features, on the CPU."""
+    """Load a run's trained method and its test images with labels and features, on the CPU.
+
+    Raises `DuplexError` if the run was trained on other labels or features; the message names the command to train it.
+    """
     path = paths.run(dataset, method, seed).checkpoint
     record = read_record(path)
     needs, settings = find_method(record.kind).needs(record.options), params.training(dataset, method)
     request = InputRequest(needs, settings.precision, record.finetune, settings.memory)
     inputs = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, request)
+    try:
+        check_inputs(path, record, inputs.labels, inputs.encoder)
+    except DuplexError as error:
+        command = f"duplex train --dataset {dataset} --method {method} --seed {seed}"
+        raise DuplexError(f"{error} (`{command}`)") from error
     trained = load_checkpoint(path, inputs.task(), inputs.encoder)
     return FeaturedRun(trained, inputs, params.dataset(dataset).source.root)

@@ -86,7 +86,8 @@ def _encoder_difference(record: Record, params: Params, dataset: str) -> str:
 def metrics_difference(record: Record, metrics: Mapping[str, Any], params: Params, method: str) -> str:
     """Return why a run's metrics on disk are not those that evaluation would write now, as text; "" if they are.
 
-    The metrics may be of another checkpoint, or measured with another `evaluation.protocol`, `worlds` or `k`.
+    The metrics may be of another checkpoint, or measured with another `evaluation.protocol`, `worlds`, `k`, `bootstrap`
+    or `terms`. The last two are not compared if the metrics do not record them.
 
     record: what the run's checkpoint stores. metrics: content of the run's metrics.json.
     """
@@ -101,6 +102,9 @@ def metrics_difference(record: Record, metrics: Mapping[str, Any], params: Param
         ks = [1, *sorted(int(name.removeprefix("top_")) for name in metrics[world] if name.startswith("top_"))]
         if ks != sorted({1, *params.evaluation.k}):
             return f"evaluation.k was {ks} instead of {list(params.evaluation.k)}"
+    for name, value in (("bootstrap", params.evaluation.bootstrap), ("terms", params.evaluation.terms)):
+        if metrics.get(name, value) != value:
+            return f"evaluation.{name} was {metrics[name]} instead of {value}"
     return ""
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.errors import UsageError
 from duplex.library.inputs import InputRequest, load_inputs
 from duplex.recognition.listed_answers import listed_answers
 from duplex.report.own_page import OwnData, write_page
@@ -19,13 +18,11 @@ def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) ->
     """Write the HTML page of a data set to `artifacts/pages`, and return its path.
 
     The page shows the answers of the run with the best validation AUC, with the labelled pairs as candidates. Raises
-    `UsageError` without a trained run.
+    `UsageError` without a trained run that matches params.yaml.
     """
     entry = params.dataset(dataset)
-    try:
-        chosen = best_run("closed", paths, dataset=dataset).files
-    except UsageError as error:
-        raise UsageError(f"{dataset} has no trained run in {paths.root}; train one with `dvc repro`") from error
+    hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
+    chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params).files
     method, seed = chosen.root.parent.name, int(chosen.root.name)
     record, trained = read_record(chosen.checkpoint), load_featured_run(params, dataset, method, seed, paths)
     inputs = trained.inputs

@@ -24,7 +24,7 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     They are `plan/report.json`, `plan/DATASET/STAGE.json` and `plan/DATASET/METHOD/{train,evaluate}.json`. Raise
     UsageError if a method has a wrong option, or a data set lacks an input that the method needs.
     """
-    records = {"report.json": report_record(params)}
+    records = {"report.json": report_record(params, paths)}
     for dataset in params.run.datasets:
         for stage, record in dataset_records(params, dataset, paths).items():
             records[f"{dataset}/{stage}.json"] = record

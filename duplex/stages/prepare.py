@@ -10,6 +10,7 @@ from duplex.data.dataset_source import ensure_images, load_source
 from duplex.data.manifest import write_manifest
 from duplex.data.prepared_source import write_source
 from duplex.data.stats import statistics
+from duplex.features.feature_file import feature_keys
 from duplex.system.files import write_json
 
 
@@ -19,7 +20,7 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
     Prints notes on rows of the source that were left out.
     """
     source = params.dataset(dataset).source
-    data = load_source(source)
+    data = load_source(source, feature_keys(params.dataset(dataset).features, source))
     for note, count in data.notes.items():
         print(f"{dataset}: {note}: {count:,}", file=sys.stderr)
     ensure_images(source, data.manifest)

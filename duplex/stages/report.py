@@ -18,6 +18,7 @@ from duplex.data.manifest import read_manifest
 from duplex.data.prepared_source import require_prepared
 from duplex.errors import DuplexError
 from duplex.features.checks import open_cache, read_identity
+from duplex.features.importing import require_imported
 from duplex.report.aggregate import BAD_IMAGES, NO_RUN, Aggregate, Tree, aggregate, headlines
 from duplex.report.blocks import ReportPart
 from duplex.report.page import write_report
@@ -87,11 +88,13 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
     """Print a warning per method whose runs differ in settings from params.yaml, and per changed data source.
 
     The settings are those of training and evaluation. Outdated ablations are reported as well. A data set's source (its
-    table, benchmark or folder) has changed if it differs from what `duplex prepare` read.
+    table, benchmark or folder) has changed if it differs from what `duplex prepare` read, and its file of features if
+    it differs from the one that `duplex extract` read.
     """
     for dataset in params.run.datasets:
         try:
             require_prepared(params.dataset(dataset).source, paths.source(dataset))
+            require_imported(params.dataset(dataset).features, paths.features(dataset))
         except DuplexError as error:
             print(f"duplex: {error}; the report shows the earlier runs", file=sys.stderr)
     for name, dataset, seed in product(params.ablations, params.ablation_run.datasets, params.ablation_run.seeds):

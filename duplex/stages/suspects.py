@@ -16,6 +16,8 @@ from duplex.data.manifest import check_labels, read_manifest
 from duplex.data.prepared_source import require_prepared
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
+from duplex.features.identity import ROOT
+from duplex.features.importing import require_imported
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
@@ -47,12 +49,14 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
     """
     paths = ArtifactPaths()
     require_prepared(params.dataset(dataset).source, paths.source(dataset))
+    require_imported(params.dataset(dataset).features, paths.features(dataset))
     manifest, labels = read_manifest(paths.manifest(dataset)), LabelSpace.load(paths.labels(dataset))
-    cache = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
+    expected = {"manifest": sha256(paths.manifest(dataset)), ROOT: params.dataset(dataset).source.recorded_root}
+    cache = open_features(paths.features(dataset), expect=expected)
     rows = np.flatnonzero(~cache.bad)
     table = manifest.iloc[rows].reset_index(drop=True)
     compositions = labels.index(table["state"].tolist(), table["object"].tolist())
-    spaces = _spaces(cache, rows, way, dataset, run)
+    spaces = _spaces(params, cache, rows, way, dataset, run)
     margins_by_kind = {
         "composition": margins(spaces[0], compositions, way),
         "state": margins(spaces[1], labels.state_of(compositions), way),
@@ -84,7 +88,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
     return out
 
 
-def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
+def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
     """Return the unit features [n, d] by which labels are checked: three arrays, for compositions, states and objects.
 
     way: "knn" takes the features of the cache, "run" those of a trained run.
@@ -96,7 +100,7 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
     from duplex.recognition.recognizer import Recognizer
     from duplex.recognition.trained import TrainedRun
 
-    folder = run or best_run(dataset=dataset, hint="name one with --run").files.root
+    folder = run or best_run(dataset=dataset, hint="name one with --run", params=params).files.root
     recognizer = Recognizer.load(folder, device="cpu")
     recognizer.check_cache(cache)
     trained = recognizer.trained
@@ -107,8 +111,11 @@ def _spaces(cache: Features, rows: Ints, way: Way, dataset: str, run: Path | Non
     if isinstance(method, WithFinetuning):
         tokens = read_tokens(cache.path, "block_inputs")
         if tokens is None:
-            message = f"{folder} has fine-tuned blocks, and {cache.path} has no inputs for them"
-            raise UsageError(f"{message}; set datasets.{dataset}.encoder.block_inputs in params.yaml and extract again")
+            raise UsageError(
+                f"{folder} has fine-tuned blocks, and {cache.path} has no inputs for them; set "
+                f"datasets.{dataset}.encoder.block_inputs in params.yaml to the number of blocks, and run "
+                f"`duplex extract --dataset {dataset}`"
+            )
         block_inputs: Any = torch.from_numpy(tokens[rows]) if isinstance(tokens, np.ndarray) else tokens.at(rows)
         inputs["cls"] = torch.no_grad()(method.blocks)(block_inputs)
         plain, method = unit(inputs["cls"]).numpy(), method.method

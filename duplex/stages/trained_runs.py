@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ from duplex.features.store import Features, open_features
 from duplex.recognition.card import RunFacts
 from duplex.recognition.neighbours import Neighbours
 from duplex.report.aggregate import read_numbers
+from duplex.stages.outdated_runs import run_difference
 from duplex.system.files import sha256
-from duplex.training.checkpoint import read_record
+from duplex.training.checkpoint import Record, read_record
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,12 @@ class SavedRun:
 
 
 def best_run(
-    world: str | None = None, paths: ArtifactPaths = ArtifactPaths(), *, dataset: str = "*", hint: str = "name one"
+    world: str | None = None,
+    paths: ArtifactPaths = ArtifactPaths(),
+    *,
+    dataset: str = "*",
+    hint: str = "name one",
+    params: Params | None = None,
 ) -> SavedRun:
     """Return the run with the best validation AUC among those calibrated for `world`; the first by name if equal.
 
@@ -40,8 +47,10 @@ def best_run(
 
     dataset: a name, or `*` for all.
     hint: end of the error message, which tells the user how to name a run.
+    params: runs that do not match these are left out, each with a line on stderr; None: all runs are considered.
     """
     root = paths.root
+    outdated = 0
     candidates: list[tuple[bool, SavedRun]] = []
     for checkpoint in sorted(root.glob(f"{dataset}/*/*/checkpoint.safetensors")):
         try:
@@ -50,12 +59,32 @@ def best_run(
             continue
         worlds = record.calibration or {}
         if worlds if world is None else world in worlds:
+            if params and (difference := _difference(record, params, checkpoint.parent, paths)):
+                print(f"duplex: {checkpoint.parent} does not match params.yaml: {difference}", file=sys.stderr)
+                outdated += 1
+                continue
             candidates.append(((world or "closed") in worlds, SavedRun(RunPaths(checkpoint.parent), record.val_auc)))
+    if not candidates and outdated:
+        raise UsageError(
+            f"no run in {root}/{dataset} that is calibrated for {world or 'any'} world matches params.yaml; "
+            f"run `dvc repro`, or {hint}"
+        )
     if not candidates:
         raise UsageError(
             f"{root}/{dataset} has no trained run calibrated for {world or 'any'} world; run `dvc repro`, or {hint}"
         )
     return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
+
+
+def _difference(record: Record, params: Params, run: Path, paths: ArtifactPaths) -> str:
+    """Return how a run differs from params.yaml, as text; "" if it does not, or if params.yaml does not have it."""
+    dataset, method, seed = run.relative_to(paths.root).parts
+    if dataset not in params.datasets or method not in params.methods or not seed.isdecimal():
+        return ""
+    try:
+        return run_difference(record, params, dataset, method, int(seed), paths)
+    except DuplexError as error:
+        return str(error)
 
 
 def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:

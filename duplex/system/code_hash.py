@@ -19,6 +19,8 @@ from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from weakref import WeakKeyDictionary
 
 PACKAGE = __name__.partition(".")[0]
 SCRIPT = "__main__"  # name of the module of a script or notebook
@@ -41,6 +43,7 @@ IGNORED_MODULES = tuple(
         "system.version",
     )
 )
+_loaded_hashes: WeakKeyDictionary[type, tuple[str | None, list[object]]] = WeakKeyDictionary()
 IRRELEVANT_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # of nodes of a syntax tree
 
 
@@ -70,6 +73,33 @@ def plugin_hash(module: str, plugin: type | None = None) -> str | None:
         return None
     code = code_hash(module, ignored=(PACKAGE,))
     return _class_hash(plugin) if code == UNKNOWN_CODE and plugin is not None else code
+
+
+def loaded_plugin_hash(module: str, plugin: type) -> str | None:
+    """Return the hash that `plugin_hash` gave when it was first asked for the class `plugin`, not that of edited files.
+
+    The files are hashed again after a reload of a module, or after the code of its functions has been replaced, as
+    IPython's `%autoreload` does.
+    """
+    if module.partition(".")[0] == PACKAGE:
+        return None
+    names = {name.partition(".")[0] for name in (module, plugin.__module__)}
+    parts = [part for name, part in [*sys.modules.items()] if name.partition(".")[0] in names]
+    running = [item for part in parts if isinstance(part, ModuleType) for item in _running_code(part)]
+    code, before = _loaded_hashes.get(plugin, (None, []))
+    if not before or {*map(id, before)} - {*map(id, running)}:
+        code = plugin_hash(module, plugin)
+        _loaded_hashes[plugin] = code, running
+    return code
+
+
+def _running_code(module: ModuleType) -> Iterator[object]:
+    """Yield the objects of a loaded module that a reload replaces: its import spec and the code of its functions."""
+    yield module.__spec__
+    for value in [*vars(module).values()]:
+        if getattr(value, "__module__", None) == module.__name__:
+            parts = [*vars(value).values()] if isinstance(value, type) else [value]
+            yield from (part.__code__ for part in parts if inspect.isfunction(part))
 
 
 def _class_hash(plugin: type) -> str:
@@ -144,7 +174,10 @@ def _namespace(top: str) -> Path | None:
 
 
 def imported_names(name: str, path: Path) -> set[str]:
-    """Return the names that a module imports when it runs; `from a import b` gives both `a` and `a.b`."""
+    """Return the names of all modules that a module imports, except for type checkers only.
+
+    `from a import b` gives both `a` and `a.b`.
+    """
     return set(_parsed(name, path)[1])
 
 

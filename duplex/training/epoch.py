@@ -67,7 +67,7 @@ class Losses:
         self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
 
     def read(self) -> None:
-        """Copy queued loss terms from the device, update the epoch's `means`; raise `DuplexError` for NaN, infinity."""
+        """Copy queued loss terms from the device, update epoch `means`; raise `DuplexError` for NaN or infinity."""
         if not self._waiting:
             return
         values = iter(torch.cat([values for *_, values in self._waiting]).tolist())

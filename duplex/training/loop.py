@@ -73,7 +73,9 @@ def train(
     hooks: the caller's functions, called during training.
     """
     if not len(examples):
-        raise DuplexError("no training image is readable")
+        raise DuplexError(
+            "no training image is readable; `duplex data check NAME` lists the images that cannot be read"
+        )
     check_precision(method, settings)
     check_shapes(method.class_name, method.task.inputs, examples.inputs)
     check_labels(method, examples)

@@ -47,7 +47,7 @@ class ScoringTask:
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
-        """Return the task of scoring images for sorted `candidates` by a method, which is set to evaluation mode."""
+        """Return a `ScoringTask` for a method and sorted `candidates`, and set the method to evaluation mode."""
         method.eval()
         size, name, shapes = method.labels.size, method.class_name, method.task.inputs
         if not isinstance(candidates, CandidateSet):

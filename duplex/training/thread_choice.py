@@ -59,7 +59,7 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 
 
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
-    """Return the median seconds of a training step for each number of threads in `counts`.
+    """Return the median seconds of a step, such as a training step, for each number of threads in `counts`.
 
     The numbers take turns, so that the load of other programs affects all of them equally. A number whose fastest step
     takes more than `FAR_SLOWER` times the fastest of all is left out of further rounds.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from duplex.cli.params_file import add_dataset
 from duplex.config.params import load_params
 from duplex.options import AutoFinetune, FinetuneOptions
 from tests.commands import Command
@@ -32,6 +33,7 @@ def test_add_writes_an_entry_and_remove_deletes_exactly_that(project: Path, comm
     result = command("data", "add", "mine", *words, "--encoder", "tiny")
     assert (result.code, result.err) == (0, "params.yaml has mine; `dvc repro` runs it\n")
     assert "no problems found" in result.out and "images in" in result.out
+    assert ("made a split: " in result.out) == (layout == "folder")
     params = load_params()
     assert params.run.datasets == ("shapes", "mine")
     source = params.datasets["mine"].source
@@ -191,6 +193,20 @@ def test_split_keeps_the_options_of_the_data_set(project: Path, command: Command
     for number in (1, 2):
         entry = params.dataset(f"shapes-split{number}")
         assert (entry.source.seed, entry.source.resplit, entry.training.schedule) == (8, number, "cosine")
+
+
+def test_split_again_keeps_edited_options_and_copies_a_changed_source(project: Path, command: Command) -> None:
+    assert command("data", "split", "shapes", "--splits", "1", "--no-run").code == 0
+    add_dataset("shapes-split1", {"training": {"learning_rate": 0.1, "batch_size": 8, "epochs": 9}}, run=False)
+    edited = Path("params.yaml").read_text()
+    assert command("data", "split", "shapes", "--splits", "1", "--no-run").code == 0
+    assert Path("params.yaml").read_text() == edited
+    Path("params.yaml").write_text(edited.replace("seed: 7}", "seed: 8}", 1))
+    result = command("data", "split", "shapes", "--splits", "2", "--no-run")
+    assert "shapes-split1: source changed to that of shapes" in result.err and "shapes-split2: source" not in result.err
+    params = load_params()
+    first, second = (params.dataset(f"shapes-split{number}") for number in (1, 2))
+    assert (first.source.seed, first.training.epochs, second.training.epochs) == (8, 9, 12)
 
 
 def test_split_does_not_replace_another_data_set(project: Path, command: Command) -> None:

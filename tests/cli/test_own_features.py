@@ -100,6 +100,22 @@ def test_other_features_make_the_extraction_run_again(project: Path, command: Co
     assert "X.npy: missing" in command("doctor").out
 
 
+def test_features_replaced_after_extract_are_refused(project: Path, command: Command, table: pd.DataFrame):
+    command("data", "add", "mine", "table.csv", "--features", "X.npy", "--encoder", "none")
+    words = "--dataset", "mine", "--method", "kg_sp"
+    for stages in (["prepare", "-d", "mine"], ["extract", "-d", "mine"], ["train", *words], ["evaluate", *words]):
+        assert command(*stages).code == 0
+    np.save(project / "X.npy", features(table) + 1)
+    for stage in ("train", "evaluate"):
+        result = command(stage, *words)
+        assert result.refused("X.npy has changed since `duplex extract`", "`duplex extract --dataset mine`")
+    assert "X.npy has changed since" in command("doctor").out
+    assert command("extract", "--dataset", "mine").code == 0
+    assert command("train", *words).code == 0
+    (project / "X.npy").unlink()
+    assert command("evaluate", *words).code == 0, "the file may be on another machine"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -163,3 +179,47 @@ def test_rows_that_are_not_finite_are_named(project: Path, command: Command, tab
     result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
     assert result.code == 1
     assert "mine is not added" in result.err
+
+
+def splits_of_copies(table: pd.DataFrame, manifest: pd.DataFrame) -> pd.Series:
+    """Return how many splits each feature has, where the rows i and i + len(table) / 2 have equal features."""
+    place = dict(zip(table["image"], np.arange(len(table)) % (len(table) // 2), strict=True))
+    return manifest.groupby(manifest["image"].map(place))["split"].nunique()
+
+
+@pytest.mark.parametrize("form", [".npy", ".npz"])
+def test_images_of_equal_features_stay_in_one_split(project: Path, command: Command, table: pd.DataFrame, form: str):
+    twice = pd.concat([table, table.assign(image="again/" + table["image"])], ignore_index=True)
+    values = np.concatenate([features(table)] * 2)
+    twice.drop(columns="split").to_csv(project / "twice.csv", index=False)
+    np.save(project / "X.npy", values)
+    np.savez(project / "X.npz", features=values[::-1], images=twice["image"].to_numpy().astype(str)[::-1])
+    before = dataset_records(load_params(), "shapes")["prepare"].keys()
+    result = command("data", "add", "mine", "twice.csv", "--features", f"X{form}")
+    assert result.code == 0
+    assert f"{len(table)} images have the same features as another image" in result.out
+    assert "in two splits" not in result.out
+    assert dataset_records(load_params(), "mine")["prepare"].keys() == before | {"features"}
+    assert command("data", "split", "mine", "--splits", "1", "--no-run").code == 0
+    for name in ("mine", "mine-split1"):
+        assert command("prepare", "--dataset", name).code == 0
+        assert (splits_of_copies(twice, pd.read_csv(ArtifactPaths().manifest(name))) == 1).all()
+
+
+def test_equal_features_in_two_splits_of_the_user_are_reported(project: Path, command: Command, table: pd.DataFrame):
+    values = features(table)
+    values[table.index[table["split"] == "test"][0]] = values[table.index[table["split"] == "train"][0]]
+    np.save(project / "X.npy", values)
+    result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
+    assert result.code == 0
+    assert "problem: 1 image features are in two splits (a leak)" in result.out
+
+
+def test_features_of_repeated_lines_are_refused_with_their_rows(project: Path, command: Command, table: pd.DataFrame):
+    pd.concat([table, table[:1]]).to_csv(project / "table.csv", index=False)
+    values = features(table)
+    np.save(project / "X.npy", np.concatenate([values, values[:1]]))
+    added = command("data", "add", "mine", "table.csv", "--features", "X.npy")
+    assert added.refused("repeats 1 of its", f"counted from 0: {len(table)} ({table['image'][0]})")
+    np.save(project / "X.npy", values)
+    assert command("data", "add", "mine", "table.csv", "--features", "X.npy").code == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from duplex.cli.params_file import add_dataset, forget_stages, remove_dataset
+from duplex.cli.params_file import add_dataset, forget_stages, remove_dataset, set_method
 from duplex.config.params import load_params
 from duplex.errors import DuplexError, UsageError
 from tests.commands import Command
@@ -75,6 +75,28 @@ def test_a_data_set_is_added_changed_and_removed_in_any_layout(tmp_path: Path, l
     assert load_params(path).datasets["shapes"].encoder.precision == "bf16"
     remove_dataset("mine", path)
     assert load_params(path).run.datasets == ("shapes",) and path.read_text().count("#") == before.count("#")
+
+
+def test_options_of_a_method_change_without_losing_comments(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    entry = """\
+  commented:
+    kind: csp
+    per_dataset:
+      shapes:
+        training: # tuned by hand
+          batch_size: 8 # 16 diverged
+          learning_rate: 1e-3
+"""
+    path.write_text((ROOT / "params.yaml").read_text().replace("\nmethods:\n", f"\nmethods:\n{entry}", 1))
+    before = path.read_text()
+    assert entry in before
+    set_method("commented", "shapes", {}, {"batch_size": 4, "epochs": 5}, path)
+    changed = before.replace("batch_size: 8 #", "batch_size: 4 #")
+    assert path.read_text() == changed.replace("learning_rate: 1e-3", "learning_rate: 1e-3\n          epochs: 5", 1)
+    set_method("commented", "cgqa", {}, {"epochs": 5}, path)
+    assert path.read_text().count("#") == before.count("#")
+    assert load_params(path).methods["commented"].training_for("cgqa") == {"epochs": 5}
 
 
 def test_an_invalid_edit_leaves_the_file_unchanged(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from duplex.artifacts import ArtifactPaths
 from duplex.config import run_key
 from duplex.config.params import Params, load_params
 from duplex.config.run_key import dataset_records, report_record, run_records
@@ -49,6 +50,14 @@ def test_a_changed_parameter_changes_the_records_of_the_stages_that_use_it(tmp_p
     assert {name for name in before if before[name] != after[name]} == {
         name for name in before if name in changed or name.partition(" ")[0] in changed
     }
+
+
+def test_the_report_depends_on_the_tables_of_ablations(tmp_path):
+    params, paths = load_params(ROOT / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
+    paths.ablations.mkdir()
+    before = report_record(params, paths)
+    (paths.ablations / "metrics.json").write_text("{}")
+    assert report_record(params, paths) != before
 
 
 @pytest.mark.parametrize("stage", ["prepare", "extract"])

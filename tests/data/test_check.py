@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import duplex
-from duplex.data.check import DataIssue, check_dataset, verify_image
+from duplex.data.check import DataIssue, check_dataset, content_issues, verify_image
 from duplex.data.czsl_layout import read_pair_lists
 from duplex.data.dataset import LabelledImages, labels_of
 from duplex.data.dataset_source import load_source
@@ -59,7 +59,7 @@ def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tm
     shared = by_split["val"][1]
     assert findings["images are in two splits (a leak)"].examples == (f"{shared} (val) = {shared} (test)",)
     assert findings["image contents are in two splits (a leak)"].count == 2
-    assert findings["images have the same content as another image"].count == 1
+    assert findings["images have the same content as another image with another label"].count == 1
     assert findings["images are on disk but not listed"].examples == ("stray.png",)
     assert not findings["images are on disk but not listed"].problem
     assert "train pairs without images" not in findings
@@ -94,6 +94,25 @@ def test_labels_with_equal_prompts_are_a_problem(tmp_path: Path) -> None:
     findings = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)
     assert findings["states read like another in a prompt"].examples == ("Red", "red")
     assert findings["objects read like another in a prompt"].count == 2
+
+
+def test_pairs_with_one_prompt_are_a_problem(tmp_path: Path) -> None:
+    pairs = [("dark red", "star"), ("dark", "red star"), ("dark", "star")]
+    manifest = frame([(f"{i}.png", state, thing, "train") for i, (state, thing) in enumerate(pairs)])
+    findings = found(LabelledImages(manifest, labels_of(manifest)), tmp_path)
+    alike = findings["pairs read like another in a prompt"]
+    assert alike.problem and sorted(alike.examples) == ["dark + red star", "dark red + star"]
+    assert "states read like another in a prompt" not in findings
+
+
+def test_images_of_equal_content_are_named_together_and_with_their_labels_if_these_differ(tmp_path: Path) -> None:
+    rows = [("a.png", "red"), ("b.png", "red"), ("c.png", "blue"), ("d.png", "blue")]
+    manifest = frame([(image, state, "star", "train") for image, state in rows])
+    digests = {"a.png": "1", "b.png": "1", "c.png": "1", "d.png": "2"}
+    same, contradicted, _ = content_issues(manifest, digests)
+    assert same.examples == ("b.png = a.png",)
+    assert contradicted.examples == ("c.png (blue star) = a.png (red star)",)
+    assert contradicted.what == "images have the same content as another image with another label"
 
 
 def test_examples_are_the_first_few(tmp_path: Path) -> None:

@@ -136,6 +136,21 @@ def test_bad_tables_are_errors_of_one_line(tmp_path: Path, text: str, says: str)
     assert "t.csv" in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_split_in_a_column_of_another_name_is_refused(tmp_path: Path, suffix: str) -> None:
+    """Otherwise a random split would be made; a column with other values is ignored as before."""
+    path = tmp_path / f"t{suffix}"
+    frame = pd.DataFrame({"image": list("abcd"), "state": "red", "object": "car"})
+    for usage, refused in ((["train", "", "VAL", "test"], True), (["train"] * 4, False), (list("abcd"), False)):
+        table = frame.assign(usage=usage)
+        table.to_csv(path, index=False) if suffix == ".csv" else table.to_parquet(path)
+        if refused:
+            with pytest.raises(DuplexError, match="'usage' holds train, VAL, test; rename it to `split`"):
+                read_table(path)
+        else:
+            assert list(read_table(path).columns) == ["image", "state", "object"]
+
+
 def test_repeated_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(GOOD + "c.jpg,red,car,test\n./c.jpg,red,car,test\n")
@@ -205,6 +220,9 @@ def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: 
         (["a/b/c/x.jpg"], "does not follow"),
         (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
         (["train/car/x.jpg", "Val/car/y.jpg"], "are splits and no states"),
+        (["red_star/train/x.jpg", "red_star/test/y.jpg"], "test, train are splits and no objects"),
+        (["train_set/car/x.jpg", "test_set/car/y.jpg"], "are splits and no states"),
+        (["fold0/car/x.jpg", "fold1/car/y.jpg"], "are splits and no states"),
         (["very red car/x.jpg"], "is not two words"),
         (["car/x.jpg"], "is not two words"),
         (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt"),
@@ -226,6 +244,13 @@ def test_names_with_spaces_dots_hyphens_and_accents_become_labels(tmp_path: Path
     frame, notes = read_folder(tmp_path)
     assert notes == {}
     assert sorted(zip(frame["state"], frame["object"], strict=True)) == sorted(names)
+
+
+def test_a_split_word_beside_other_labels_is_a_label(tmp_path: Path) -> None:
+    for name in ("red/train", "red/car", "test/car"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.png").touch()
+    assert len(read_folder(tmp_path)[0]) == 3
 
 
 def test_files_that_are_no_images_are_counted_wherever_a_folder_is_read(tmp_path: Path) -> None:

@@ -103,6 +103,32 @@ def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path:
     assert records[0]["content"] == records[1]["content"]
 
 
+def test_images_of_other_sizes_in_a_folder_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, _ = table_project(tmp_path, monkeypatch)
+    paths, root = ArtifactPaths(), tmp_path / "pictures"
+    make_folder(root, "nested")
+    source = SourceOptions("folder", root)
+    own = params.dataset("own").model_copy(update={"source": source})
+    params = params.model_copy(update={"datasets": {"own": own}})
+    write_source(source, paths.source("own"))
+    before = dataset_records(params, "own", paths)
+    shutil.copytree(root, tmp_path / "copy")
+    shutil.rmtree(root)
+    assert dataset_records(params, "own", paths) == before, "the images are not on this machine"
+    (tmp_path / "copy").rename(root)
+    require_prepared(source, paths.source("own"))
+    assert dataset_records(params, "own", paths) == before
+    image = next(root.rglob("*.png"))
+    image.write_bytes(image.read_bytes() + b" ")
+    with pytest.raises(DuplexError, match=f"{root} has changed since"):
+        require_prepared(source, paths.source("own"))
+    after = dataset_records(params, "own", paths)
+    assert {stage for stage in before if before[stage] != after[stage]} == {"prepare", "extract"}
+    record = json.loads(paths.source("own").read_text())
+    paths.source("own").write_text(json.dumps({key: record[key] for key in record if key != "sizes"}))
+    require_prepared(source, paths.source("own"))  # a record of an earlier version
+
+
 def table_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Path]:
     """Change to `folder`; return parameters with one data set `own`, and its table there."""
     monkeypatch.chdir(folder)
@@ -135,6 +161,27 @@ def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_agai
     table.write_text(table.read_text().replace("test", "val", 1))
     prepare(params, "own", paths)
     assert "cannot be used" in cache_finding(params).message, "the features are those of another manifest"
+
+
+def test_images_of_another_folder_are_encoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    params, table = table_project(tmp_path, monkeypatch)
+    paths, other = ArtifactPaths(), tmp_path / "pics_v2"
+    prepare(params, "own", paths)
+    extract(params, "own", paths)
+    shutil.copytree(table.parent, other)
+    own = params.dataset("own").model_copy(update={"source": SourceOptions("table", other, table)})
+    moved = params.model_copy(update={"datasets": {"own": own}})
+    before, after = dataset_records(params, "own", paths), dataset_records(moved, "own", paths)
+    assert {stage for stage in before if before[stage] != after[stage]} == {"prepare", "extract"}
+    prepare(moved, "own", paths)
+    with pytest.raises(DuplexError, match=r"another folder of images .*; `duplex extract --dataset own` makes it"):
+        load_inputs(moved, "own", paths)
+    assert "another folder of images" in cache_finding(moved).remedy
+    assert extract(moved, "own", paths).resumed == 0
+    assert f"another folder of images ({table.parent} → {other}); extracting again" in capsys.readouterr().err
+    load_inputs(moved, "own", paths)
 
 
 def cache_finding(params: Params) -> DoctorFinding:

@@ -125,6 +125,13 @@ def test_wrong_entries_are_refused_by_name(tmp_path: Path, kind: str, name: str,
     assert opened_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+def test_two_columns_of_one_pair_are_refused(tmp_path: Path, kind: str) -> None:
+    states, objects = np.array([b"red", b"old", b"red", b"red"]), np.array([b"car", b"car", b"hat", b"car"])
+    with pytest.raises(UsageError, match="columns 0 and 3 are both the pair 'red car'; keep one column per pair"):
+        read(tmp_path / f"s.{kind}", state=states, object=objects)
+
+
 def test_more_columns_than_eight_blocks_are_refused(tmp_path: Path, monkeypatch) -> None:
     wide = {"target": np.zeros(2, int), "seen": np.ones(17, bool)}
     monkeypatch.setattr(module, "BLOCK", 2)

@@ -55,6 +55,7 @@ def test_a_finished_cache_is_left_alone_unless_fresh(run, tmp_path: Path) -> Non
     ("first", "second", "difference"),
     [
         ({}, {"manifest_sha256": "n" * 64}, "manifest"),
+        ({"recorded_root": "mypics"}, {"recorded_root": "pics_v2"}, "folder of images (mypics → pics_v2)"),
         ({}, {"limit": 9}, "limit"),
         ({}, {"tokens": "patch"}, "token choice"),
         ({"block_inputs": 1}, {"block_inputs": 2}, "number of block inputs"),
@@ -66,6 +67,11 @@ def test_a_cache_of_another_identity_is_extracted_again(run, capsys, first, seco
     assert run(**first).resumed == report.rows
     assert run(**second).resumed == 0
     assert f"another {difference}; extracting again" in capsys.readouterr().err
+
+
+def test_a_cache_that_records_no_folder_of_images_is_kept(run) -> None:
+    run()
+    assert run(recorded_root="mypics").resumed == 40
 
 
 @pytest.mark.parametrize("options", [{}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}])
@@ -205,6 +211,7 @@ def test_a_limit_keeps_at_most_that_many_rows(run, tmp_path: Path) -> None:
     [
         ({}, Span(0, 40, 40), {"fresh": True}, ""),
         ({"manifest": "other"}, Span(0, 40, 40), {}, "was begun with another manifest; extracting again"),
+        ({"root": "mypics"}, Span(0, 40, 40), {"recorded_root": "pics_v2"}, "of images (mypics → pics_v2); extracting"),
         ({}, Span(0, 8, 40), {}, "was begun with another set of rows; extracting again"),
         ({}, None, {}, "is damaged; extracting again"),
     ],
@@ -212,7 +219,7 @@ def test_a_limit_keeps_at_most_that_many_rows(run, tmp_path: Path) -> None:
 def test_an_unfinished_file_of_another_kind_or_a_damaged_one_is_begun_again(
     run, tmp_path: Path, capsys, changes, span: Span | None, options, message: str
 ) -> None:
-    whole, out = run(tmp_path / "whole.h5").path, tmp_path / "features.h5"
+    whole, out = run(tmp_path / "whole.h5", **options).path, tmp_path / "features.h5"
     if span is None:
         partial_path(out).write_bytes(b"\x89HDF not really")
     else:

@@ -11,6 +11,7 @@ from duplex.features.identity import (
     DISPLAY_NAMES,
     IMPORTED,
     LIBRARIES,
+    ROOT,
     cache_identity,
     check_identity,
     first_difference,
@@ -31,7 +32,7 @@ def test_an_identity_has_only_keys_of_options_that_were_set() -> None:
     assert "bits" not in cache_identity(ENCODER, "m", bits=8), "without block inputs there is nothing to store in them"
 
 
-@pytest.mark.parametrize("key", [*DISPLAY_NAMES, "something"])
+@pytest.mark.parametrize("key", [*(key for key in DISPLAY_NAMES if key != ROOT), "something"])
 @pytest.mark.parametrize("value", ["other", None])
 def test_every_expected_value_must_be_equal(key: str, value: str | None) -> None:
     stored = {**dict.fromkeys(DISPLAY_NAMES, "a"), "something": "a"}
@@ -42,6 +43,14 @@ def test_every_expected_value_must_be_equal(key: str, value: str | None) -> None
     name = DISPLAY_NAMES.get(key, key)
     message = f"{CACHE} was made with another {name} ({value or 'none'}, not a); {repair_hint(CACHE)}"
     assert str(refused.value) == message
+
+
+def test_an_identity_without_folder_of_images_fits_any_folder() -> None:
+    for stored, expect in (({}, {ROOT: "mypics"}), ({ROOT: "mypics"}, {}), ({ROOT: "mypics"}, {ROOT: None})):
+        check_identity(stored, expect, CACHE)
+    assert first_difference({}, {ROOT: "mypics"}) is first_difference({ROOT: "mypics"}, {}) is None
+    with pytest.raises(DuplexError, match=r"with another folder of images \(mypics, not pics_v2\); `duplex extract"):
+        check_identity({ROOT: "mypics"}, {ROOT: "pics_v2"}, CACHE)
 
 
 def test_unexpected_keys_are_allowed_except_limit() -> None:

@@ -39,7 +39,7 @@ def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: ty
         (np.zeros(7, np.float32), "must hold one array"),
         (np.full((7, 5), 1e6, np.float32), "above 65504"),
         (np.full((7, 5), -65_505, np.float32), "above 65504"),
-        (np.array([None] * 7), "not an array"),
+        (np.array([None] * 7), r"holds Python objects, not numbers; save `X\.astype\('float32'\)`"),
         (
             np.zeros((7, 0), np.float32),
             r"must hold one array of floating-point numbers \[rows, width\]; it has \(7, 0\) float32",
@@ -59,7 +59,10 @@ def test_a_file_that_is_no_single_array_is_refused(tmp_path: Path) -> None:
     """A pickle is not loaded: that would run its author's code."""
     several = io.BytesIO()
     np.savez(several, a=np.zeros((7, 5)))
-    array, damaged = "has several arrays .*; expected one array of numbers", "numpy saved .*, or it is damaged$"
+    array, damaged = (
+        r"has one array \(a\) and lacks features and images; expected one array of numbers",
+        "numpy saved .*, or it is damaged$",
+    )
     for content, message in ((several.getvalue(), array), (b"", damaged), (pickle.dumps(np.ones((7, 5))), damaged)):
         (tmp_path / "f.npy").write_bytes(content)
         with pytest.raises(DuplexError, match=message):
@@ -104,4 +107,10 @@ def test_too_many_unusable_rows_leave_the_earlier_cache(tmp_path: Path) -> None:
 def test_names_saved_as_objects_are_refused_with_the_remedy(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", features=np.ones((2, 3), np.float32), images=np.array(["a", "b"], dtype=object))
     with pytest.raises(UsageError, match=r"images holds Python objects; save `images\.astype\(str\)`"):
+        import_features(tmp_path / "x.npz", 2, "0", tmp_path / "c.h5", ["a", "b"])
+
+
+def test_a_file_with_names_that_lacks_them_is_told_so(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", features=np.ones((2, 3), np.float32))
+    with pytest.raises(UsageError, match=r"has one array \(features\) and lacks images; expected"):
         import_features(tmp_path / "x.npz", 2, "0", tmp_path / "c.h5", ["a", "b"])

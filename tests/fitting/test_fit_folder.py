@@ -62,6 +62,13 @@ def test_the_model_answers_with_every_labelled_pair_and_with_new_ones(fitted, dr
     assert right > len(images) / 2
 
 
+def test_the_summary_says_what_the_accuracy_assumes():
+    measured = {"images": 9, "accuracy": 58.5, "accuracy_seen": 63.6, "accuracy_unseen": 12.3, "new_share": 0.1}
+    text = fit_folder._summary({**measured, "calibration_error": 6.1, "metrics": {"closed": {"auc": 43.7}}})
+    assert "accuracy 58.5 % if 10 % of images are of new pairs (63.6 %" in text
+    assert text.endswith("AUC 43.7 (closed world)")
+
+
 def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fitted):
     model, printed = fitted
     page = model.with_name("model-page.html").read_text(encoding="utf-8")

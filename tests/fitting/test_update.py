@@ -345,6 +345,23 @@ def test_missing_and_repeated_images_of_a_table_are_reported(model, further, tmp
     ]
 
 
+def test_a_link_to_a_model_stays_and_the_model_is_updated(model, further, tmp_path):
+    place = shutil.copytree(model, tmp_path / "v1")
+    (tmp_path / "current").symlink_to("v1")
+    assert duplex("update", tmp_path / "current", further, "--in-place").returncode == 0
+    assert (tmp_path / "current").is_symlink()
+    assert [update["images"] for update in read_fit(place)["updates"]] == [10]
+
+
+def test_images_of_the_test_split_are_added_and_counted(model, further, tmp_path):
+    rows = ["red/star/0020.png,red,star,train", "red/star/0021.png,red,star,test"]
+    (further / "new.csv").write_text("\n".join(["image,state,object,split", *rows]))
+    lines: list[str] = []
+    update_model(model, further / "new.csv", tmp_path / "out", say=lines.append)
+    assert lines[0] == "note: 1 of the images have the split test and are added too: an update uses every row"
+    assert lines[1].startswith("2 images added")
+
+
 def test_an_export_does_not_replace_a_model(model, tmp_path):
     """It would lack fit.json and the statistics, and the model could never be updated again."""
     place = shutil.copytree(model, tmp_path / "model")

@@ -67,6 +67,18 @@ def test_skipped_files_are_counted_and_long_listings_reported(tmp_path: Path, mo
     assert log[1] == f"listing {tmp_path}: 1 images and 3 other files so far"
 
 
+def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> None:
+    (tmp_path / "pics" / ".cache").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "pics" / "linked").symlink_to(tmp_path / "elsewhere")
+    for name in ("pics/a.jpg", "pics/._a.jpg", "pics/.cache/b.jpg", "elsewhere/c.jpg"):
+        (tmp_path / name).write_bytes(b"x")
+    log: list[str] = []
+    listed = image_paths.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
+    assert listed == [tmp_path / "pics" / "a.jpg"]
+    assert log == ["1 file skipped: 1 linked folders"]
+
+
 def test_weights_of_encoders_with_their_own_are_refused(pics: Path, command: Command) -> None:
     assert command("extract", "-d", "pics", "--weights", "NOSUCH").refused(
         "encoder 'tiny' has its own weights", "NOSUCH"

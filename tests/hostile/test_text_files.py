@@ -158,9 +158,11 @@ ROW = "0,a.jpg,red star,1,1,0.5,red star,red moon,blue star,closed"
     ],
 )
 def test_invalid_predictions_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "predictions.csv").write_text(text)
-    with pytest.raises(DuplexError, match=r"predictions.csv .*dvc repro"):
-        read_predictions(tmp_path / "predictions.csv")
+    path = tmp_path / "own/csp/0/predictions.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(DuplexError, match=r"predictions.csv .*`duplex evaluate --dataset own --method csp --seed 0` "):
+        read_predictions(path)
 
 
 def test_a_folder_in_place_of_a_table_is_reported(tmp_path: Path) -> None:
@@ -289,3 +291,17 @@ def test_lists_of_compositions_with_other_cells_are_refused(tmp_path: Path, text
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(UsageError, match=says):
         read_compositions(tmp_path / "list.csv")
+
+
+def test_a_list_of_compositions_without_heading_is_not_called_empty(tmp_path: Path) -> None:
+    for text, says in (
+        (
+            "rusty,kettle\n",
+            "has the columns rusty, kettle; expected state,object and no others, named in the first line",
+        ),
+        ("state,object\n", "has no line below its heading"),
+        ("", "is empty"),
+    ):
+        (tmp_path / "list.csv").write_text(text)
+        with pytest.raises(UsageError, match=says):
+            read_compositions(tmp_path / "list.csv")

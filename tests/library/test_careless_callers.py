@@ -151,7 +151,13 @@ def test_further_columns_are_ignored():
     )
     without = table.drop(columns="set")
     assert small(table=table).manifest.equals(small().manifest)
-    assert small(table=without.rename(columns={"split": "site"})).labels.states == small().labels.states
+    assert small(table=without.drop(columns="split").assign(site="x")).labels.states == small().labels.states
+
+
+def test_a_split_in_a_column_of_another_name_is_refused():
+    table = pd.DataFrame(arrays()["table"]).rename(columns={"split": "site"})
+    with pytest.raises(UsageError, match="column 'site' holds train, val, test; rename it to `split`"):
+        small(table=table)
 
 
 def by_index(order: list[int], **more: Any) -> dict[str, Any]:
@@ -286,3 +292,17 @@ def test_a_run_is_saved_in_the_home_folder_that_the_recognizer_reads(tmp_path, m
     monkeypatch.setenv("HOME", str(tmp_path))
     data = small()
     assert duplex.fit(data, "kg_sp", epochs=1).save("~/run") == tmp_path / "run"
+
+
+def test_rows_of_equal_features_stay_in_one_split(capsys):
+    """Copies in training and in test would make the measured accuracy too high."""
+    given = arrays()
+    random = np.random.default_rng(0).normal(size=(45, 8)).astype(np.float32)
+    pairs = [(state, name) for state in ("red", "blue", "green") for name in ("star", "heart", "ring")] * 5
+    table = {"state": [state for state, _ in pairs] * 2, "object": [name for _, name in pairs] * 2}
+    manifest = duplex.Dataset.from_arrays(np.concatenate([random, random]), table).manifest
+    assert manifest["split"][:45].tolist() == manifest["split"][45:].tolist()
+    assert "in two splits" not in capsys.readouterr().err
+    given["features"][-1] = given["features"][0]  # the user's own split is kept
+    duplex.Dataset.from_arrays(**given)
+    assert "image features are in two splits (a leak): 0 (train) = 32 (test)" in capsys.readouterr().err

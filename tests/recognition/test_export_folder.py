@@ -267,6 +267,7 @@ def test_the_card_has_the_metrics_and_counts(trained, exported):
     text = (exported["duplex"] / "README.md").read_text(encoding="utf-8")
     metrics = json.loads((trained.run() / "metrics.json").read_text())["closed"]
     assert text.startswith("---\nlicense: mit\n")
+    assert "On test images, in the closed world:" in text
     assert f"| AUC | {metrics['auc']:.2f} | {metrics['auc_low']:.2f}–{metrics['auc_high']:.2f} |" in text
     counts = json.loads(trained.paths.statistics("own").read_text())
     assert f"{counts['states']} states" in text and "score terms visual, semantic, factors" in text

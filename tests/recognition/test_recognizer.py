@@ -233,6 +233,11 @@ def test_prompts_of_known_names_equal_the_methods_prototypes(trained, recognizer
     torch.testing.assert_close(encode("state", names), tensors["states"], rtol=0, atol=1e-5)
 
 
+def test_paths_that_are_no_iterable_are_refused(recognizer):
+    with pytest.raises(UsageError, match="paths is None; expected an Iterable"):
+        list(recognizer.stream(None, num_workers=0))
+
+
 def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
     junk, good = tmp_path / "junk.jpg", trained.images()[0]
     junk.write_text("not an image")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
 
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.examples import Examples
 from duplex.report.own_page import own_report, write_page
 from duplex.report.page import render_markdown
 from duplex.stages import own_page, report
+from tests.projects import inside
 from tests.report.browser import Browser, find_chromium
 from tests.report.own_data import own_data
 from tests.report.reading import Page
@@ -185,6 +187,16 @@ def test_a_data_set_without_a_run_is_an_error(project, tmp_path) -> None:
 
     with pytest.raises(UsageError, match="own has no trained run"):
         own_page.run(project.params, "own", ArtifactPaths(tmp_path))
+
+
+def test_a_run_on_other_labels_is_named_with_the_command_that_trains_it(project, tmp_path) -> None:
+    shutil.copytree(project.folder, tmp_path / "copy")
+    with inside(tmp_path / "copy"):
+        labels = json.loads(project.paths.labels("own").read_text())
+        labels["states"].append(labels["objects"][0])
+        project.paths.labels("own").write_text(json.dumps(labels))
+        with pytest.raises(DuplexError, match=r"other labels .* \(`duplex train --dataset own --method \w+ --seed \d`"):
+            own_page.run(project.params, "own", project.paths)
 
 
 def test_the_report_leaves_out_data_sets_without_runs_and_metrics_alone(project) -> None:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from ruamel.yaml import YAML
 
 from duplex.report import blocks
 from duplex.report.charts import Chart, Mark, Series, draw
@@ -17,6 +18,7 @@ from duplex.report.page import render_markdown, render_page
 from duplex.stages import inventory, maps, report
 from tests.projects import inside
 from tests.report.reading import Page, cited
+from tests.subprocesses import ROOT
 
 EVIL = "<b>bold</b> & \"quoted\" 'single' | `tick` café <script>alert(1)</script>"
 
@@ -100,6 +102,12 @@ def test_the_same_runs_give_the_same_bytes(project):
     before = {path: path.read_bytes() for path in (project.page, project.folder / "artifacts/report/report.md")}
     report.run(project.params, project.paths)
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_dvc_restores_all_files_of_the_report(project):
+    """The page too: `dvc checkout` of another branch must not leave the page of this one."""
+    written = (path.as_posix() for path in (project.paths.report, project.paths.plots, project.paths.runs))
+    assert set(written) <= set(YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]["report"]["outs"])
 
 
 def test_every_figure_is_also_a_file(project):

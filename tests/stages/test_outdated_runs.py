@@ -11,13 +11,15 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
+from duplex.cli.params_file import set_method
 from duplex.config.method_entries import MethodEntry
 from duplex.config.params import Params, load_params
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.store import read_contents_digest
 from duplex.library.inputs import load_inputs
 from duplex.stages import ablate, evaluate, report, train
 from duplex.stages.extract import extract
+from duplex.stages.trained_runs import best_run
 from tests.projects import make_project
 
 
@@ -43,6 +45,17 @@ def compare(capfd: pytest.CaptureFixture[str]) -> str:
     if done.exception is not None:
         raise done.exception.__context__ or done.exception
     return done.stderr
+
+
+def test_outdated_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    set_method("csp", "own", {}, {"epochs": 3})
+    assert best_run(params=load_params()).files.root.parent.name == "clip"
+    csp = "duplex: artifacts/own/csp/{} does not match params.yaml: epochs is 1 instead of 3\n"
+    assert capfd.readouterr().err == csp.format(0) + csp.format(1)
+    set_method("clip", "own", {}, {"epochs": 3})
+    with pytest.raises(UsageError, match=r"no run in .* matches params\.yaml; run `dvc repro`, or name one"):
+        best_run(params=load_params())
+    assert best_run().files.root.is_dir()
 
 
 def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project: Path) -> None:
@@ -87,6 +100,8 @@ def test_the_files_of_another_run_are_reported(project: Path, capfd: pytest.Capt
         ({"k": (1, 2)}, r"evaluation.k was [1, 2] instead of"),
         ({"worlds": ("closed",)}, "it was not evaluated in the open world"),
         ({"protocol": "sampled"}, "evaluation.protocol was sampled instead of exact"),
+        ({"bootstrap": 7}, "evaluation.bootstrap was 7 instead of"),
+        ({"terms": False}, "evaluation.terms was False instead of True"),
     ],
 )
 def test_a_seed_evaluated_with_other_settings_is_reported(
