@@ -100,6 +100,17 @@ def test_a_wrong_method_is_refused_by_name_in_one_line(message: str) -> None:
         check_method(faulty)
 
 
+@pytest.mark.parametrize("message", [m for m in FAULTS if m.startswith(("losses", "shared"))])
+def test_a_wrong_loss_is_refused_by_name_while_threads_are_chosen(message: str) -> None:
+    faulty, before = type("Faulty", (Probe,), FAULTS[message]), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(DuplexError, match=message):
+            fit(faulty)
+    finally:
+        torch.set_num_threads(before)
+
+
 ELSEWHERE: dict[str, dict[str, Any]] = {  # values that torch accepts and nobody can use
     r"losses\(\) returned tensors on cpu, meta; expected": {
         "losses": lambda self, b, _: {"a": self.logits(b.cls).sum(), "b": self.logits(b.cls).sum().to("meta")}
