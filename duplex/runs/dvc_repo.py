@@ -37,7 +37,7 @@ class DvcRepo:
     def require_free(self, path: Path) -> None:
         """Raise `DuplexError` if a running DVC command reads or writes files below `path`.
 
-        DVC lists such files in `.dvc/tmp/rwlock`: {"read": {path: [holder, ...]}, "write": {path: holder}}.
+        DVC lists such files in its file `rwlock`: {"read": {path: [holder, ...]}, "write": {path: holder}}.
         """
         place = self.folder.resolve()
         root = next(parent for parent in (place, *place.parents) if (parent / ".dvc").is_dir())
