@@ -38,7 +38,7 @@ from duplex.stages import evaluate, train
 from duplex.system.allocator import keep_freed_memory
 from duplex.system.code_hash import code_hash
 from duplex.system.plugins import module_of
-from duplex.training.checkpoint import read_record
+from duplex.training.checkpoint import read_checkpoint, read_record
 
 ENDS = ("seen", "unseen", "hm", "auc")
 
@@ -74,14 +74,14 @@ class Bench:
                 train.run(params, self.dataset, name, seed, out=out, **self.given)
             if tested:
                 evaluate.run(params, self.dataset, name, seed, out=out, **self.given)
-            mark.write_text(self._key(params, name))
+            mark.write_text(self._key(params, name, seed))
         return out
 
     def kept(self, name: str, rate: float, seed: int, *, tested: bool) -> bool:
         """Return whether a run is stored that was made by this code with these settings."""
         out, mark = self.place(name, rate, seed), self._mark(name, rate, seed)
         last = out.metrics if tested else out.checkpoint
-        return last.exists() and mark.exists() and mark.read_text() == self._key(self.at(name, rate), name)
+        return last.exists() and mark.exists() and mark.read_text() == self._key(self.at(name, rate), name, seed)
 
     def place(self, name: str, rate: float, seed: int) -> RunPaths:
         return RunPaths(self.folder / self.dataset / name / f"{rate:g}" / str(seed))
@@ -89,14 +89,16 @@ class Bench:
     def _mark(self, name: str, rate: float, seed: int) -> Path:
         return self.place(name, rate, seed).root / "key.json"
 
-    def _key(self, params: Params, name: str) -> str:
+    def _key(self, params: Params, name: str, seed: int) -> str:
         kind = params.entry(name).kind
         module = module_of(method_source(kind))
         code = [code_hash(f"duplex.stages.{stage}", module) for stage in ("train", "evaluate")]
         finetune = params.finetune(name, self.dataset)
         options = params.method(name, self.dataset).to_dict(), params.training(self.dataset, name).to_dict()
         finetunes = [] if finetune is None else [finetune.to_dict()]
-        return json.dumps([*options, *finetunes, code, torch.__version__], sort_keys=True)
+        members = [self.given["paths"].run(self.dataset, member, seed) for member in params.entry(name).members]
+        runs = [read_checkpoint(run.checkpoint).fingerprint for run in members]
+        return json.dumps([*options, *finetunes, *runs, code, torch.__version__], sort_keys=True)
 
 
 def tune(bench: Bench, name: str, rates: Sequence[float], seeds: Sequence[int]) -> tuple[float, dict[str, float]]:

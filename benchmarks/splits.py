@@ -4,7 +4,9 @@ python -m benchmarks.splits --dataset shapes --splits 5 --seeds 0,1,2,3,4 [--jso
 python -m benchmarks.splits --dataset shapes --splits 3 --own --methods cso,dual,cso@4,dual@4 --of dual@4 --markdown
 
 A method `NAME@BLOCKS` is NAME trained with that many fine-tuned blocks, at the rate `--block-rate`, and with
-`--block-epochs` for so many epochs along half a cosine, as `duplex fit` does. `--own` adds the data set's own split.
+`--block-epochs` for so many epochs along half a cosine, as `duplex fit` does. A method `A*B` is the product of the runs
+of `A` and `B`, which are listed before it: their log probabilities are added, and nothing is trained. `--own` adds the
+data set's own split.
 In the open world `AUC` is as the run is calibrated; `all pairs` and `by words` are its AUC without a feasibility
 threshold and with the literature's.
 
@@ -28,7 +30,8 @@ from typing import Any
 from benchmarks.measure import emit, say
 from benchmarks.methods import ENDS, Bench, margins, shown_in
 from benchmarks.result_tables import write_csv
-from duplex.artifacts import RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.config.method_entries import MethodEntry
 from duplex.config.params import Params, load_params
 from duplex.data.dataset import split_name
 from duplex.evaluation.uncertainty import compare_splits
@@ -38,15 +41,18 @@ from duplex.system.allocator import keep_freed_memory
 
 METHODS = "clip,cso,static,duplex,duplex_open,closed_form,dual"
 BY_RULE = {"auc_all": "all pairs", "auc_by_words": "by words"}  # further open-world metrics and their columns
+PRODUCT = "*"  # between the methods of a product
 Runs = list[list[RunPaths]]  # of a row: [splits][seeds]
 
 
 def with_blocks(params: Params, names: Sequence[str], rate: float, epochs: int | None) -> Params:
-    """Return params.yaml with an entry for each name `METHOD@BLOCKS`: the method with fine-tuned blocks."""
+    """Return params.yaml with an entry for each name `METHOD@BLOCKS` (fine-tuned blocks) or `A*B` (product of runs)."""
     entries, changes = {}, {"epochs": epochs, "schedule": "cosine"} if epochs else {}
     for name in names:
         method, _, blocks = name.partition("@")
-        if blocks:
+        if PRODUCT in name:
+            entries[name] = MethodEntry("product", {"of": name.split(PRODUCT)})
+        elif blocks:
             finetune = {"blocks": int(blocks), "adapter": "full", "learning_rate": rate}
             entry = params.entry(method)
             training = {**entry.training, **changes}
@@ -54,18 +60,31 @@ def with_blocks(params: Params, names: Sequence[str], rate: float, epochs: int |
     return params.model_copy(update={"methods": {**params.methods, **entries}})
 
 
+class StudyPaths(ArtifactPaths):
+    """Paths of the pipeline's files, except those of runs, which a study stores in its own folder."""
+
+    def __init__(self, params: Params, folder: Path) -> None:
+        super().__init__()
+        self._params, self._folder = params, folder
+
+    def run(self, dataset: str, method: str, seed: int) -> RunPaths:
+        rate = self._params.training(dataset, method).learning_rate
+        return Bench(self._params, dataset, self._folder).place(method, rate, seed)
+
+
 def run_all(
     params: Params, datasets: Sequence[str], rows: Sequence[str], seeds: Sequence[int], folder: Path
 ) -> dict[str, Runs]:
     """Run every method on every re-split, one seed after the other."""
-    benches = [Bench(params, dataset, folder) for dataset in datasets]
     runs: dict[str, Runs] = {row: [[] for _ in datasets] for row in rows}
     for seed in seeds:
-        for place, bench in enumerate(benches):
+        for place, dataset in enumerate(datasets):
             for row in rows:
-                before = runs[row][place]
-                fixed = bool(before) and not json.loads(before[0].timing.read_text())["parameters"]
-                rate = params.training(bench.dataset, row).learning_rate
+                before, product = runs[row][place], PRODUCT in row
+                fixed = bool(before) and not product and not json.loads(before[0].timing.read_text())["parameters"]
+                rate = params.training(dataset, row).learning_rate
+                given = {"paths": StudyPaths(params, folder)} if product else {}
+                bench = Bench(params, dataset, folder, given=given)
                 before.append(before[0] if fixed else bench.run(row, rate, seed, tested=True))
                 if not fixed:
                     say(f"{bench.dataset} {row} seed {seed}: {reached(before[-1])}")

@@ -70,7 +70,9 @@ def suspects(
 @group.command()
 def relabel(
     name: DatasetName,
-    edited: Annotated[Path, typer.Argument(help="CSV file of corrected labels, with the columns image,state,object.")],
+    edited: Annotated[
+        Path, typer.Argument(help="CSV file with the labels that you corrected, in the columns image,state,object.")
+    ],
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
 ) -> None:
     """Write a new table of a data set's images, with labels corrected by a CSV file. The original stays unchanged."""

@@ -61,7 +61,10 @@ class TreeAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Gathered:
-    """Queries, keys and values of one attention call, copied per block of queries and head, as views of one tensor."""
+    """Queries, keys and values of one attention call, gathered for each block of queries and each head.
+
+    A token that several blocks attend to is copied for each of them. The three are views of one new tensor.
+    """
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]

@@ -84,7 +84,8 @@ class Interactions:
     def project(self, x: Tensor) -> Tensor:
         """Return intermediate products [B, M, s], from which products of features [B, d] and interactions follow.
 
-        They are `U (x . G)` with fitted weights G; multiplied by `V^T` they give `x . gamma_mn` for all pairs. U [M, r]
+        They are `U (x . G)`, with the fitted weights G [r, s, d]. Multiplied by `V^T`, they give `x . gamma_mn`, the
+        product of each feature with the interaction `gamma_mn` [d] of each pair of a state m and an object n. U [M, r]
         and V [N, s] are low-rank factors of the similarities of states and of objects.
         """
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])

@@ -44,7 +44,7 @@ def map_count(scene: Scene) -> int:
 
 
 def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """Compute all t-SNE maps and return them as one table with a row per point.
+    """Compute the t-SNE maps of a run's test images and prototypes; return one table with a row per point of each map.
 
     tick: callback for progress, called with the number of finished optimisation steps over all maps; each of the
         `map_count(scene)` maps takes `EARLY + STEPS` steps.

@@ -23,9 +23,10 @@ def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[st
 
 
 def run_with_prototypes(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
-    """Return (method, first seed) of the last trained method in params.yaml with visual prototypes; None without any.
+    """Return the last method listed in params.yaml that has a finished run with visual prototypes, and its first seed.
 
-    Methods with `shown_as` are skipped, since the report shows them under the name of another method.
+    None if there is no such run. Methods with `shown_as` are skipped, since the report shows them under the name of
+    another method.
     """
     seed = params.run.seeds[0]
     for name in reversed(params.run.methods):

@@ -10,14 +10,14 @@ import pytest
 from benchmarks import splits
 from benchmarks.methods import Bench, margins
 from benchmarks.splits import difference, measured, run_all, table, with_blocks
-from duplex.artifacts import RunPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import load_params
 from duplex.evaluation.uncertainty import compare_splits
 from tests.benchmarks.test_methods import predictions
 from tests.subprocesses import ROOT
 
-GAINS = {"clip": 0.0, "duplex": 0.4, "duplex_open": 0.2, "dual": 1.0}
-ROWS = list(GAINS)
+GAINS = {"clip": 0.0, "duplex": 0.4, "duplex_open": 0.2, "dual": 1.0, "cso": 0.5, "dual*cso": 0.5}
+ROWS = ["clip", "duplex", "duplex_open", "dual"]
 DATASETS = ["shapes-split1", "shapes-split2"]
 
 
@@ -43,7 +43,8 @@ def done(monkeypatch, params) -> list[tuple[str, str, int]]:
         assert tested and rate == params.dataset("shapes").training.learning_rate
         order.append((self.dataset, name, seed))
         out = RunPaths(self.folder / self.dataset / name / str(seed))
-        write(out, GAINS[name], len(order), params.entry(name).worlds, 0 if name == "clip" else 10)
+        parameters = 0 if name in ("clip", "dual*cso") else 10
+        write(out, GAINS[name], len(order), self.params.entry(name).worlds, parameters)
         return out
 
     monkeypatch.setattr(Bench, "run", run)
@@ -116,3 +117,19 @@ def test_the_open_world_has_its_numbers_by_rule(done, params, tmp_path):
     lines = splits.markdown({"closed": {}, "open": rows}, "dual").splitlines()
     assert lines[0].endswith("| open AUC all pairs | open AUC by words |")
     assert lines[2].endswith("| – | – |") and lines[3].endswith("| 8.5 | 6.5 |")
+
+
+def test_a_product_combines_the_runs_of_the_study(done, params, tmp_path):
+    rows = ["dual", "cso", "dual*cso"]
+    more = with_blocks(params, rows, 3e-4, None)
+    assert more.entry("dual*cso").kind == "product" and more.entry("dual*cso").members == ("dual", "cso")
+    runs = run_all(more, DATASETS, rows, [0, 1], tmp_path)
+    assert [name for _, name, _ in done[:3]] == rows
+    assert runs["dual*cso"][0][0].root != runs["dual*cso"][0][1].root  # the seeds have members of their own
+    places = splits.StudyPaths(more, tmp_path)
+    bench = Bench(more, DATASETS[0], tmp_path)
+    assert (
+        places.run(DATASETS[0], "cso", 1).root
+        == bench.place("cso", more.training("shapes", "cso").learning_rate, 1).root
+    )
+    assert places.features(DATASETS[0]) == ArtifactPaths().features(DATASETS[0])
