@@ -214,7 +214,9 @@ def convert_encoder(
     archive: Annotated[Path, typer.Argument(help="File to convert: weights, or a TorchScript archive of OpenAI.")],
     folder: Annotated[Path, typer.Argument(help="Folder to write the converted encoder to.")],
     encoder: Annotated[str, typer.Option(help="Architecture of the encoder, such as ViT-L-14-quickgelu.")],
-    tag: Annotated[str | None, typer.Option(help="Published tag of these weights, for their preprocessing.")] = None,
+    tag: Annotated[
+        str | None, typer.Option(help="Published tag with the preprocessing that these weights need.")
+    ] = None,
 ) -> None:
     """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
 

@@ -152,7 +152,10 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
 @group.command()
 def split(
     name: DatasetName,
-    splits: Annotated[int, typer.Option(min=1, max=100, help="Number of re-splits to make.")] = 5,
+    splits: Annotated[
+        int,
+        typer.Option(min=1, max=100, help="Number of new random splits to make."),
+    ] = 5,
     no_run: Annotated[
         bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets of params.yaml.")
     ] = False,

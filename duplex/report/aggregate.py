@@ -131,9 +131,11 @@ def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 
 def used_source(record: Mapping[str, Any]) -> str | None:
-    """Return by what a run excludes implausible pairs in the open world: `words` (word vectors) or `likelihood`.
+    """Return by what a run excludes implausible pairs in the open world; None if it excludes none.
 
-    None if it excludes none. `record`: the run's metrics of the open world.
+    Either `words` (similarity of word vectors) or `likelihood` (of the pair, as the method estimates it).
+
+    record: the run's metrics of the open world.
     """
     if "threshold" not in record:
         return None

@@ -65,7 +65,7 @@ def find_dataset(file: Any, name: str, *, virtual: bool = False) -> Any:
             raise InvalidHDF5(f"{name!r} is a link to another place; store the array itself")
         data = file.get(name)
         if not isinstance(data, h5py.Dataset) or data.shape is None:
-            raise InvalidHDF5(f"{name!r} is a folder or empty, not an array")
+            raise InvalidHDF5(f"{name!r} is a group of arrays or empty; expected an array")
         if not (virtual and data.is_virtual):
             _check_storage(name, data)
         if _has_variable_length(data.dtype):

@@ -59,7 +59,10 @@ class KnownImages:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> KnownImages | None:
-        """Return the detector stored among the tensors of a checkpoint or an exported model; None if there is none."""
+        """Return the detector of images unlike the training images, from a checkpoint's or an exported model's tensors.
+
+        None if the tensors contain no detector.
+        """
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))

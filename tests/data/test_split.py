@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from duplex.data.dataset import from_rows, resplit, shares, split_name
 from duplex.data.dataset_source import load_source
 from duplex.data.source_options import SourceOptions, SplitOptions
-from duplex.data.split import _divide, _hold_out, _unite, make_split
+from duplex.data.split import _divide, _hold_out, _in_two_splits, _unite, make_split
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_standard, make_table
 
@@ -245,3 +245,8 @@ def test_copies_of_seen_pairs_move_to_training() -> None:
     rows.loc[1, "split"] = "test"
     _unite(rows, rows.loc[[1, 3]])
     assert rows["split"].tolist() == ["train", "train", "val", "train"]
+
+
+def test_contents_in_two_splits_are_found() -> None:
+    rows = pd.DataFrame({"content": ["a", "a", "b", "b", "c"], "split": ["train", "val", "test", "test", "val"]})
+    assert _in_two_splits(rows) == ["a"]

@@ -97,7 +97,7 @@ LAYOUT: dict[str, tuple[Change, str]] = {
         "'cls' is (12, 128, 1) of float16, which does not fit its 12 rows",
     ),
     "no statuses": (lambda f: f.pop("status"), "there is no 'status'"),
-    "a group": (instead("cls", lambda f: f.create_group("cls")), "'cls' is a folder or empty"),
+    "a group": (instead("cls", lambda f: f.create_group("cls")), "'cls' is a group of arrays or empty"),
     "no identity": (lambda f: f.pop("identity"), "there is no group 'identity'"),
     "a number as identity": (lambda f: f["identity"].attrs.__setitem__("dim", 128), "the attribute 'dim' is not text"),
     "no stop": (lambda f: f.attrs.__delitem__("stop"), NO_ROWS),

@@ -13,7 +13,7 @@ import torch
 from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError
 from duplex.features import encoding
-from duplex.features.encoding import OutputSpec, PendingBatch, encode_batches
+from duplex.features.encoding import OutputSpec, PendingBatch, encode_batches, pad_batches
 from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE
 from tests.features.conftest import Wrapped
 from tests.pretended import Pretended
@@ -131,3 +131,13 @@ def test_batches_have_the_requested_outputs_by_name(encoder, patches: bool, bloc
     shapes = {"cls": (8, 16), "patch": (8, *encoder.patch_shape), "block_inputs": (8, 5, 32)}
     wanted = {"cls", *(["patch"] if patches else []), *(["block_inputs"] if blocks else [])}
     assert {name: value.shape for name, value in values.items()} == {name: shapes[name] for name in wanted}
+
+
+def test_batches_are_filled_up_with_black_images_to_a_multiple() -> None:
+    batch = torch.ones(3, 1, 2, 2), torch.zeros(3, dtype=torch.uint8)
+    ((start, pixels, statuses),) = pad_batches([(5, *batch)], 4)
+    assert (start, len(pixels), len(statuses)) == (5, 4, 4)
+    assert pixels[3].sum() == 0 and pixels[:3].all()
+    assert statuses[3] == ENCODED
+    ((_, same, _),) = pad_batches([(0, torch.ones(4, 1, 2, 2), torch.zeros(4, dtype=torch.uint8))], 4)
+    assert len(same) == 4

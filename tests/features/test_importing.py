@@ -7,7 +7,7 @@ import pytest
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features import importing
-from duplex.features.importing import import_features
+from duplex.features.importing import import_features, require_imported
 from duplex.features.layout import NOT_FINITE
 from duplex.features.store import PartialCache, open_features
 from tests.features.test_store import opened_in
@@ -114,3 +114,15 @@ def test_a_file_with_names_that_lacks_them_is_told_so(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", features=np.ones((2, 3), np.float32))
     with pytest.raises(UsageError, match=r"has one array \(features\) and lacks images; expected"):
         import_features(tmp_path / "x.npz", 2, "0", tmp_path / "c.h5", ["a", "b"])
+
+
+def test_a_cache_is_compared_only_with_a_file_of_features_that_exists(tmp_path: Path) -> None:
+    np.save(tmp_path / "f.npy", np.ones((2, 3), np.float32))
+    require_imported(None, tmp_path / "features.h5")
+    require_imported(tmp_path / "f.npy", tmp_path / "features.h5")  # no cache yet
+    import_features(tmp_path / "f.npy", 2, "m", tmp_path / "features.h5")
+    require_imported(tmp_path / "absent.npy", tmp_path / "features.h5")
+    require_imported(tmp_path / "f.npy", tmp_path / "features.h5")
+    np.save(tmp_path / "g.npy", np.zeros((2, 3), np.float32))
+    with pytest.raises(DuplexError, match="has changed since `duplex extract`"):
+        require_imported(tmp_path / "g.npy", tmp_path / "features.h5")

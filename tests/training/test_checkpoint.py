@@ -19,6 +19,7 @@ from duplex.training.checkpoint import (
     Record,
     _check_fit,
     digest,
+    is_checkpoint,
     load_checkpoint,
     read_record,
     save_checkpoint,
@@ -232,3 +233,11 @@ def test_a_width_that_no_tensor_has_is_refused_before_it_fills_the_memory(saved)
     path = with_meta(saved[0], lambda meta: meta["options"].update(adapter_width=10**6))
     with pytest.raises(DuplexError, match="adapter_width is 1,000,000, and no tensor is that large"):
         load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+
+
+def test_only_files_with_the_metadata_of_duplex_are_checkpoints(tmp_path):
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors", {"format": "pt"})
+    save_file({"x": torch.zeros(1)}, tmp_path / "ours.safetensors", {"duplex": "1.0"})
+    assert is_checkpoint(tmp_path / "ours.safetensors")
+    assert not is_checkpoint(tmp_path / "other.safetensors")
+    assert not is_checkpoint(tmp_path / "absent.safetensors")

@@ -75,7 +75,10 @@ class TinyFamily(EncoderFamily):
 
 
 class TinyEncoder(ClipEncoder):
-    """The packaged tiny CLIP, whose weights file holds only the token embeddings that were trained."""
+    """The tiny CLIP that is part of the package.
+
+    Of the token embeddings, its weights file holds only those that were trained.
+    """
 
     def build(self, source: EncoderSource) -> Any:
         model = CLIP(**source.architecture)
