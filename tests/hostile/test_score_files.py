@@ -78,7 +78,7 @@ HDF5: dict[str, tuple[Change, str]] = {
     "a compound type": (lambda f: f.create_dataset("state", data=np.zeros(4, [("a", "i4")])), "must be numbers"),
     "a huge k": (lambda f: f.create_dataset("k", data=np.array([2**64 - 1], "u8")), "choose a smaller --k"),
     "an infinite label": (replaced("target", data=np.full(10, np.inf)), "must be whole numbers"),
-    "emptiness": (replaced("scores", data=h5py.Empty("f4")), "folder or empty"),
+    "emptiness": (replaced("scores", data=h5py.Empty("f4")), "group of arrays or empty"),
 }
 
 
