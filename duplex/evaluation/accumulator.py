@@ -199,7 +199,9 @@ def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
     try:
         array = np.asarray(values)
     except ValueError:
-        raise UsageError(f"{noun} has rows of different lengths; expected a number or text per column") from None
+        raise UsageError(
+            f"{noun} has rows of different lengths; expected one list with a number or text per column"
+        ) from None
     if array.shape != (columns,):
         raise UsageError(f"{noun} has the shape {array.shape}; expected ({columns},), one name per column")
     if array.dtype.kind not in "biufOSUT":

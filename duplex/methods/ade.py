@@ -129,10 +129,11 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Return the distance between the attention maps of images over their partners' tokens and of partners over the
-        images' tokens.
+        """Return the distance (`distance`) between two sets of attention maps, each of images over others' tokens.
 
-        partner: index of each image's partner [B], another image of the batch.
+        In the first set, each image attends to its partner's tokens; in the second, each partner to the image's tokens.
+
+        z: features of the images, the queries. partner: index [B] of each image's partner, another image of the batch.
         """
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 

@@ -34,7 +34,7 @@ from duplex.methods.base import (
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options in params.yaml of a method with `kind: prompts`; by default, all prompts are trained."""
+    """Options in params.yaml of a method with `kind: prompts`, which trains prompts of states, objects and pairs."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms

@@ -95,7 +95,8 @@ def _check_storage(name: str, data: Any) -> None:
         chunks = math.prod(-(-length // chunk) for length, chunk in zip(data.shape, data.chunks, strict=True))
         if data.id.get_num_chunks() < chunks:
             raise InvalidHDF5(
-                f"{name!r} has {chunks:,} chunks, of which {data.id.get_num_chunks():,} were ever written"
+                f"{name!r} has {chunks:,} chunks, of which {data.id.get_num_chunks():,} were ever written; "
+                "write the whole array again"
             )
 
 
