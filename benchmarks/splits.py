@@ -2,6 +2,7 @@
 
 python -m benchmarks.splits --dataset shapes --splits 5 --seeds 0,1,2,3,4 [--json] [--markdown] [--folder FOLDER]
 python -m benchmarks.splits --dataset shapes --splits 3 --own --methods cso,dual,cso@4,dual@4 --of dual@4 --markdown
+python -m benchmarks.splits ... --validation    # validation AUC of the same runs, to choose by; nothing is tested
 
 A method `NAME@BLOCKS` is NAME trained with that many fine-tuned blocks, at the rate `--block-rate`, and with
 `--block-epochs` for so many epochs along half a cosine, as `duplex fit` does. A method `A*B` is the product of the runs
@@ -21,7 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -36,8 +37,9 @@ from duplex.config.params import Params, load_params
 from duplex.data.dataset import split_name
 from duplex.evaluation.uncertainty import compare_splits
 from duplex.labels import WORLDS
-from duplex.report.aggregate import at_threshold
+from duplex.report.aggregate import at_threshold, standard_error
 from duplex.system.allocator import keep_freed_memory
+from duplex.training.checkpoint import read_record
 
 METHODS = "clip,cso,static,duplex,duplex_open,closed_form,dual"
 BY_RULE = {"auc_all": "all pairs", "auc_by_words": "by words"}  # further open-world metrics and their columns
@@ -73,9 +75,15 @@ class StudyPaths(ArtifactPaths):
 
 
 def run_all(
-    params: Params, datasets: Sequence[str], rows: Sequence[str], seeds: Sequence[int], folder: Path
+    params: Params,
+    datasets: Sequence[str],
+    rows: Sequence[str],
+    seeds: Sequence[int],
+    folder: Path,
+    *,
+    tested: bool = True,
 ) -> dict[str, Runs]:
-    """Run every method on every re-split, one seed after the other."""
+    """Run every method on every re-split, one seed after the other; without `tested`, no run sees test images."""
     runs: dict[str, Runs] = {row: [[] for _ in datasets] for row in rows}
     for seed in seeds:
         for place, dataset in enumerate(datasets):
@@ -85,15 +93,48 @@ def run_all(
                 rate = params.training(dataset, row).learning_rate
                 given = {"paths": StudyPaths(params, folder)} if product else {}
                 bench = Bench(params, dataset, folder, given=given)
-                before.append(before[0] if fixed else bench.run(row, rate, seed, tested=True))
+                before.append(before[0] if fixed else bench.run(row, rate, seed, tested=tested))
                 if not fixed:
-                    say(f"{bench.dataset} {row} seed {seed}: {reached(before[-1])}")
+                    found = reached(before[-1]) if tested else validated(before[-1])
+                    say(f"{bench.dataset} {row} seed {seed}: {found}")
     return runs
 
 
 def reached(run: RunPaths) -> str:
     found = json.loads(run.metrics.read_text())
     return "  ".join(f"{world} {found[world]['auc']:.2f}" for world in WORLDS if world in found)
+
+
+def validated(run: RunPaths) -> str:
+    record = read_record(run.checkpoint)
+    return f"validation: closed {100 * record.val_auc:.2f}  all pairs {_percent(record.val_auc_all)}"
+
+
+def validation_table(runs: Mapping[str, Runs], of: str) -> str:
+    """Return a table of validation AUC, in the closed world and over all pairs, and of its difference to `of`.
+
+    A difference has its standard error over the runs, of which each is paired with the run of `of` with the same
+    re-split and seed.
+    """
+    header = ["method", "closed", f"`{of}` minus it", "all pairs", f"`{of}` minus it"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for row, splits in runs.items():
+        cells = [f"`{row}`"]
+        for key in ("val_auc", "val_auc_all"):
+            own, other = (_validation_aucs(each, key) for each in (splits, runs[of]))
+            gains = [b - a for a, b in zip(own, other, strict=True)]
+            gain = "" if row == of else f"{fmean(gains):+.1f} ± {standard_error(gains):.1f}"
+            cells += [f"{fmean(own):.1f}", gain]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _validation_aucs(splits: Runs, key: str) -> list[float]:
+    return [100 * getattr(read_record(run.checkpoint), key) for split in splits for run in split]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
 
 
 def measured(runs: Runs, world: str) -> dict[str, Any]:
@@ -169,6 +210,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-splits")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--markdown", action="store_true", help="print the table")
+    parser.add_argument("--validation", action="store_true", help="print validation AUC and test nothing")
     parser.add_argument("--csv", type=Path, help="write the table to this file, as in docs/results")
     wanted = parser.parse_args()
     keep_freed_memory()
@@ -177,7 +219,10 @@ def main() -> None:
     params = with_blocks(load_params(), names, wanted.block_rate, wanted.block_epochs)
     own = [wanted.dataset] if wanted.own else []
     datasets = own + [split_name(wanted.dataset, number) for number in range(1, wanted.splits + 1)]
-    runs = run_all(params, datasets, names, seeds, wanted.folder)
+    runs = run_all(params, datasets, names, seeds, wanted.folder, tested=not wanted.validation)
+    if wanted.validation:
+        print(validation_table(runs, wanted.of))
+        return
     found = table(params, runs, wanted.of)
     if wanted.json:
         emit({"dataset": wanted.dataset, "splits": wanted.splits, "seeds": seeds, "of": wanted.of, **found})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import splits
 from benchmarks.methods import Bench, margins
-from benchmarks.splits import difference, measured, run_all, table, with_blocks
+from benchmarks.splits import difference, measured, run_all, table, validation_table, with_blocks
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import load_params
 from duplex.evaluation.uncertainty import compare_splits
@@ -133,3 +134,35 @@ def test_a_product_combines_the_runs_of_the_study(done, params, tmp_path):
         == bench.place("cso", more.training("shapes", "cso").learning_rate, 1).root
     )
     assert places.features(DATASETS[0]) == ArtifactPaths().features(DATASETS[0])
+
+
+def test_validation_tables_have_means_and_paired_differences(monkeypatch, tmp_path):
+    def read(checkpoint):
+        _, method, seed = checkpoint.parent.parts[-3:]
+        gain = {"cso": 0.0, "dual": 0.02, "clip": 0.01}[method] * (1 + int(seed))
+        return SimpleNamespace(val_auc=0.2 + gain, val_auc_all=0.1)
+
+    monkeypatch.setattr(splits, "read_record", read)
+    runs = {
+        row: [[RunPaths(tmp_path / name / row / seed) for seed in "01"] for name in DATASETS] for row in ("cso", "dual")
+    }
+    lines = validation_table(runs, "dual").splitlines()
+    assert lines[2] == "| `cso` | 20.0 | +3.0 ± 0.6 | 10.0 | +0.0 ± 0.0 |"
+    assert lines[3] == "| `dual` | 23.0 |  | 10.0 |  |"
+
+
+def test_without_a_test_no_run_is_evaluated(monkeypatch, params, tmp_path, capsys):
+    tested_runs: list[bool] = []
+
+    def run(self, name, rate, seed, tested):
+        tested_runs.append(tested)
+        out = RunPaths(self.folder / self.dataset / name / str(seed))
+        out.root.mkdir(parents=True)
+        out.timing.write_text(json.dumps({"parameters": 1}))
+        return out
+
+    monkeypatch.setattr(Bench, "run", run)
+    monkeypatch.setattr(splits, "read_record", lambda path: SimpleNamespace(val_auc=0.25, val_auc_all=None))
+    run_all(params, DATASETS, ["dual"], [0], tmp_path, tested=False)
+    assert tested_runs == [False, False]
+    assert "shapes-split1 dual seed 0: validation: closed 25.00  all pairs –" in capsys.readouterr().err
