@@ -38,12 +38,13 @@ from duplex.library.inputs import RunInputs
 from duplex.library.run_evaluation import calibration_for, evaluate_world, term_metrics
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, TaskContext
-from duplex.methods.registry import KNOWN_NEEDS, report_exits, temporary_kind
+from duplex.methods.registry import KNOWN_NEEDS, checked_needs, report_exits, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.card import RunFacts
 from duplex.recognition.export_folder import export
 from duplex.recognition.sources import open_trained
 from duplex.recognition.trained import TrainedRun
+from duplex.system.torch_modes import initial_modes
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.epoch import optimiser_step
 from duplex.training.method_checks import checked_groups
@@ -59,6 +60,7 @@ class MethodFault(AssertionError):
     """Error: a class violates the protocol of methods (docs/your_method.md); the message names class and fault."""
 
 
+@initial_modes()
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
     """Raise `MethodFault` if a method class violates the protocol of methods (docs/your_method.md).
 
@@ -67,7 +69,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
     """
     with _faults(kind.__name__):
         parsed = _check_options(kind, dict(options or {}))
-        _check_needs(kind, kind.needs(parsed))
+        _check_needs(kind, checked_needs(kind, parsed))
         method = _start(kind, parsed)
         _check_device(method)
         _check_losses(method)
@@ -159,9 +161,9 @@ def _check_options(kind: type[Method[Any]], record: dict[str, Any]) -> Options:
 
 
 def _check_needs(kind: type[Method[Any]], needs: frozenset[str]) -> None:
-    unknown = sorted(set(needs) - set(KNOWN_NEEDS))
+    unknown = sorted(needs - set(KNOWN_NEEDS))
     _demand(not unknown, kind, f"needs() returns {unknown[:1]}; known: {', '.join(KNOWN_NEEDS)}")
-    _demand(set(needs) & {"cls", "patch"}, kind, "needs() returns neither cls nor patch")
+    _demand(needs & {"cls", "patch"}, kind, "needs() returns neither cls nor patch")
 
 
 def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
@@ -235,7 +237,7 @@ def _check_training(kind: type[Method[Any]], options: Options) -> None:
 
 
 def _scores(method: Method[Any], candidates: Ints, inputs: Inputs) -> Tensor:
-    scorer = method.eval().scorer(candidates)
+    scorer = method.eval().scorer(candidates.copy())
     _demand(callable(scorer), method, f"scorer() returns {type(scorer).__name__}, no function")
     scores: Any = scorer(inputs)
     _demand(isinstance(scores, Tensor), method, f"the function of scorer() returns {type(scores).__name__}, no tensor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,3 +112,25 @@ def test_a_violation_is_reported_in_one_line(message):
     with pytest.raises(MethodFault, match=message) as caught:
         check_method(type("Faulty", (Probe,), FAULTS[message]))
     assert "\n" not in str(caught.value)
+
+
+class SetsTheDefaultType(Probe):
+    def __init__(self, task, options):
+        super().__init__(task, options)
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("mode", ["float64", "no_grad", "inference_mode", "meta"])
+def test_modes_of_the_caller_change_no_check_and_are_restored(mode):
+    before = torch.get_default_dtype()
+    dtype = torch.float64 if mode == "float64" else torch.bfloat16
+    modes: dict[str, Any] = {
+        "no_grad": torch.no_grad, "inference_mode": torch.inference_mode, "meta": lambda: torch.device("meta")
+    }  # fmt: skip
+    try:
+        torch.set_default_dtype(dtype)
+        with modes.get(mode, nullcontext)():
+            check_method(SetsTheDefaultType)
+        assert torch.get_default_dtype() is dtype
+    finally:
+        torch.set_default_dtype(before)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from duplex.encoders.image_blocks import block_input_shape, capture_block_input
+from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
-from duplex.features.layout import CODES, ENCODED, FIRST_BAD, NOT_FINITE, SCALES, Statuses, scale_shape
+from duplex.features.layout import ALL_ZERO, CODES, ENCODED, FIRST_BAD, NOT_FINITE, SCALES, Statuses, scale_shape
 from duplex.features.tokens import quantize
+from duplex.system.plugins import restored_folder
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
@@ -35,11 +37,18 @@ class OutputSpec:
     bits: int = 16  # per number of the block inputs
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """Return the HDF5 data sets in which a cache stores the chosen encoder outputs: name -> shape per image."""
-        shapes: dict[str, tuple[int, ...]] = {"patch": encoder.patch_shape} if self.patches else {}
-        if self.block_inputs:
-            row = block_input_shape(encoder, self.block_inputs)
-            shapes |= {"block_inputs": row} if self.bits == 16 else {CODES: row, SCALES: scale_shape(row)}
+        """Return the HDF5 data sets in which a cache stores the chosen encoder outputs: name -> shape per image.
+
+        The shapes are found by encoding a blank image.
+        """
+        if not self.patches and not self.block_inputs:
+            return {}
+        blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
+        values = encode_outputs(encoder, blank, self)
+        shapes = {name: tuple(value.shape[1:]) for name, value in values.items() if name != "cls"}
+        if self.block_inputs and self.bits == 8:
+            shapes[CODES] = shapes.pop("block_inputs")
+            shapes[SCALES] = scale_shape(shapes[CODES])
         return shapes
 
 
@@ -48,9 +57,8 @@ class PendingBatch:
     """A batch of images that the device (CPU or GPU) is encoding; copies of its outputs to the CPU are queued."""
 
     start: int
-    decoded: Tensor  # statuses [B], on the CPU
-    finite: Tensor  # [B] whether a row's outputs fit float16; on the CPU once `done` has happened
-    values: dict[str, Tensor]  # [B, ...], likewise; a row that is bad or not finite is zero
+    statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
+    values: dict[str, Tensor]  # [B, ...], likewise; the row of a bad image is zero
     done: torch.cuda.Event | None
 
     @classmethod
@@ -62,21 +70,22 @@ class PendingBatch:
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
-        pixels, readable = (x.to(device, non_blocking=asynchronous) for x in (pixels, decoded < FIRST_BAD))
-        with capture_block_input(encoder, outputs.block_inputs) as entered:
-            encoded = encoder.encode_patches(pixels) if outputs.patches else (encoder.encode_images(pixels),)
-        names = ["cls", *(["patch"] if outputs.patches else []), *(["block_inputs"] if outputs.block_inputs else [])]
-        halves = [output.half() for output in (*encoded, *entered)]
-        finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves]).all(0)
-        useless = ~(finite & readable)
-        halves = [half.masked_fill(useless.view(-1, *[1] * (half.dim() - 1)), 0) for half in halves]
+        pixels, decoded = (x.to(device, non_blocking=asynchronous) for x in (pixels, decoded))
+        encoded = encode_outputs(encoder, pixels, outputs)
+        halves = {name: value.half() for name, value in encoded.items()}
+        finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves.values()]).all(0)
+        readable = decoded < FIRST_BAD
+        statuses = decoded.masked_fill(readable & ~halves["cls"].any(1), ALL_ZERO)
+        statuses = statuses.masked_fill(readable & ~finite, NOT_FINITE)
+        bad = statuses >= FIRST_BAD
+        values = {name: half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0) for name, half in halves.items()}
         if outputs.block_inputs and outputs.bits == 8:
-            names, halves = [*names[:-1], CODES, SCALES], [*halves[:-1], *quantize(halves[-1])]
-        finite, *halves = (x.to("cpu", non_blocking=asynchronous) for x in (finite, *halves))
+            values[CODES], values[SCALES] = quantize(values.pop("block_inputs"))
+        statuses, *copies = (x.to("cpu", non_blocking=asynchronous) for x in (statuses, *values.values()))
         done = torch.cuda.Event() if asynchronous else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
-        return cls(start, decoded, finite, dict(zip(names, halves, strict=True)), done)
+        return cls(start, statuses, dict(zip(values, copies, strict=True)), done)
 
     def result(self) -> tuple[int, Statuses, Values]:
         """Wait for the device; return the row of the batch's first image, a status per image and the encoder outputs.
@@ -85,9 +94,66 @@ class PendingBatch:
         """
         if self.done is not None:
             self.done.synchronize()
-        statuses: Statuses = self.decoded.numpy().copy()
-        statuses[(statuses < FIRST_BAD) & ~self.finite.numpy()] = NOT_FINITE
-        return self.start, statuses, {name: value.numpy() for name, value in self.values.items()}
+        return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
+
+
+def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dict[str, Tensor]:
+    """Encode images; return the encoder's outputs [B, ...] by name: `cls`, and `patch` and `block_inputs` if chosen.
+
+    Raise `DuplexError`, which names the encoder, for an output that is no floating-point tensor of the expected shape
+    on the encoder's device.
+
+    pixels: preprocessed images [B, 3, R, R] uint8.
+    outputs: outputs to return besides CLS features.
+    """
+    is_plugin = encoder.identity.code is not None
+    with capture_block_input(encoder, outputs.block_inputs) as inputs, restored_folder(is_plugin):
+        encoded: Any = encoder.encode_patches(pixels) if outputs.patches else (encoder.encode_images(pixels),)
+    if not isinstance(encoded, (tuple, list)) or len(encoded) != 1 + outputs.patches:
+        raise DuplexError(
+            f"encode_patches of encoder {encoder.name!r} returned {_describe(encoded)}; expected CLS features and "
+            "patch tokens, two tensors"
+        )
+    if len(inputs) != bool(outputs.block_inputs):
+        raise DuplexError(
+            f"encoder {encoder.name!r} ran its image tower {len(inputs)} times to encode one batch; expected once, as "
+            "block inputs are stored"
+        )
+    rows = len(pixels)
+    _check_output(encoder, "CLS features", encoded[0], (rows, encoder.dim))
+    values = {"cls": encoded[0]}
+    if outputs.patches:
+        _check_output(encoder, "patch tokens", encoded[1], (rows, "T", "w"))
+        values["patch"] = encoded[1]
+    if outputs.block_inputs:
+        _check_output(encoder, "block inputs", inputs[0], (rows, *["…"] * (inputs[0].dim() - 1)))
+        values["block_inputs"] = inputs[0]
+    return {name: value.detach() for name, value in values.items()}
+
+
+def _check_output(encoder: Encoder, noun: str, value: object, shape: tuple[int | str, ...]) -> None:
+    """Raise `DuplexError` unless an encoder's output is a floating-point tensor of a shape, on the encoder's device.
+
+    noun: name of the output, for the message.
+    shape: expected shape; a string stands for any size.
+    """
+    if isinstance(value, Tensor) and value.is_floating_point() and value.device.type == encoder.device.type:
+        sizes = zip(value.shape, shape, strict=False)
+        if value.dim() == len(shape) and all(isinstance(wanted, str) or size == wanted for size, wanted in sizes):
+            return
+    raise DuplexError(
+        f"encoder {encoder.name!r} returned {_describe(value)} as {noun}; expected a floating-point tensor of shape "
+        f"({', '.join(map(str, shape))}) on {encoder.device}"
+    )
+
+
+def _describe(value: object) -> str:
+    """Return the type of a value for an error message, with the shape, dtype and device of a tensor."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}, {value.dtype} on {value.device}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return "None" if value is None else f"a value of the type {type(value).__module__}.{type(value).__qualname__}"
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:

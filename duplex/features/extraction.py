@@ -24,7 +24,16 @@ from duplex.features.checks import check_values, open_cache, read_identity, read
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
 from duplex.features.encoding import OutputSpec, encode_batches, report_memory_shortage
 from duplex.features.identity import Identity, cache_identity, first_difference
-from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE, PENDING, Span, Statuses, partial_path, status_reason
+from duplex.features.layout import (
+    BAD_FEATURES,
+    ENCODED,
+    FIRST_BAD,
+    PENDING,
+    Span,
+    Statuses,
+    partial_path,
+    status_reason,
+)
 from duplex.features.shards import plan_shard
 from duplex.features.store import PartialCache, claim_cache
 from duplex.system.files import replace_file
@@ -233,7 +242,7 @@ def _can_improve(statuses: Statuses, job: ExtractionJob) -> bool:
 
 def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
     """Yield the rows whose images were unreadable, by their stored statuses, and can be read now."""
-    unread = (statuses >= FIRST_BAD) & (statuses != NOT_FINITE)
+    unread = (statuses >= FIRST_BAD) & ~np.isin(statuses, BAD_FEATURES)
     yield from (row for row in np.flatnonzero(unread).tolist() if job.rows[row][1] == ENCODED)
 
 

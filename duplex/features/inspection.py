@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError, UsageError
 from duplex.features.checks import check_values, open_cache, read_identity, read_row_span
 from duplex.features.checksums import read_blocks
 from duplex.features.decoding import ImageRows
+from duplex.features.encoding import OutputSpec, encode_outputs
 from duplex.features.identity import check_identity, fresh_hint, repair_hint
-from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, status_reason
+from duplex.features.layout import BAD_FEATURES, ENCODED, FIRST_BAD, PENDING, status_reason
 from duplex.features.tokens import read_stored, stored_names
 
 if TYPE_CHECKING:
@@ -92,17 +92,19 @@ def verify(
         names = [found for name in ("cls", "block_inputs") if (found := stored_names(file, name))]
         stored = [read_stored(pair, lambda name: file[name][rows]) for pair in names]
     decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
+    outputs = OutputSpec(block_inputs=int(identity.get("block_inputs", 0)))
     worst, errors = 1.0, list[float]()
     for number, row in enumerate(rows.tolist()):
         image = decoder.images[row]
+        if statuses[row] in BAD_FEATURES:
+            continue
         pixels, status = decoder.read(row)
         if (status >= FIRST_BAD) != (int(statuses[row]) >= FIRST_BAD):
             now, then = (status_reason(s) if s >= FIRST_BAD else "readable" for s in (status, statuses[row]))
             raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {fresh_hint(path)}")
         if statuses[row] != ENCODED:
             continue
-        with capture_block_input(encoder, int(identity.get("block_inputs", 0))) as entered:
-            again = [_flat(encoder.encode_images(pixels[None])), *map(_flat, entered)]
+        again = [_flat(value) for value in encode_outputs(encoder, pixels[None].to(encoder.device), outputs).values()]
         cached = [values[number].astype(np.float32).ravel() for values in stored]
         cosine = min(_cosine(a, b) for a, b in zip(cached, again, strict=True))
         errors += [_relative_error(a, b) for a, b in zip(cached[1:], again[1:], strict=True)]

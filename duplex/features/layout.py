@@ -43,9 +43,11 @@ REQUIRED = ("cls", "status", CHECKSUMS)
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
 REASONS = (  # append only: files store their positions
     *("missing", "empty", "unreadable", "not an image", "damaged", "too large", "pixel type", "cannot be resized"),
-    "features not finite",
+    *("features not finite", "features all zero"),
 )
 NOT_FINITE = FIRST_BAD + REASONS.index("features not finite")
+ALL_ZERO = FIRST_BAD + REASONS.index("features all zero")
+BAD_FEATURES = (NOT_FINITE, ALL_ZERO)  # statuses of images that can be read, but have no usable features
 Statuses = NDArray[np.uint8]
 Half = NDArray[np.float16]
 

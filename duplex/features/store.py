@@ -170,6 +170,11 @@ class PartialCache:
         values: HDF5 data set -> values [B, ...] of these images, for all data sets but `status` and `checksums`.
         """
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in value_names(self._offset)}
+        for name, block in blocks.items():
+            if block.shape != (expected := (len(statuses), *self._shape[name])):
+                raise DuplexError(
+                    f"{self.partial}: the encoder returned {name} of shape {block.shape}; expected {expected}"
+                )
         sums = [row_checksums(block, statuses if name == "cls" else None) for name, block in blocks.items()]
         for name, block in {**blocks, CHECKSUMS: np.stack(sums, axis=1)}.items():
             self._put(block.tobytes(), self._offset[name] + row * row_bytes(name, self._shape[name]))

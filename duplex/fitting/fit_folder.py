@@ -75,6 +75,7 @@ def fit_folder(
     if weights is not None and encoder is None:
         raise UsageError(f"--weights is {weights!r} without --encoder; name the encoder, or leave --weights out")
     out = with_own_name(out)
+    place = out.absolute()  # an encoder's code may change the working directory
     refuse_other_files(out)
     refuse_unwritable(page_file(out))
     if page_file(out).is_file() and not is_page(page_file(out)):
@@ -93,8 +94,10 @@ def fit_folder(
             f"{len(long):,} pairs have a longer prompt than {choice.entry.name} reads, the first {long[0]!r}; shorten "
             "the names of their states or objects"
         )
-    with deterministic(), sole_writer(cache_folder(out) / "fit", "fit", "or give this one another --out"):
-        return _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out)
+    with deterministic(), sole_writer(cache_folder(place) / "fit", "fit", "or give this one another --out"):
+        _fit(FolderRecipes(data, choice, cache_folder(place), minutes, say), place)
+    say(f"{page_file(out)} shows where the model is right and wrong, and which further images would help")
+    return out
 
 
 def cache_folder(out: Path) -> Path:
@@ -107,8 +110,8 @@ def page_file(out: Path) -> Path:
     return out.with_name(f"{out.name}-page.html")
 
 
-def _fit(recipes: FolderRecipes, out: Path) -> Path:
-    """Choose a training recipe by validation, fit it to all images, write the model folder `out` and return its path.
+def _fit(recipes: FolderRecipes, out: Path) -> None:
+    """Choose a training recipe by validation, fit it to all images, write the model folder `out` and its page.
 
     A recipe says what is trained: nothing, prompts, or prompts and blocks of the image tower.
     """
@@ -127,9 +130,7 @@ def _fit(recipes: FolderRecipes, out: Path) -> Path:
     for other in recipes.cache.glob("recipes-*"):
         if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)
-    page = _write_page(out, recipes, choice, answers)
-    say(f"{page} shows where the model is right and wrong, and which further images would help")
-    return out
+    _write_page(out, recipes, choice, answers)
 
 
 def _measure(recipes: FolderRecipes, recipe: Recipe) -> tuple[dict[str, Any], AnsweredImages]:
@@ -207,9 +208,9 @@ def _fit_record(
     }
 
 
-def _write_page(out: Path, recipes: FolderRecipes, choice: RecipeChoice, answers: AnsweredImages) -> Path:
-    """Write the HTML page about the data set beside the model folder `out`, and return its path."""
+def _write_page(out: Path, recipes: FolderRecipes, choice: RecipeChoice, answers: AnsweredImages) -> None:
+    """Write the HTML page about the data set beside the model folder `out`."""
     data, examples = recipes.data, recipes.inputs.read(InputRequest()).examples
     facts = [("encoder", recipes.choice.entry.name), ("recipe", choice.recipe.name)]
     own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
-    return write_page(own, page_file(out))
+    write_page(own, page_file(out))

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import compress
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from duplex.artifacts import RunPaths
@@ -17,6 +18,7 @@ from duplex.config.params import EvaluationParams, load_params, shipped_project
 from duplex.data.dataset import labels_of
 from duplex.encoders import Encoder, load_encoder, resolve_device
 from duplex.features.examples import Examples
+from duplex.features.layout import status_reason
 from duplex.fitting.content_cache import ContentCache, ContentInputs
 from duplex.fitting.encoder_choice import EncoderChoice
 from duplex.fitting.labelled_folder import LabelledFolder
@@ -96,8 +98,10 @@ class FolderRecipes:
         features = cache.fill(data.root, dict(zip(data.digests, data.manifest["image"], strict=True)))
         rows = features.at(data.digests)
         inputs = ContentInputs(data.manifest, data.labels, rows, features, entry, str(self.device))
-        if bad := data.manifest["image"][inputs.bad].tolist():
-            self.say(f"{len(bad):,} images cannot be read and are left out: {', '.join(bad[:3])}")
+        statuses = features.stored.statuses[rows]
+        if bad := np.flatnonzero(inputs.bad).tolist():
+            listed = [f"{data.manifest['image'].iloc[row]} ({status_reason(statuses[row])})" for row in bad[:3]]
+            self.say(f"{len(bad):,} images cannot be used and are left out: {', '.join(listed)}")
         return inputs
 
     @cached_property

@@ -45,7 +45,7 @@ from duplex.recognition.fitted_files import (
     contents_of,
     read_fit,
     read_statistics,
-    refuse_lost_updates,
+    refuse_lost_images,
     shared_contents,
     sole_model_writer,
     write_fit,
@@ -112,7 +112,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     record = read_fit(model, stored)
     fitted = read_statistics(model, stored)
     new = read_images(recognizer, source, images, record)
-    refuse_lost_updates(out, {**contents_of(record), **new.contents})
+    refuse_lost_images(out, {**contents_of(record), **new.contents})
     for note in new.notes:
         say(f"note: {note}")
     updated = updated_model(trained, stored, fitted, new)

@@ -19,7 +19,7 @@ from duplex.library.dataset import Dataset
 from duplex.library.inputs import RunInputs, make_deterministic
 from duplex.library.run_training import MethodSpec, Run, train_method
 from duplex.methods.base import Method
-from duplex.methods.registry import find_method, installed_methods, parse_options, report_exits
+from duplex.methods.registry import checked_needs, find_method, installed_methods, parse_options, report_exits
 from duplex.options import AutoFinetune, TrainingOptions, finetune_options
 from duplex.system.renamed import renamed_method_hint
 from duplex.system.script import LARGEST_SEED
@@ -116,7 +116,7 @@ def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -
 
     Also raises it if the user sets bf16 or fp16, the precision of the text tower, for a method that uses no text tower.
     """
-    needs = find_method(spec.kind).needs(spec.options)
+    needs = checked_needs(find_method(spec.kind), spec.options)
     for need in sorted(needs):
         if need in MISSING and need not in data.offers:
             raise UsageError(f"method {spec.name} {MISSING[need]}")

@@ -128,6 +128,10 @@ class InputsByRequest:
             self._inputs[key] = inputs
         return self._inputs[key]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle, without inputs in memory, since text towers cannot be pickled."""
+        return {**vars(self), "_inputs": {}}
+
 
 def make_deterministic() -> None:
     """Make PyTorch deterministic: the same seed gives the same checkpoint, on a GPU too.

@@ -22,6 +22,7 @@ from duplex.library.inputs import RunInputs
 from duplex.methods.base import Method, PrimitiveVectors
 from duplex.training.calibration import Calibration, feasible_compositions
 from duplex.training.checkpoint import Record
+from duplex.training.method_checks import InputChecksums
 from duplex.training.scoring import ScoringResult, ScoringTask, score_split, score_term_sums
 
 FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
@@ -71,6 +72,7 @@ def evaluate_world(
     calibration: bias and threshold that validation chose.
     """
     labels, test = inputs.labels, inputs.examples[split]
+    checksums = InputChecksums.of(test.inputs)
     task = ScoringTask.of(method, labels.candidates(world, split))
     words = inputs.words if world == "open" else None
     feasible_mask = feasible_compositions(method, words, calibration)
@@ -98,6 +100,7 @@ def evaluate_world(
     if world == "open":
         metrics |= _auc_all(task, test, result, settings)
         metrics |= _with_alternatives(result, excluded, calibration)
+    checksums.require_unchanged(method.class_name)
     return WorldResult(
         metrics,
         margins,
@@ -230,8 +233,10 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
     """Return closed-world metrics of each score term (summand of the score) alone, and of partial sums of terms."""
-    labels = inputs.labels
-    sums = score_term_sums(method, labels.candidates("closed", "test"), inputs.examples["test"], labels)
+    labels, test = inputs.labels, inputs.examples["test"]
+    checksums = InputChecksums.of(test.inputs)
+    sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
+    checksums.require_unchanged(method.class_name)
     records = {}
     for names, accumulator in sums.items():
         metrics = flatten(measure(accumulator.competitors(), rounds=0))

@@ -19,7 +19,7 @@ from duplex.features.examples import Examples
 from duplex.labels import World
 from duplex.library.inputs import InputRequest, RunInputs
 from duplex.methods.base import Batch, Inspectable, Method, TaskContext
-from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
+from duplex.methods.registry import checked_needs, find_method, make_method, method_code, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import checked_path, sha256, write_json, write_text
 from duplex.system.plugins import provider
@@ -28,7 +28,7 @@ from duplex.training.checkpoint import Record, is_checkpoint, save_checkpoint
 from duplex.training.hooks import TrainingHooks
 from duplex.training.known_images import KnownImages
 from duplex.training.loop import ResumePoint, TrainingResult, train
-from duplex.training.method_checks import checked_instance, read_only
+from duplex.training.method_checks import InputChecksums, checked_instance, read_only
 from duplex.training.scoring import tune, validation_auc
 from duplex.training.selection import ChooseBy, Validation, metric_name
 
@@ -85,7 +85,7 @@ class MethodSpec:
     @property
     def request(self) -> InputRequest:
         """Request for the method's training inputs: kinds of features, precision of the text tower, memory limit."""
-        needs = find_method(self.kind).needs(self.options)
+        needs = checked_needs(find_method(self.kind), self.options)
         return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
 
 
@@ -184,8 +184,10 @@ def train_method(
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
     code = method_code(spec.kind)  # before training: the file may be edited while it runs
-    method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), inputs, seed, device)
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
+    checksums = InputChecksums.of(images.inputs, val.inputs)
+    on_device = replace(inputs, examples={**inputs.examples, "train": images})
+    method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), on_device, seed, device)
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
     validate = Validation(val, inputs.labels, selecting, choose_by)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
@@ -218,6 +220,7 @@ def train_method(
             "plugin": code,
         },
     )
+    checksums.require_unchanged(method.class_name)
     return Run(spec.name, method, record, spec.training, result)
 
 

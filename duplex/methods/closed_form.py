@@ -32,7 +32,6 @@ from duplex.options import NonNegative, Positive
 
 Term = Literal["semantic", "factors", "gaussian", "gaussian_factors"]
 INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "gaussian": 0.25}
-ADDED_IF_FINETUNED = 0.3  # added variance with fine-tuned blocks, chosen on validation images (docs/closed_form.md)
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ class ClosedFormOptions(PathOptions):
     shrinkage: Positive | None = None  # number of images at which a pair's mean is shrunk by half; null: by likelihood
     interactions: NonNegative | None = 0.0  # variance that pairs of similar words share; 0: none; null: by likelihood
     prior: bool = True  # whether pairs with more training images get higher scores
-    # added to the covariance, per mean variance; auto: 0.3 with fine-tuned blocks, else 0; null: by held-out pairs
-    added_variance: NonNegative | Literal["auto"] | None = "auto"
+    added_variance: NonNegative | None = 0.0  # added to the covariance, per mean variance; null: by held-out pairs
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -89,9 +87,6 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
-        # Blocks that were trained on these images spread them less about their pair's mean than they spread new images.
-        automatic = 0.0 if task.finetuned_blocks is None else ADDED_IF_FINETUNED
-        self.added_variance = automatic if options.added_variance == "auto" else options.added_variance
         self._fitted: ClosedForm | None = None
         self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_fitted", None))  # type: ignore
 
@@ -114,7 +109,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         for buffer, value in zip(current, measured, strict=True):
             buffer.copy_(value)
         self._fitted = None
-        model = self._fit(self.options.shrinkage, self.options.interactions, self.added_variance)
+        model = self._fit(self.options.shrinkage, self.options.interactions, self.options.added_variance)
         self.chosen.copy_(torch.tensor([model.shrinkage, model.tau, model.added_variance]))
 
     def on_features_changed(self, train: Batch) -> None:
@@ -143,7 +138,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     def fitted_statistics(self) -> FittedStatistics:
         options = self.options
-        numbers = options.ridge, options.shrinkage, options.interactions, options.prior, self.added_variance
+        numbers = options.ridge, options.shrinkage, options.interactions, options.prior, options.added_variance
         settings = FitSettings(*numbers)
         return FittedStatistics(self._statistics(), settings)
 

@@ -24,7 +24,7 @@ from duplex.layers.portable import joined_members
 from duplex.layers.score_formula import LEAST
 from duplex.layers.weight_search import Weights, tuned_weights
 from duplex.methods.base import Batch, Inputs, Method, ScoreTerms, TaskContext
-from duplex.methods.registry import find_method, make_method, parse_options
+from duplex.methods.registry import checked_needs, find_method, make_method, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions
 
 
@@ -61,8 +61,8 @@ class ProductMethod(Method[ProductOptions]):
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        members = (find_method(m["kind"]).needs(parse_options(m["kind"], m["options"])) for m in options.members)
-        return frozenset({"cls"}).union(*members)
+        kinds = [(m["kind"], parse_options(m["kind"], m["options"])) for m in options.members]
+        return frozenset({"cls"}).union(*(checked_needs(find_method(kind), parsed) for kind, parsed in kinds))
 
     def start(self, train: Batch) -> None:
         """Initialise every method in this product (combined model), unless they are loaded from finished runs."""
@@ -109,7 +109,7 @@ class ProductMethod(Method[ProductOptions]):
         probabilities of the candidates, `T_k` is its temperature.
         """
         members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self.members, strict=True)]
-        scorers = [method.scorer(candidates) for _, method in members]
+        scorers = [method.scorer(candidates.copy()) for _, method in members]
 
         @torch.no_grad()
         def log_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError, UsageError, shown
 from duplex.options import Options, TrainingOptions
 from duplex.system.code_hash import loaded_plugin_hash
 from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
@@ -158,6 +158,19 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
     return find_method(require_text_kind(kind)).Options.from_dict(record)
 
 
+def checked_needs(method_class: type[Method[Any]], options: Options) -> frozenset[str]:
+    """Return the names of the inputs that a method class needs with `options`, from its function `needs`.
+
+    Raise `UsageError`, which names the class, unless `needs` returns a frozenset or another collection of names.
+    """
+    needs: Any = method_class.needs(options)
+    names: list[Any] = [None] if isinstance(needs, str) or not isinstance(needs, Iterable) else list(needs)
+    if not all(isinstance(name, str) for name in names):
+        expected = "a frozenset of names, such as frozenset({'cls'})"
+        raise UsageError(f"{method_class.__name__}.needs() returned {shown(needs)}; expected {expected}")
+    return frozenset(names)
+
+
 def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
     """Return a new method of a kind, wrapped in `WithFinetuning` if the task has encoder blocks to fine-tune.
 
@@ -165,7 +178,7 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
     that trains nothing."""
     method_class = find_method(require_text_kind(kind))
     _check_arguments(kind, method_class, options, task)
-    for need in sorted(method_class.needs(options)):
+    for need in sorted(checked_needs(method_class, options)):
         available = getattr(task, need) is not None if need in ("text", "words") else need in task.inputs
         if not available:
             hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(task.inputs)}")
@@ -212,7 +225,10 @@ def describe_method(kind: str) -> dict[str, Any]:
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         complete = complete and default is not MISSING
         defaults[field.name] = list(default) if isinstance(default, tuple) else None if default is MISSING else default
-    needs = sorted(method_class.needs(method_class.Options())) if complete else []
+    try:
+        needs = sorted(checked_needs(method_class, method_class.Options())) if complete else []
+    except UsageError as error:
+        return {**record, "needs": [], "options": [], "error": str(error)}
     types = method_class.Options.describe_types()
     options = [{"name": name, "type": types[name], "default": default} for name, default in defaults.items()]
     return {**record, "needs": needs, "options": options}

@@ -109,6 +109,22 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
         )
 
 
+def refuse_lost_images(folder: Path, contents: Mapping[str, str]) -> None:
+    """Raise `UsageError` if a folder holds a fitted model with images that an updated model in its place would lack.
+
+    contents: the updated model's images: sha256 of the file -> digest of its pixels.
+    """
+    try:
+        present = contents_of(read_fit(folder))
+    except UsageError:  # not a model, or one that cannot be updated
+        return
+    if lost := shared_contents(present, contents).count(False):
+        raise UsageError(
+            f"{folder} holds a model of {len(present):,} images, and {lost:,} of them are not in the updated model; "
+            "choose another --out, or move the folder"
+        )
+
+
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
     """Write counts, sums and second moment of training features into a model's folder, for `duplex update` to extend.
 

@@ -209,8 +209,8 @@ class TrainedRun(TrainedModel):
             words = self.words if calibration.feasibility_source == "words" else None
             mask = feasible_compositions(method, words, calibration)
             feasible = None if mask is None else mask[compositions]
-        terms = method.score_terms(compositions)
-        scorer = method.scorer(compositions) if terms is None else sum_of(terms)  # prompts are encoded once
+        terms = method.score_terms(compositions.copy())
+        scorer = method.scorer(compositions.copy()) if terms is None else sum_of(terms)  # prompts are encoded once
         return Candidates.of(self.labels, compositions, feasible, self.confidence, scorer, terms, method.probabilities)
 
     def tensors(self, world: World) -> dict[str, Tensor] | None:

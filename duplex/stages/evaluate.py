@@ -15,11 +15,12 @@ from duplex.encoders import resolve_device
 from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
 from duplex.library.run_evaluation import calibration_for, evaluate_world, frequency_accuracies, term_metrics
-from duplex.methods.registry import find_method, report_exits
+from duplex.methods.registry import checked_needs, find_method, report_exits
 from duplex.stages.outdated_runs import run_difference
 from duplex.system.files import write_json, write_text
+from duplex.system.plugins import restored_folder
 from duplex.system.threads import threads
-from duplex.training.checkpoint import load_checkpoint, read_record
+from duplex.training.checkpoint import load_checkpoint, read_checkpoint
 
 
 def run(
@@ -40,7 +41,8 @@ def run(
     """
     out = out or paths.run(dataset, method, seed)
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
-    record = read_record(out.checkpoint)
+    checkpoint = read_checkpoint(out.checkpoint)
+    record = checkpoint.record
     if difference := run_difference(record, params, dataset, method, seed, paths):
         raise DuplexError(
             f"{out.checkpoint} does not match {method} with seed {seed} in params.yaml: {difference}; "
@@ -48,11 +50,11 @@ def run(
         )
     make_deterministic()
     device = torch.device(resolve_device(params.device))
-    needs = find_method(record.kind).needs(record.options)
-    with threads(training.threads), report_exits(record.kind):
+    needs = checked_needs(find_method(record.kind), record.options)
+    with threads(training.threads), report_exits(record.kind), restored_folder():
         inputs = load(params, dataset, paths, InputRequest(needs, training.precision, record.finetune, training.memory))
         inputs.examples["test"] = inputs.examples["test"].to(device)
-        model = load_checkpoint(out.checkpoint, inputs.task(), inputs.encoder).to(device)
+        model = load_checkpoint(checkpoint, inputs.task(), inputs.encoder).to(device)  # refuses a file replaced since
         start = time.perf_counter()
         results = {
             world: evaluate_world(model, inputs, settings, world, calibration_for(record, world, out.checkpoint))

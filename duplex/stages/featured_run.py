@@ -11,7 +11,7 @@ from duplex.config.params import Params
 from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, RunInputs, load_inputs
 from duplex.methods.base import Method
-from duplex.methods.registry import find_method
+from duplex.methods.registry import checked_needs, find_method
 from duplex.report.prototype_retrieval import RetrievalContext
 from duplex.report.thumbnails import thumbnails_under
 from duplex.training.checkpoint import check_inputs, load_checkpoint, read_record
@@ -40,7 +40,8 @@ def load_featured_run(params: Params, dataset: str, method: str, seed: int, path
     """
     path = paths.run(dataset, method, seed).checkpoint
     record = read_record(path)
-    needs, settings = find_method(record.kind).needs(record.options), params.training(dataset, method)
+    needs = checked_needs(find_method(record.kind), record.options)
+    settings = params.training(dataset, method)
     request = InputRequest(needs, settings.precision, record.finetune, settings.memory)
     inputs = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, request)
     try:

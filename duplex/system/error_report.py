@@ -27,6 +27,8 @@ from duplex.system.terminal import escape_unprintable
 DEBUG = "DUPLEX_DEBUG"
 BROKEN_PIPE_EXIT = 128 + signal.SIGPIPE  # as shells report it
 NO_MEMORY = "not enough memory; close other programs, or use a smaller batch_size"
+# Messages of torch on a CPU, and of the dynamic linker for a library that does not fit into the address space
+OUT_OF_MEMORY = ("can't allocate memory", "failed to map segment", "cannot allocate memory")
 STOPPED = "stopped; the same command resumes the work"
 
 
@@ -69,10 +71,10 @@ def report_errors() -> Iterator[None]:
         _exit("the input is nested too deeply to be read", 1)
     except OSError as error:
         _exit(_describe(error), 1)
-    except RuntimeError as error:
+    except (RuntimeError, ImportError) as error:
         if type(error).__name__ == "OutOfMemoryError":  # torch's: recognised without importing it
             _exit("the GPU's memory is full; use a smaller batch_size or set device to cpu", 1)
-        if "can't allocate memory" in str(error):  # torch's on a CPU
+        if any(reason in str(error).lower() for reason in OUT_OF_MEMORY):
             _exit(NO_MEMORY, 1)
         if str(error).startswith("Symlink loop from "):  # pathlib's before Python 3.13
             _exit(f"{str(error).removeprefix('Symlink loop from ')} is a link to itself; remove it", 1)

@@ -87,7 +87,7 @@ def _replace(scratch: Path, path: Path) -> None:
     """Rename the folder `scratch` to `path`, replacing an existing folder; try again if another process does the same.
 
     The old folder is renamed first and removed last: if it cannot be renamed, for example a mounted one, it stays
-    whole.
+    whole. If the process is stopped in between, for example by Ctrl-C, the old folder gets its name back.
     """
     old = path.with_name(f"{path.name}.{os.getpid()}.old{SCRATCH}")
     for tries in reversed(range(TRIES)):
@@ -99,11 +99,12 @@ def _replace(scratch: Path, path: Path) -> None:
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
                 path.rename(old)
             os.replace(scratch, path)
-        except OSError as error:
+        except BaseException as error:
             if old.exists():
                 with suppress(OSError):  # another process has written a newer one
                     old.rename(path)
-            if not (tries and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)):
+            moved = isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT)
+            if not (tries and moved):  # by another process
                 raise
         else:
             break

@@ -29,8 +29,9 @@ def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock, path, work, instead)
     try:
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        with report_write_errors(path):  # a full disk
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
     finally:
         lock.unlink(missing_ok=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -35,6 +38,22 @@ def provider(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else module_of(point)
 
 
+@contextmanager
+def restored_folder(foreign: bool = True) -> Iterator[None]:
+    """Context manager: undo a change of the working directory by the block's code, such as a plug-in's `os.chdir`.
+
+    Relative paths, such as those of results, then stay the same.
+
+    foreign: whether the block runs code of another package; if not, nothing is undone.
+    """
+    before = os.getcwd() if foreign else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.chdir(before)
+
+
 def load_plugin(
     point: EntryPoint, kind: str, base: type, advice: str = "", error: type[DuplexError] = DuplexError
 ) -> Any:
@@ -54,7 +73,8 @@ def load_plugin(
         )
     module, _, attributes = point.value.partition(":")
     try:
-        plugin = reduce(getattr, attributes.split("."), importlib.import_module(module))
+        with restored_folder(not _is_built_in(point)):
+            plugin = reduce(getattr, attributes.split("."), importlib.import_module(module))
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as reason:  # importing foreign code may fail in any way, and may call sys.exit()

@@ -56,7 +56,7 @@ class ScoringTask:
             blocks = method.score_blocks(max(1, BLOCK_COLUMNS // len(method.labels.objects)))
             if blocks is not None:  # the scorer is built only where blocks by columns do not serve
                 return cls(candidates, partial(_score_once, method, candidates.compositions), blocks, name, shapes)
-        scorer = method.scorer(candidates.compositions)
+        scorer = method.scorer(candidates.compositions.copy())  # the method may write into it
         if not callable(scorer):
             raise DuplexError(f"{name}.scorer() returned {type(scorer).__name__}; expected a function of inputs")
         return cls(candidates, scorer, name=name, built_for=shapes)
@@ -86,7 +86,7 @@ class ScoringTask:
 
 def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tensor:
     """Build a method's scorer of C `compositions`, use it once, and return the scores [B, C] of B images' `inputs`."""
-    return method.scorer(compositions)(inputs)
+    return method.scorer(compositions.copy())(inputs)
 
 
 class TopCandidates:
@@ -229,7 +229,7 @@ def score_term_sums(
     `candidates`: sorted compositions.
     """
     method.eval()
-    score_terms = method.score_terms(candidates)
+    score_terms = method.score_terms(candidates.copy())
     statistics: dict[tuple[str, ...], ScoreAccumulator] = {}
     if score_terms is None:
         return statistics
@@ -260,7 +260,7 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
         return Components.of(Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())).auc or 0.0
 
     with read_only(f"{method.class_name}.tune()", examples.inputs):
-        method.eval().tune(examples.inputs, candidates, auc)
+        method.eval().tune(examples.inputs, candidates.copy(), auc)
 
 
 def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:

@@ -57,10 +57,11 @@ def stop_at_third_batch(monkeypatch) -> Callable[[], AbstractContextManager[None
 
 
 class Wrapped:
-    """An encoder whose `encode_images` is another function."""
+    """An encoder whose `encode_images`, and `encode_patches` if not None, are other functions."""
 
-    def __init__(self, encoder, encode_images) -> None:
+    def __init__(self, encoder, encode_images, encode_patches=None) -> None:
         self.encoder, self.encode_images = encoder, encode_images
+        self.encode_patches = encode_patches or encoder.encode_patches
 
     def __getattr__(self, name: str):
         return getattr(self.encoder, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,7 +15,7 @@ from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError
 from duplex.features import encoding
 from duplex.features.encoding import OutputSpec, PendingBatch, encode_batches, pad_batches
-from duplex.features.layout import ENCODED, FIRST_BAD, NOT_FINITE
+from duplex.features.layout import ALL_ZERO, ENCODED, FIRST_BAD, NOT_FINITE
 from tests.features.conftest import Wrapped
 from tests.pretended import Pretended
 
@@ -55,21 +56,87 @@ def statuses() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["cls", "patch"])
 def test_rows_that_are_not_finite_are_bad_and_zero(encoder, name: str) -> None:
-    class Broken:
-        device = encoder.device
-
-        def encode_patches(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            cls, patch = (x.clone() for x in encoder.encode_patches(pixels))
-            {"cls": cls[4, :1], "patch": patch[4, 1, :1]}[name].fill_(float("nan"))
-            patch[2] = float("inf")  # of an image that is bad already: its own reason stays
-            return cls, patch
+    def encode_patches(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cls, patch = (x.clone() for x in encoder.encode_patches(pixels))
+        {"cls": cls[4, :1], "patch": patch[4, 1, :1]}[name].fill_(float("nan"))
+        patch[2] = float("inf")  # of an image that is bad already: its own reason stays
+        return cls, patch
 
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
-    ((_, found, values),) = encode_batches(cast(Encoder, Broken()), [(0, pixels, statuses())], OutputSpec(patches=True))
+    broken = cast(Encoder, Wrapped(encoder, None, encode_patches))
+    ((_, found, values),) = encode_batches(broken, [(0, pixels, statuses())], OutputSpec(patches=True))
     wanted = statuses().numpy()
     wanted[4] = NOT_FINITE
     assert (found == wanted).all()
     assert all(not value[[2, 4]].any() and value[[0, 1, 3]].any() for value in values.values())
+
+
+def test_rows_whose_features_are_zero_in_float16_are_bad(encoder) -> None:
+    def encode_patches(pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cls, patch = (x.clone() for x in encoder.encode_patches(pixels))
+        cls[2], cls[4], cls[5] = 0, 0, 1e-9
+        patch[4, 0, 0] = float("nan")  # the more specific reason
+        return cls, patch
+
+    pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    broken = cast(Encoder, Wrapped(encoder, None, encode_patches))
+    ((_, found, values),) = encode_batches(broken, [(0, pixels, statuses())], OutputSpec(patches=True))
+    wanted = statuses().numpy()
+    wanted[4], wanted[5] = NOT_FINITE, ALL_ZERO
+    assert (found == wanted).all()
+    assert all(not value[[2, 4, 5]].any() for value in values.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "returned"),
+    [
+        (lambda cls: None, "None as CLS features"),
+        (lambda cls: cls.numpy(), "a value of the type numpy.ndarray as CLS features"),
+        (lambda cls: [cls], "a list of length 1 as CLS features"),
+        (lambda cls: cls[1:], "a tensor of shape (7, 16), torch.float32 on cpu as CLS features"),
+        (lambda cls: cls[:, None], "a tensor of shape (8, 1, 16), torch.float32 on cpu as CLS features"),
+        (lambda cls: cls[:, 1:], "a tensor of shape (8, 15), torch.float32 on cpu as CLS features"),
+        (lambda cls: cls.long(), "a tensor of shape (8, 16), torch.int64 on cpu as CLS features"),
+        (lambda cls: cls.to("meta"), "a tensor of shape (8, 16), torch.float32 on meta as CLS features"),
+    ],
+)
+def test_an_output_of_another_type_or_shape_is_an_error_that_names_the_encoder(
+    run, encoder, change: Callable[[torch.Tensor], object], returned: str
+) -> None:
+    wrong = Wrapped(encoder, lambda pixels: change(encoder.encode_images(pixels)))
+    with pytest.raises(DuplexError) as refused:
+        run(encoder=wrong)
+    expected = "expected a floating-point tensor of shape (8, 16) on cpu"
+    assert str(refused.value) == f"encoder {encoder.name!r} returned {returned}; {expected}"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda cls, patch: None, "returned None; expected CLS features and patch tokens, two tensors"),
+        (lambda cls, patch: (cls,), "returned a tuple of length 1; expected CLS features and patch tokens"),
+        (lambda cls, patch: cls, "returned a tensor of shape"),
+        (lambda cls, patch: (cls[:, 1:], patch), r"as CLS features; expected .* of shape \([18], 16\) on cpu"),
+        (lambda cls, patch: (cls, patch[:, 0]), r"as patch tokens; expected .* of shape \([18], T, w\) on cpu"),
+        (lambda cls, patch: (cls, patch[: len(patch) // 2]), "as patch tokens; expected"),
+        (lambda cls, patch: (cls, patch[:, : len(patch)]), "the encoder returned patch of shape"),
+    ],
+)
+def test_patch_tokens_of_another_type_or_shape_are_an_error(run, encoder, change, message: str) -> None:
+    wrong = Wrapped(encoder, None, lambda pixels: change(*encoder.encode_patches(pixels)))
+    with pytest.raises(DuplexError, match=message):
+        run(encoder=wrong, tokens="patch")
+
+
+def test_an_encoder_that_runs_its_image_tower_twice_has_no_block_inputs(run, encoder) -> None:
+    twice = Wrapped(encoder, lambda pixels: encoder.encode_images(pixels) + encoder.encode_images(pixels))
+    with pytest.raises(DuplexError, match=r"ran its image tower 2 times to encode one batch; expected once"):
+        run(encoder=twice, block_inputs=1)
+
+
+def test_features_with_gradients_are_stored_without_them(run, encoder) -> None:
+    weight = torch.ones(1, requires_grad=True)
+    assert run(encoder=Wrapped(encoder, lambda pixels: weight * encoder.encode_images(pixels).clone())).bad == []
 
 
 @pytest.mark.parametrize("shortage", SHORTAGES, ids=lambda error: type(error).__name__)
@@ -97,13 +164,12 @@ def test_a_run_on_the_cpu_creates_no_cuda_context(
 
 def test_the_device_is_waited_for_before_results_are_read() -> None:
     """A copy from a GPU is complete once its event has happened, and not before."""
-    finite = torch.zeros(2, dtype=torch.bool)
-    done = SimpleNamespace(synchronize=lambda: finite.fill_(True))
-    marks = torch.full((2,), ENCODED, dtype=torch.uint8)
-    launched = PendingBatch(7, marks, finite, {"cls": torch.ones(2, 3).half()}, done)  # type: ignore[arg-type]
+    marks = torch.zeros(2, dtype=torch.uint8)
+    done = SimpleNamespace(synchronize=lambda: marks.fill_(ENCODED))
+    launched = PendingBatch(7, marks, {"cls": torch.ones(2, 3).half()}, done)  # type: ignore[arg-type]
     start, found, values = launched.result()
     assert (start, found.tolist(), values["cls"].sum()) == (7, [ENCODED] * 2, 6)
-    assert PendingBatch(0, marks, finite, {}, None).result()[1].tolist() == [ENCODED] * 2
+    assert PendingBatch(0, marks, {}, None).result()[1].tolist() == [ENCODED] * 2
 
 
 @pytest.mark.parametrize(("device", "first"), [("cuda", ["of 0", "of 1", "result 0"]), ("cpu", ["of 0", "result 0"])])

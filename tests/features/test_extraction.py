@@ -151,18 +151,21 @@ def test_exactly_the_allowed_share_of_bad_images_passes_and_five_are_listed(run,
     assert opened_in(tmp_path) == [] and refused.traceback  # which keeps the failed frames alive
 
 
-def test_features_that_are_not_finite_are_bad_and_not_encoded_again(run, encoder) -> None:
+def test_features_that_are_zero_or_not_finite_are_bad_and_not_encoded_again(run, encoder) -> None:
     calls = []
 
     def overflow(pixels):
         calls.append(len(pixels))
         features = encoder.encode_images(pixels).clone()
         features[2, 0] = 1e6
+        features[3] = 0
         return features
 
     report = run(encoder=Wrapped(encoder, overflow), max_bad=1.0)
-    assert [bad.row for bad in report.bad] == [2, 10, 18, 26, 34]
-    assert {bad.reason for bad in report.bad} == {"features not finite"}
+    reasons = {2: "features not finite", 3: "features all zero"}
+    assert [(bad.row, bad.reason) for bad in report.bad] == [
+        (row, reasons[row % 8]) for row in range(40) if row % 8 in reasons
+    ]
     content, count = report.path.read_bytes(), len(calls)
     again = run(encoder=Wrapped(encoder, overflow), max_bad=1.0)
     assert len(calls) == count and again.resumed == 40 and again.path.read_bytes() == content

@@ -6,11 +6,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.decoding import ImageRows
 from duplex.features.inspection import _relative_error, inspect, verify
 from duplex.features.layout import ENCODED, PENDING, status_of_reason
+from tests.features.conftest import Wrapped
 from tests.features.damage import update_checksums
 from tests.features.pictures import write_pictures
 from tests.features.test_store import write_cache
@@ -45,6 +47,20 @@ def test_an_image_that_became_bad_or_was_repaired_is_reported(run, images, check
     image.write_bytes(content)
     with pytest.raises(DuplexError, match=r"00007.jpg \(row 7\) is now readable, but empty in the cache"):
         checked(path)
+
+
+def test_an_image_without_usable_features_is_no_image_that_was_repaired(run, encoder, checked) -> None:
+    """It can be read, as it could be when it was encoded."""
+    scale = torch.tensor([1.0, 0, float("nan"), *[1] * 5])[:, None]
+    path = run(encoder=Wrapped(encoder, lambda pixels: encoder.encode_images(pixels) * scale), max_bad=1.0).path
+    assert inspect(path)["bad"] == {"features all zero": 5, "features not finite": 5}
+    assert checked(path)["checked"] == 40
+
+
+def test_verifying_with_a_broken_encoder_names_it(run, encoder, checked) -> None:
+    path = run().path
+    with pytest.raises(DuplexError, match=rf"encoder {encoder.name!r} returned None as CLS features"):
+        checked(path, encoder=Wrapped(encoder, lambda pixels: None))
 
 
 def test_another_manifest_or_one_of_fewer_images_is_refused(run, images, checked, tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
     update_model(model, further, out, say=lambda _: None)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     draw_pair(tmp_path / "more", "blue", "heart", range(30, 32))
-    with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
+    with pytest.raises(UsageError, match="10 of them are not in the updated model; choose another --out"):
         update_model(model, tmp_path / "more", out, say=lambda _: None)
     with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
         fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
@@ -307,6 +307,17 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
     draw_pair(further, "blue", "heart", range(30, 32))
     update_model(model, further, out, say=lambda _: None)
     assert [update["images"] for update in read_fit(out)["updates"]] == [12]
+
+
+def test_an_update_does_not_replace_a_model_of_other_images(model, further, tmp_path):
+    other = draw_folder(tmp_path / "other", images=7)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+        out = fit_folder.fit_folder(other, tmp_path / "out", encoder="tiny", say=lambda _: None)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with pytest.raises(UsageError, match="are not in the updated model; choose another --out, or move the folder"):
+        update_model(model, further, out, say=lambda _: None)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_an_update_inside_of_the_model_holds_its_files_alone(model, further, tmp_path):

@@ -15,12 +15,15 @@ from torch.nn.functional import normalize, one_hot
 
 import duplex
 from duplex.cli import main
-from duplex.errors import DuplexError
+from duplex.config.params import EvaluationParams
+from duplex.errors import DuplexError, UsageError
 from duplex.labels import WORLDS
+from duplex.library.run_evaluation import calibration_for, evaluate_world, term_metrics
+from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.base import Batch, Inputs, Method, Scorer
 from duplex.methods.registry import temporary_kind
 from duplex.options import Options
-from duplex.testing import MethodFault, check_method, small_inputs
+from duplex.testing import SETTINGS, MethodFault, check_method, small_inputs
 from duplex.training.checkpoint import load_checkpoint
 from tests.library.test_ten_lines import arrays
 from tests.test_testing import Probe
@@ -109,6 +112,96 @@ def test_a_wrong_loss_is_refused_by_name_while_threads_are_chosen(message: str) 
             fit(faulty)
     finally:
         torch.set_num_threads(before)
+
+
+def uncounted(values: Tensor) -> None:
+    """Write into a tensor without a trace in its counter of writes."""
+    values.numpy()[:] *= 2
+
+
+def written_in_losses(self: Probe, batch: Batch, shared: Any) -> dict[str, Tensor]:
+    uncounted(self.train_images)  # type: ignore[arg-type]
+    return Probe.losses(self, batch, shared)
+
+
+UNCOUNTED: dict[str, dict[str, Any]] = {  # hook -> functions of a method that writes into features that runs share
+    "start": {"start": lambda self, train: uncounted(train.cls)},
+    "losses": {
+        "start": lambda self, train: object.__setattr__(self, "train_images", train.cls),
+        "losses": written_in_losses,
+    },
+    "scorer": score(lambda scores, z: (uncounted(z), scores)[1]),
+    "tune": {"tune": lambda self, inputs, *_: inputs["cls"].data.mul_(2)},
+    "on_features_changed": {"on_features_changed": lambda self, train: train.cls.data.mul_(2)},
+}
+
+
+@pytest.mark.parametrize("hook", UNCOUNTED)
+def test_writes_that_torch_does_not_count_are_noticed_at_the_end_of_training(hook: str) -> None:
+    with pytest.raises(DuplexError, match="Faulty writes into its input 'cls', which other runs read too") as error:
+        fit(type("Faulty", (Probe,), UNCOUNTED[hook]))
+    assert "\n" not in str(error.value)
+
+
+def test_writes_that_torch_does_not_count_are_noticed_at_the_end_of_evaluation() -> None:
+    inputs = small_inputs()
+    with temporary_kind(Probe) as kind:
+        spec = MethodSpec("probe", kind, Probe.Options(), SETTINGS, WORLDS, "closed")
+        run = train_method(spec, inputs, 0, torch.device("cpu"), EvaluationParams())
+    faulty = type("Faulty", (Probe,), UNCOUNTED["scorer"])(run.method.task, Probe.Options())
+    calibration = calibration_for(run.record, "closed", "probe")
+    with pytest.raises(DuplexError, match="Faulty writes into its input 'cls', which other runs read too"):
+        evaluate_world(faulty, inputs, EvaluationParams(bootstrap=10), "closed", calibration)
+    terms = {"score_terms": lambda self, rows: lambda inputs: [("a", self.scorer(rows)(inputs))]}
+    faulty = type("Faulty", (Probe,), {**UNCOUNTED["scorer"], **terms})(run.method.task, Probe.Options())
+    with pytest.raises(DuplexError, match="Faulty writes into its input 'cls', which other runs read too"):
+        term_metrics(faulty, inputs)
+
+
+NEEDS: dict[str, Any] = {  # values that `needs` may return, and others
+    "set": {"cls"},
+    "list": ["cls"],
+    "tuple": ("cls",),
+    "None": None,
+    "str": "cls",
+    "int": 3,
+    "bytes": b"cls",
+    "list of int": [1],
+}
+
+
+@pytest.mark.parametrize("kind", NEEDS)
+def test_needs_is_a_collection_of_names_or_an_error_that_names_the_method(kind: str) -> None:
+    careless = type("Careless", (Probe,), {"needs": classmethod(lambda cls, options: NEEDS[kind])})
+    if kind in ("set", "list", "tuple"):
+        expected = fit(Probe).method.state_dict()
+        assert all(torch.equal(value, expected[name]) for name, value in fit(careless).method.state_dict().items())
+        check_method(careless)
+        return
+    message = r"Careless\.needs\(\) returned .*; expected a frozenset of names"
+    with pytest.raises(UsageError, match=message):
+        fit(careless)
+    with pytest.raises(MethodFault, match=message):
+        check_method(careless)
+
+
+@pytest.mark.parametrize("result", [None, np.ones((3, 8)) / 8], ids=["None", "array"])
+def test_wrong_probabilities_are_refused_by_name(result: Any) -> None:
+    faulty = type("Faulty", (Probe,), {"probabilities": lambda self, scores: result})
+    with pytest.raises(DuplexError, match=r"Faulty\.probabilities\(\) returned .*; expected a floating tensor"):
+        fit(faulty)
+
+
+def test_a_scorer_that_writes_into_the_candidates_changes_no_result() -> None:
+    def scorer(self: Probe, candidates: Any) -> Scorer:
+        rows = candidates.copy()
+        candidates[:] = 0
+        return Probe.scorer(self, rows)
+
+    plain, careless = (fit(kind) for kind in (Probe, type("Careless", (Probe,), {"scorer": scorer})))
+    assert careless.record.calibration == plain.record.calibration
+    assert careless.record.confidence == plain.record.confidence
+    check_method(type("Careless", (Probe,), {"scorer": scorer}))
 
 
 ELSEWHERE: dict[str, dict[str, Any]] = {  # values that torch accepts and nobody can use

@@ -288,6 +288,13 @@ def test_results_and_label_files_are_ordinary_objects(tmp_path):
     assert LabelSpace.load(str(tmp_path / "labels.json")) == data.labels
 
 
+def test_a_data_set_is_pickled_after_a_fit_with_prompts_too():
+    features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
+    data = small(features=features, encoder="tiny", device="cpu")
+    before = without_nan(trained(data, method="csp"))
+    assert without_nan(trained(pickle.loads(pickle.dumps(data)), method="csp")) == before
+
+
 def test_a_run_is_saved_in_the_home_folder_that_the_recognizer_reads(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     data = small()

@@ -17,8 +17,16 @@ from duplex.errors import DISTRIBUTION, UsageError
 from duplex.methods import registry
 from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
+from duplex.methods.product import ProductMethod, ProductOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
-from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
+from duplex.methods.registry import (
+    BrokenMethod,
+    checked_needs,
+    describe_method,
+    find_method,
+    installed_methods,
+    make_method,
+)
 from duplex.methods.with_finetuning import WithFinetuning
 from duplex.options import OptionError, Options
 from duplex.system import plugins
@@ -106,6 +114,35 @@ class NeedsAll(Method[Options]):
 def test_a_missing_input_is_reported_with_what_to_do(kind, options, change, message):
     with pytest.raises(UsageError, match=message):
         make_method(kind, options, dataclasses.replace(small_task(), **change))
+
+
+class NeedsText(Method[Options]):
+    @classmethod
+    def needs(cls, options):
+        return "text"
+
+
+class NeedsList(Method[Options]):
+    @classmethod
+    def needs(cls, options):
+        return ["text", "cls"]
+
+
+def test_needs_are_a_frozenset_or_an_error_that_names_the_method():
+    assert checked_needs(NeedsList, Options()) == frozenset({"cls", "text"})
+    message = r"NeedsText\.needs\(\) returned 'text'; expected a frozenset of names, such as frozenset\(\{'cls'\}\)"
+    kind = f"{__name__}:NeedsText"
+    product = ProductOptions(of=("a", "b"), members=({"kind": kind, "options": {}},))
+    for call in (
+        lambda: checked_needs(NeedsText, Options()),
+        lambda: make_method(kind, Options(), small_task()),
+        lambda: checked_needs(ProductMethod, product),
+    ):
+        with pytest.raises(UsageError, match=message):
+            call()
+    description = describe_method(kind)
+    assert description["needs"] == [] and "NeedsText.needs() returned 'text'" in description["error"]
+    assert describe_method(f"{__name__}:NeedsList")["needs"] == ["cls", "text"]
 
 
 def test_wrong_options_are_refused_where_they_are_made():

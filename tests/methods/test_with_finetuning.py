@@ -255,13 +255,3 @@ def test_a_diverging_parameter_of_the_blocks_is_named() -> None:
     method.after_step = lambda: broken(method)  # type: ignore[method-assign]
     with pytest.raises(DuplexError, match=r"blocks\.trained\.0\.down\.weight diverged"):
         train(method, examples, replace(SETTINGS, batch_size=48), 0, lambda _: 0.0)
-
-
-@pytest.mark.parametrize(("option", "expected"), [("auto", 0.3), (0.0, 0.0), (0.1, 0.1)])
-def test_the_closed_form_adds_variance_by_default_if_blocks_are_trained(option: Any, expected: float) -> None:
-    method = started("closed_form", added_variance=option).method
-    frozen = make_method("closed_form", parse_options("closed_form", {"added_variance": option}), small_task())
-    frozen.start(small_batch(48, 0))
-    assert method.fitted().added_variance == pytest.approx(expected)
-    assert frozen.fitted().added_variance == pytest.approx(0.0 if option == "auto" else option)
-    assert method.fitted_statistics().settings.added_variance == expected, "an update fits with the same settings"

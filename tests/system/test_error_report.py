@@ -35,6 +35,7 @@ def raising(error: BaseException) -> Callable[[], None]:
         (Terminated(), 143, "stopped"),
         (Terminated(signal.SIGHUP), 129, "stopped"),
         (MemoryError(), 1, "not enough memory"),
+        (ImportError("libtorch_cpu.so: failed to map segment from shared object"), 1, "not enough memory"),
         (torch.OutOfMemoryError("CUDA out of memory."), 1, "the GPU's memory is full"),
         (RecursionError(), 1, "nested too deeply"),
         (OSError(errno.ENOSPC, "No space left on device", "out/file"), 1, "out/file: the disk is full"),
@@ -56,6 +57,8 @@ def test_success_prints_nothing_and_errors_of_the_program_keep_their_traceback(c
     run_command(lambda: None)
     with pytest.raises(ZeroDivisionError):
         run_command(raising(ZeroDivisionError()))
+    with pytest.raises(ImportError):
+        run_command(raising(ImportError("cannot import name 'x'")))
     assert capsys.readouterr() == ("", "")
 
 

@@ -15,6 +15,7 @@ import pytest
 from duplex.errors import DuplexError
 from duplex.system import files
 from duplex.system.files import replace_file, replace_folder, require_file, sha256, write_text
+from duplex.system.lock import sole_writer
 from tests.subprocesses import ENVIRONMENT
 
 
@@ -93,6 +94,7 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytes
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from duplex.system.lock import sole_writer
 from duplex.system.files import replace_file
 with replace_file(Path(sys.argv[1])) as scratch:
     scratch.write_text("half")
@@ -161,6 +163,22 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_be_moved(
     assert (names(tmp_path / "plan"), names(tmp_path)) == (["theirs"], ["plan"])
 
 
+def test_the_old_folder_comes_back_if_the_process_is_stopped_between_the_two_renames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "theirs").write_text("theirs")
+
+    def stopped(*_: object) -> None:
+        assert not (tmp_path / "model").exists(), "the old folder has its scratch name"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("duplex.system.files.os.replace", stopped)
+    with pytest.raises(KeyboardInterrupt), replace_folder(tmp_path / "model"):
+        pass
+    assert (names(tmp_path / "model"), names(tmp_path)) == (["theirs"], ["model"])
+
+
 def test_a_pipe_is_not_opened_for_reading(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="it is a device or a pipe, not a file"):
@@ -182,3 +200,19 @@ def test_a_folder_that_cannot_be_replaced_is_reported(tmp_path: Path, monkeypatc
 def test_sha256_hashes_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_lock_on_a_full_disk_names_the_file_and_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("duplex.system.lock.os.pwrite", full)
+        with (
+            pytest.raises(DuplexError, match=r"features\.h5.*the disk is full"),
+            sole_writer(tmp_path / "features.h5", "x"),
+        ):
+            pass
+    assert names(tmp_path) == []
+    with sole_writer(tmp_path / "features.h5", "x"):
+        pass

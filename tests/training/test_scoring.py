@@ -21,6 +21,7 @@ from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
+from duplex.training.calibration import fit_confidence
 from duplex.training.scoring import ScoringTask, score_split, score_term_sums, tune, validation_auc
 from tests.methods.world import batch_of, features, small_labels, small_method, small_task
 
@@ -238,6 +239,34 @@ def test_tune_gets_the_validation_auc_of_scores():
     seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
     tune(method, eight("val", seen), labels)  # type: ignore[arg-type]
     assert method.asked[2](scores) == 0.0  # undefined
+
+
+class WritesCandidates(Plid):
+    def scorer(self, candidates):
+        scorer = super().scorer(candidates.copy())
+        candidates[:] = 0
+        return scorer
+
+    def score_terms(self, candidates):
+        candidates[:] = 0
+
+    def tune(self, images, candidates, auc):
+        candidates[:] = 0
+
+
+def test_methods_receive_a_copy_of_the_candidates(monkeypatch):
+    labels = small_labels()
+    method, plain = (kind(small_task(), PlidOptions()).double() for kind in (WritesCandidates, Plid))
+    plain.load_state_dict(method.state_dict())
+    candidates, examples = labels.candidates("closed", "val"), eight("val")
+    before = candidates.copy()
+    monkeypatch.setattr(type(labels), "candidates", lambda *_: candidates)
+    task = ScoringTask.of(method, candidates)
+    scoring._score_once(method, candidates, examples.inputs)
+    score_term_sums(method, candidates, examples, labels)
+    tune(method, examples, labels)
+    assert fit_confidence(method, examples, labels) == fit_confidence(plain, examples, labels)
+    assert (candidates == before).all() and (task.candidates.compositions == before).all()
 
 
 @pytest.mark.parametrize("widths", [(6, 6), (2, 3, 7), (12,), (1,) * 12])
