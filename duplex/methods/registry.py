@@ -159,7 +159,7 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
 
 
 def checked_needs(method_class: type[Method[Any]], options: Options) -> frozenset[str]:
-    """Return the names of the inputs that a method class needs with `options`, from its function `needs`.
+    """Call a method class's `needs(options)` and return the names of its inputs, such as `cls` and `text`.
 
     Raise `UsageError`, which names the class, unless `needs` returns a frozenset or another collection of names.
     """

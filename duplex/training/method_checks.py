@@ -141,20 +141,23 @@ class InputChecksums:
 
     @classmethod
     def of(cls, *splits: Inputs) -> InputChecksums:
-        """Return the checksums of the present values of each split's inputs."""
+        """Compute the checksums of the inputs (features by name) of each split."""
         tensors = [item for inputs in splits for item in inputs.items() if isinstance(item[1], Tensor)]
         small = [(name, x) for name, x in tensors if x.numel() * x.element_size() <= LARGEST_COMPARED]
         return cls(tuple((name, tensor, _checksum(tensor)) for name, tensor in small))
 
     def require_unchanged(self, place: str) -> None:
-        """Raise `DuplexError` if an input's values have changed since; `place` names the method for the message."""
+        """Raise `DuplexError` if a method changed an input after its checksum was computed.
+
+        place: name of the method, for the message.
+        """
         for name, tensor, before in self.entries:
             if _checksum(tensor) != before:
                 raise _write_error(place, name)
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Return a checksum of a tensor's bytes [n, ...]; on a GPU, one of the sums of the bytes of each of the n rows."""
+    """Return the CRC-32 of a tensor [n, ...]: of its bytes or, on a GPU, of the n sums of each row's bytes."""
     values = tensor.detach().contiguous().flatten(1).view(torch.uint8)
     if values.device.type != "cpu":
         values = values.sum(1).cpu()  # in int64
