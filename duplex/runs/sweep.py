@@ -20,7 +20,7 @@ from typing import Literal, Protocol, TypeVar
 import torch
 
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.config.params import Params, require_method
+from duplex.config.params import Params, load_params, require_method
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.runs.dvc_repo import DvcRepo
@@ -120,6 +120,11 @@ def sweep(
     failed = {task.run for task in missing} - succeeded
     to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
     if repo and to_commit:
+        if load_params(paths.root.parent / "params.yaml") != params:
+            raise DuplexError(
+                "params.yaml has changed since the sweep started, so no run was committed to DVC; run the same command "
+                "again"
+            )
         repo.commit(commit_targets(to_commit, changed))
         for task in to_commit:
             RunPaths(task.out).sweep_mark.unlink(missing_ok=True)

@@ -12,11 +12,10 @@ import torch
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.encoders import resolve_device
-from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
 from duplex.library.run_evaluation import calibration_for, evaluate_world, frequency_accuracies, term_metrics
 from duplex.methods.registry import checked_needs, find_method, report_exits
-from duplex.stages.outdated_runs import run_difference
+from duplex.stages.outdated_runs import require_current_run
 from duplex.system.files import write_json, write_text
 from duplex.system.plugins import restored_folder
 from duplex.system.threads import threads
@@ -43,11 +42,7 @@ def run(
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
     checkpoint = read_checkpoint(out.checkpoint)
     record = checkpoint.record
-    if difference := run_difference(record, params, dataset, method, seed, paths):
-        raise DuplexError(
-            f"{out.checkpoint} does not match {method} with seed {seed} in params.yaml: {difference}; "
-            f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
-        )
+    require_current_run(checkpoint, params, dataset, method, seed, paths)
     make_deterministic()
     device = torch.device(resolve_device(params.device))
     needs = checked_needs(find_method(record.kind), record.options)

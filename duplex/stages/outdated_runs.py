@@ -13,7 +13,7 @@ from duplex.library.members import find_members
 from duplex.library.run_training import MethodSpec, calibration_settings
 from duplex.options import AutoFinetune, CombinedOptions, Options
 from duplex.system.files import sha256, sha256_once
-from duplex.training.checkpoint import WORD_VECTORS, Record, read_record
+from duplex.training.checkpoint import WORD_VECTORS, CheckpointHeader, Record, read_record
 
 
 def run_difference(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str:
@@ -53,6 +53,20 @@ def run_difference(record: Record, params: Params, dataset: str, method: str, se
         if stored.get(name) != value:
             return f"{name} is {stored.get(name)!r} instead of {value!r}"
     return ""
+
+
+def require_current_run(
+    checkpoint: CheckpointHeader, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths
+) -> None:
+    """Raise `DuplexError`, which names the command to train again, if a run was not trained as params.yaml says.
+
+    checkpoint: metadata of the run.
+    """
+    if difference := run_difference(checkpoint.record, params, dataset, method, seed, paths):
+        raise DuplexError(
+            f"{checkpoint.path} does not match {method} with seed {seed} in params.yaml: {difference}; "
+            f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
+        )
 
 
 def outdated_member(options: Options, params: Params, dataset: str, paths: ArtifactPaths) -> str:

@@ -21,13 +21,23 @@ from duplex.report.prototype_retrieval import Hit, prototype_hits
 from duplex.report.swaps import swap_hits
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
 from duplex.stages.inventory import featured_run
+from duplex.stages.outdated_runs import require_current_run
+from duplex.training.checkpoint import read_checkpoint
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load a trained run with its test images, by method and seed; by default the run of the report's examples."""
+    """Load a trained run with its test images, by method and seed; by default the run of the report's examples.
+
+    Raises `DuplexError` if the run was trained with other settings than those of params.yaml.
+    """
     params.dataset(dataset)
-    best = featured_run(params, dataset, ArtifactPaths())
-    return load_featured_run(params, dataset, method or best[0], best[1] if seed is None else seed, ArtifactPaths())
+    paths = ArtifactPaths()
+    best = featured_run(params, dataset, paths)
+    name, number = method or best[0], best[1] if seed is None else seed
+    run = load_featured_run(params, dataset, name, number, paths)
+    checkpoint = read_checkpoint(paths.run(dataset, name, number).checkpoint)
+    require_current_run(checkpoint, params, dataset, name, number, paths)
+    return run
 
 
 def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:

@@ -146,6 +146,13 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     if table["image"].duplicated().any():
         raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice")
     corrected = table.set_index("image")
+    if "split" in corrected:
+        moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
+        if moved.any():
+            raise UsageError(
+                f"{edited} has another split than {dataset} for {corrected.index[moved][0]!r}; relabel changes labels "
+                "alone: leave the column split as it was"
+            )
     outdated = _outdated(corrected, manifest.set_index("image").loc[corrected.index])
     corrected = corrected.drop(index=outdated)
     out = manifest.copy()

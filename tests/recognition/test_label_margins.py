@@ -94,6 +94,9 @@ def test_the_list_the_page_and_the_corrected_copy(project, tmp_path, way):
     assert new.loc[new["image"] == first["image"], "object"].item() == "moon"
     assert hashlib.sha256(manifest.read_bytes()).hexdigest() == before
     assert duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target).returncode == 2
+    edited.assign(split={"train": "val"}.get(first["split"], "train")).to_csv(tmp_path / "moved.csv", index=False)
+    done = duplex("data", "relabel", "own", tmp_path / "moved.csv", "--out", tmp_path / "moved-copy.csv")
+    assert done.returncode == 2 and "has another split than own for" in done.stderr, done.stderr
 
 
 def identify(cache: Path, key: str, value: bytes) -> bytes:

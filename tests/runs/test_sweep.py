@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from ruamel.yaml import YAML
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, load_params
+from duplex.errors import DuplexError
 from duplex.library.inputs import load_inputs
+from duplex.runs import sweep as sweep_module
 from duplex.runs.dvc_repo import DvcRepo
 from duplex.runs.run_tasks import RunExecutor, RunId, RunResult, RunTask, missing_stages
 from duplex.runs.sweep import commit_targets, grid, missing_tasks, run_in_processes, sweep
@@ -273,6 +276,21 @@ def test_what_is_committed_covers_single_runs_groups_and_products(tmp_path):
     assert commit_targets([csp], {*of_csp, "product@own-both-0"}) == ["plan", "train", "evaluate"]
     assert commit_targets([csp, both], {*of_csp, "product@own-both-0"}) == ["plan", "train", "product", "evaluate"]
     assert commit_targets([both], {"product@own-both-0", "product@own-both-1"}) == ["plan", "product@own-both-0"]
+
+
+def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, params, monkeypatch):
+    run, committed = RunId("own", "csp", 0, False), []
+    repo = SimpleNamespace(commit=committed.append)
+    monkeypatch.setattr(sweep_module.DvcRepo, "at", lambda folder: repo)
+    monkeypatch.setattr(sweep_module, "grid", lambda *_: [run])
+    monkeypatch.setattr(sweep_module, "_changed_stages", lambda *_: {"train@own-csp-0", "evaluate@own-csp-0"})
+    before = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(before.replace("bootstrap: 20", "bootstrap: 21"))
+    with pytest.raises(DuplexError, match=r"params\.yaml has changed since the sweep started, so no run"):
+        sweep(params, [run], 1, "local")
+    assert committed == []
+    (project / "params.yaml").write_text(before)
+    assert sweep(params, [run], 1, "local").committed == 1 and len(committed) == 1
 
 
 @pytest.mark.long

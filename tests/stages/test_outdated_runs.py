@@ -17,7 +17,7 @@ from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.store import read_contents_digest
 from duplex.library.inputs import load_inputs
-from duplex.stages import ablate, evaluate, report, train
+from duplex.stages import ablate, evaluate, queries, report, train
 from duplex.stages.extract import extract
 from duplex.stages.trained_runs import best_run
 from tests.projects import make_project
@@ -56,6 +56,16 @@ def test_outdated_runs_are_no_default_model(project: Path, capfd: pytest.Capture
     with pytest.raises(UsageError, match=r"no run in .* matches params\.yaml; run `dvc repro`, or name one"):
         best_run(params=load_params())
     assert best_run().files.root.is_dir()
+
+
+def test_images_are_not_retrieved_by_a_run_of_other_settings_or_another_method(project: Path) -> None:
+    assert queries.load_queried_run(load_params(), "own", "csp", 0)
+    set_method("csp", "own", {}, {"epochs": 3})
+    with pytest.raises(DuplexError, match=r"does not match csp with seed 0 in params\.yaml: epochs is 1 instead of 3"):
+        queries.load_queried_run(load_params(), "own", "csp", 0)
+    shutil.copy(ArtifactPaths().run("own", "csp", 0).checkpoint, ArtifactPaths().run("own", "clip", 1).checkpoint)
+    with pytest.raises(DuplexError, match=r"does not match clip with seed 1 in params\.yaml: seed is 0 instead of 1"):
+        queries.load_queried_run(load_params(), "own", "clip", 1)
 
 
 def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project: Path) -> None:
