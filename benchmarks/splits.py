@@ -219,6 +219,8 @@ def main() -> None:
     params = with_blocks(load_params(), names, wanted.block_rate, wanted.block_epochs)
     own = [wanted.dataset] if wanted.own else []
     datasets = own + [split_name(wanted.dataset, number) for number in range(1, wanted.splits + 1)]
+    if len(datasets) < 2 and not wanted.validation:
+        parser.error("a deviation between splits needs two of them; raise --splits, or add --own")
     runs = run_all(params, datasets, names, seeds, wanted.folder, tested=not wanted.validation)
     if wanted.validation:
         print(validation_table(runs, wanted.of))

@@ -166,3 +166,10 @@ def test_without_a_test_no_run_is_evaluated(monkeypatch, params, tmp_path, capsy
     run_all(params, DATASETS, ["dual"], [0], tmp_path, tested=False)
     assert tested_runs == [False, False]
     assert "shapes-split1 dual seed 0: validation: closed 25.00  all pairs –" in capsys.readouterr().err
+
+
+def test_a_single_split_is_refused_before_anything_is_trained(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["splits", "--splits", "1", "--methods", "dual"])
+    with pytest.raises(SystemExit):
+        splits.main()
+    assert "a deviation between splits needs two of them" in capsys.readouterr().err
