@@ -59,7 +59,7 @@ def best_run(
             continue
         worlds = record.calibration or {}
         if worlds if world is None else world in worlds:
-            if params and (difference := _difference(record, params, checkpoint.parent, paths)):
+            if params and (difference := folder_difference(record, params, checkpoint.parent, paths)):
                 print(f"duplex: {checkpoint.parent} does not match params.yaml: {difference}", file=sys.stderr)
                 outdated += 1
                 continue
@@ -76,9 +76,16 @@ def best_run(
     return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
 
 
-def _difference(record: Record, params: Params, run: Path, paths: ArtifactPaths) -> str:
-    """Return how a run differs from params.yaml, as text; "" if it does not, or if params.yaml does not have it."""
-    dataset, method, seed = run.relative_to(paths.root).parts
+def folder_difference(record: Record, params: Params, run: Path, paths: ArtifactPaths) -> str:
+    """Return how a run differs from params.yaml, as text; "" if it does not, or if params.yaml does not have it.
+
+    record: metadata of the run. run: its folder, which may be outside of the project.
+    """
+    root, folder = paths.root.resolve(), run.resolve()
+    parts = folder.relative_to(root).parts if root in folder.parents else ()
+    if len(parts) != 3:
+        return ""
+    dataset, method, seed = parts
     if dataset not in params.datasets or method not in params.methods or not seed.isdecimal():
         return ""
     try:

@@ -19,6 +19,7 @@ from duplex.features.store import read_contents_digest
 from duplex.library.inputs import load_inputs
 from duplex.stages import ablate, evaluate, queries, report, train
 from duplex.stages.extract import extract
+from duplex.stages.suspects import rank_suspects
 from duplex.stages.trained_runs import best_run
 from tests.projects import make_project
 
@@ -66,6 +67,18 @@ def test_images_are_not_retrieved_by_a_run_of_other_settings_or_another_method(p
     shutil.copy(ArtifactPaths().run("own", "csp", 0).checkpoint, ArtifactPaths().run("own", "clip", 1).checkpoint)
     with pytest.raises(DuplexError, match=r"does not match clip with seed 1 in params\.yaml: seed is 0 instead of 1"):
         queries.load_queried_run(load_params(), "own", "clip", 1)
+
+
+def test_suspects_by_a_named_run_of_other_settings_say_so(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = ArtifactPaths().run("own", "csp", 0).root
+    expected = rank_suspects(load_params(), "own", "run", run)
+    assert capfd.readouterr().err == ""
+    set_method("csp", "own", {}, {"epochs": 3})
+    assert rank_suspects(load_params(), "own", "run", run).equals(expected)
+    assert f"{run} does not match params.yaml: epochs is 1 instead of 3" in capfd.readouterr().err
+    shutil.copytree(run, project.parent / "elsewhere")
+    assert rank_suspects(load_params(), "own", "run", project.parent / "elsewhere").equals(expected)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project: Path) -> None:
