@@ -279,7 +279,7 @@ def test_what_is_committed_covers_single_runs_groups_and_products(tmp_path):
 
 
 def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, params, monkeypatch):
-    run, committed = RunId("own", "csp", 0, False), []
+    run, committed = RunId("own", "csp", 0, False), list[list[str]]()
     repo = SimpleNamespace(commit=committed.append)
     monkeypatch.setattr(sweep_module.DvcRepo, "at", lambda folder: repo)
     monkeypatch.setattr(sweep_module, "grid", lambda *_: [run])
