@@ -132,7 +132,7 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dic
 
 
 def _check_output(encoder: Encoder, noun: str, value: object, shape: tuple[int | str, ...]) -> None:
-    """Raise `DuplexError` unless an encoder's output is a floating-point tensor of a shape, on the encoder's device.
+    """Raise `DuplexError` unless an encoder's output is a floating-point tensor of the expected shape and device.
 
     noun: name of the output, for the message.
     shape: expected shape; a string stands for any size.

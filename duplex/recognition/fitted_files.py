@@ -110,7 +110,7 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def refuse_lost_images(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a folder holds a fitted model with images that an updated model in its place would lack.
+    """Raise `UsageError` if replacing a folder's fitted model by an updated one would lose images of the old model.
 
     contents: the updated model's images: sha256 of the file -> digest of its pixels.
     """

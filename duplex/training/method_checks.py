@@ -132,7 +132,7 @@ def read_only(place: str, inputs: Inputs) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class InputChecksums:
-    """Checksums of features that runs share, to notice writes that PyTorch does not count, as those through `.numpy()`.
+    """Checksums of features that several runs read, to notice that a method changed them, also through `.numpy()`.
 
     Inputs on the disk and inputs of more than 2 GiB have no checksum. On a CPU, 1 GB takes about 0.15 s.
     """
@@ -157,7 +157,7 @@ class InputChecksums:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Return the CRC-32 of a tensor [n, ...]: of its bytes or, on a GPU, of the n sums of each row's bytes."""
+    """Return a checksum of a tensor's bytes [n, ...]; on a GPU, the bytes of each row are summed first."""
     values = tensor.detach().contiguous().flatten(1).view(torch.uint8)
     if values.device.type != "cpu":
         values = values.sum(1).cpu()  # in int64
