@@ -42,8 +42,8 @@ def tune(
     """Train methods with every combination of settings and list their validation AUC. Test images are not scored.
 
     Settings are training options, such as learning_rate and epochs, and options of the methods' kinds. Each method's
-    best row is marked with *; --write saves its settings under `per_dataset` of the method in params.yaml. Exits with 1
-    if a trial failed.
+    best row is marked with *; --write saves its settings under `per_dataset` of the method in params.yaml, unless other
+    settings have the same AUC. Exits with 1 if a trial failed.
     """
     from duplex.cli.formatting import print_json
     from duplex.config.params import load_params
@@ -62,13 +62,12 @@ def tune(
     for row in rows:
         for error in row.errors[:1]:
             typer.echo(f"{row.method} {dict(row.settings)}: {error}", err=True)
-    for row in best.values():
+    for row in list(best.values()):
         tied = [other for other in rows if other.method == row.method and other.val_auc == row.val_auc]
         if len(tied) > 1:
-            typer.echo(
-                f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; * marks the first",
-                err=True,
-            )
+            del best[row.method]
+            ends = "none of them is written" if write else "* marks the first"
+            typer.echo(f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}", err=True)
     if write:
         write_best(name, best)
     if any(row.errors for row in rows):

@@ -22,7 +22,7 @@ from duplex.report.swaps import swap_hits
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
 from duplex.stages.inventory import featured_run
 from duplex.stages.outdated_runs import require_current_run
-from duplex.training.checkpoint import read_checkpoint
+from duplex.training.checkpoint import read_checkpoint, read_record
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
@@ -57,23 +57,35 @@ def find_pair(labels: LabelSpace, text: str) -> int:
     names = [*states, *objects]
     similar = dict.fromkeys(name for word in wanted.split() for name in difflib.get_close_matches(word, names, 2))
     hint = f"; similar names: {', '.join(similar)}" if similar else ""
-    raise UsageError(f"{text!r} is not a state and an object of the data set{hint}; see its labels.json")
+    raise UsageError(
+        f"{text!r} is not a state and an object of the data set, such as {labels.name(0)!r}{hint}; see its labels.json"
+    )
 
 
 def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int) -> list[Hit]:
     """Return the `top` test images nearest to one image's state part joined with another image's object part."""
+    pictures = [_read(path) for path in images]
     context = source.retrieval_context()
     factors = context.method.factors
     if factors is None:
-        raise UsageError("this method has no state and object factors to swap; choose another with --method")
+        raise UsageError(f"this method has no state and object factors to swap; {_with_factors(params, dataset)}")
     test, identity, entry = context.test.inputs, source.inputs.encoder, params.dataset(dataset).encoder
     block_inputs = int(identity["block_inputs"]) if "block_inputs" in test else 0
     outputs = OutputSpec("patch" in test, block_inputs, int(identity.get("bits", 16)))
     encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
-    pixels = torch.stack([encoder.image_transform(_read(path)) for path in images])
+    pixels = torch.stack([encoder.image_transform(image) for image in pictures])
     with torch.inference_mode():
         z_s, z_o = factors(encode(encoder, pixels, outputs=outputs))
     return swap_hits(context, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
+
+
+def _with_factors(params: Params, dataset: str) -> str:
+    """Return the advice that names the trained methods of a data set that have factors."""
+    paths, seed = ArtifactPaths(), params.run.seeds[0]
+    checkpoints = {name: paths.run(dataset, name, seed).checkpoint for name in params.run.methods}
+    trained = {name: read_record(file) for name, file in checkpoints.items() if file.is_file()}
+    able = [name for name, record in trained.items() if "factors" in record.inspectable]
+    return f"use --method {' or '.join(able)}" if able else "train one that has them, such as `cso` or `duplex`"
 
 
 def _read(path: Path) -> Image.Image:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SCRATCH = ".partial"  # suffix of every unfinished file; git and DVC ignore it
+OLD = ".old"  # before SCRATCH: a folder that is being replaced
 TRIES = 10  # to replace a folder that other processes replace too
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
@@ -70,11 +71,15 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a scratch folder that replaces the folder `path` after the block; the old one stays until then."""
+    """Yield a scratch folder that replaces the folder `path` after the block; the old one stays until then.
+
+    If an earlier process was killed in the moment between its two renames, the old folder gets its name back first.
+    """
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
+        _remove_abandoned(path)
         try:
             yield scratch
             _replace(scratch, path)
@@ -89,7 +94,7 @@ def _replace(scratch: Path, path: Path) -> None:
     The old folder is renamed first and removed last: if it cannot be renamed, for example a mounted one, it stays
     whole. If the process is stopped in between, for example by Ctrl-C, the old folder gets its name back.
     """
-    old = path.with_name(f"{path.name}.{os.getpid()}.old{SCRATCH}")
+    old = path.with_name(f"{path.name}.{os.getpid()}{OLD}{SCRATCH}")
     for tries in reversed(range(TRIES)):
         try:
             if path.is_symlink():
@@ -222,13 +227,22 @@ def json_digest(record: object) -> str:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the scratch files (unfinished copies) of `path` that killed processes left beside it."""
+    """Remove the scratch files and folders (unfinished copies) of `path` that killed processes left beside it.
+
+    A folder that was being replaced gets its name back if no other folder has that name.
+    """
     for name in os.listdir(path.parent):
         if name.startswith(path.name + ".") and name.endswith(SCRATCH):
-            writer = name[len(path.name) + 1 : -len(SCRATCH)]
-            if writer.isdecimal() and not is_running(int(writer)):
-                with suppress(OSError):
-                    path.with_name(name).unlink()
+            writer, left = name[len(path.name) + 1 : -len(SCRATCH)], path.with_name(name)
+            if not writer.removesuffix(OLD).isdecimal() or is_running(int(writer.removesuffix(OLD))):
+                continue
+            with suppress(OSError):
+                if writer.endswith(OLD) and not os.path.lexists(path):
+                    left.rename(path)
+                elif left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink()
 
 
 def is_running(process: int) -> bool:

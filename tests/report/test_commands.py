@@ -58,11 +58,12 @@ def test_swapping_an_image_with_itself_finds_it(command, project):
     ("words", "code", "said"),
     [
         (["retrieve", "redd star", "--dataset", "own"], 2, "similar names: red"),
+        (["retrieve", "red", "--dataset", "own"], 2, "'red' is not a state and an object of the data set, such as '"),
         (["retrieve", "red star", "--dataset", "none"], 2, "unknown data set 'none'"),
         (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "duplex train"),
         (["swap", "a.png", "b.png", "--dataset", "own"], 1, "a.png cannot be used: missing"),
         (["swap", "params.yaml", "b.png", "--dataset", "own"], 1, "not an image"),
-        (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 2, "no state and object factors"),
+        (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 1, "a.png cannot be used: missing"),
     ],
 )
 def test_errors_are_one_line(command, project, words, code, said):
@@ -70,6 +71,14 @@ def test_errors_are_one_line(command, project, words, code, said):
     assert done.code == code, done.err
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
+
+
+def test_swap_names_the_methods_that_have_factors(command, project):
+    source = queries.load_queried_run(project.params, "own", None, None)
+    image = str(project.folder / "pictures" / source.retrieval_context().images[0])
+    done = command("swap", image, image, "--dataset", "own", "--method", "clip")
+    assert done.code == 2 and "no state and object factors to swap; use --method duplex" in done.err
+    assert command("swap", image, image, "--dataset", "own", "--method", "duplex").code == 0
 
 
 def test_pairs_are_found_by_their_prompt_text():

@@ -91,9 +91,12 @@ def test_a_failed_trial_leaves_the_others(params):
 
 
 def test_settings_without_effect_are_reported_as_a_tie(project):
-    answer = command("--methods", "clip", "--grid", "learning_rate=0.001,0.1", "--seeds", "100", "--jobs", "1")
+    words = ["--methods", "clip", "--grid", "learning_rate=0.001,0.1", "--seeds", "100", "--jobs", "1"]
+    before = Path("params.yaml").read_text()
+    answer = command(*words, "--write")
     assert answer.exit_code == 0, answer.output
-    assert "clip: 2 settings have the same best AUC" in answer.stderr
+    assert "clip: 2 settings have the same best AUC" in answer.stderr and "none of them is written" in answer.stderr
+    assert Path("params.yaml").read_text() == before
 
 
 ENDING = """import os
@@ -148,6 +151,7 @@ def test_the_best_settings_are_written_where_asked(project):
         (["--grid", "epoch=1"], "unknown setting of training or of csp 'epoch'"),
         (["--grid", "learning_rate=high"], "learning_rate.*'high'"),
         (["--grid", "epochs=1", "--methods", "cspp"], "unknown method 'cspp'"),
+        (["--grid", "epochs=1", "--methods", "dual_scen"], "dual_scen combines finished runs.*tune dual and scen instead"),
         (["--grid", "epochs=1", "--dataset", "owl"], "unknown data set 'owl'"),
         (["--grid", "epochs=1", "--seeds", "x"], "--seeds has 'x'"),
     ],

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,35 @@ def test_the_old_folder_comes_back_if_the_process_is_stopped_between_the_two_ren
     with pytest.raises(KeyboardInterrupt), replace_folder(tmp_path / "model"):
         pass
     assert (names(tmp_path / "model"), names(tmp_path)) == (["theirs"], ["model"])
+
+
+KILLED_BETWEEN_RENAMES = """
+import os, signal, sys
+from pathlib import Path
+from duplex.system import files
+
+files.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with files.replace_folder(Path(sys.argv[1])) as scratch:
+    (scratch / "unfinished").write_text("unfinished")
+"""
+
+
+@pytest.mark.parametrize("fails", (True, False))
+def test_a_folder_comes_back_after_a_process_was_killed_between_the_two_renames(tmp_path: Path, fails: bool) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "theirs").write_text("theirs")
+    killed = subprocess.run([sys.executable, "-c", KILLED_BETWEEN_RENAMES, str(path)], env=ENVIRONMENT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not path.exists()
+    assert len(names(tmp_path)) == 2, "the old folder and the unfinished one"
+
+    with suppress(KeyError), replace_folder(path) as scratch:
+        assert names(path) == ["theirs"]
+        (scratch / "ours").write_text("ours")
+        if fails:
+            raise KeyError
+    assert (names(path), names(tmp_path)) == (["theirs" if fails else "ours"], ["model"])
 
 
 def test_a_pipe_is_not_opened_for_reading(tmp_path: Path) -> None:
