@@ -14,7 +14,8 @@ threshold and with the literature's.
 Needs `duplex data split shapes --splits 5`, and `duplex prepare` and `duplex extract` of each re-split. Nothing is
 tuned: methods are trained as in params.yaml. Runs go seed by seed and are stored in the folder, so that an interrupted
 study can be resumed, and `--seeds` with stored runs prints their table at once. A method that trains nothing runs once
-per re-split for all seeds. Differences are paired, with 95 % intervals over re-splits, seeds and images.
+per re-split for all seeds, unless it is part of a product. Differences are paired, with 95 % intervals over re-splits,
+seeds and images.
 """
 
 from __future__ import annotations
@@ -85,11 +86,17 @@ def run_all(
 ) -> dict[str, Runs]:
     """Run every method on every re-split, one seed after the other; without `tested`, no run sees test images."""
     runs: dict[str, Runs] = {row: [[] for _ in datasets] for row in rows}
+    combined = {member for row in rows if PRODUCT in row for member in row.split(PRODUCT)}  # one run per seed
     for seed in seeds:
         for place, dataset in enumerate(datasets):
             for row in rows:
                 before, product = runs[row][place], PRODUCT in row
-                fixed = bool(before) and not product and not json.loads(before[0].timing.read_text())["parameters"]
+                fixed = (
+                    bool(before)
+                    and row not in combined
+                    and not product
+                    and not json.loads(before[0].timing.read_text())["parameters"]
+                )
                 rate = params.training(dataset, row).learning_rate
                 given = {"paths": StudyPaths(params, folder)} if product else {}
                 bench = Bench(params, dataset, folder, given=given)

@@ -67,7 +67,9 @@ def tune(
         if len(tied) > 1:
             del best[row.method]
             ends = "none of them is written" if write else "* marks the first"
-            typer.echo(f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}", err=True)
+            typer.echo(
+                f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}", err=True
+            )
     if write:
         write_best(name, best)
     if any(row.errors for row in rows):

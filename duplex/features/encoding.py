@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -129,6 +130,19 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dic
         _check_output(encoder, "block inputs", inputs[0], (rows, *["…"] * (inputs[0].dim() - 1)))
         values["block_inputs"] = inputs[0]
     return {name: value.detach() for name, value in values.items()}
+
+
+def require_repeatable(encoder: Encoder, outputs: OutputSpec) -> None:
+    """Encode an image of noise twice; raise `DuplexError` if the results differ, as they do with active dropout."""
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    transformed = [encoder.image_transform(Image.fromarray(noise))[None].to(encoder.device) for _ in range(2)]
+    first, second = ([*encode_outputs(encoder, pixels, outputs).values()] for pixels in transformed)
+    for one, other in zip(first, second, strict=True):
+        if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-2, atol=1e-3 * float(one.abs().max())):
+            raise DuplexError(
+                f"encoder {encoder.name!r} gives other features when it encodes the same image again; switch off "
+                "dropout (`eval()`) and random augmentation in it"
+            )
 
 
 def _check_output(encoder: Encoder, noun: str, value: object, shape: tuple[int | str, ...]) -> None:

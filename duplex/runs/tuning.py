@@ -147,7 +147,9 @@ def tune(
         refuse_duplicates(thing, list(map(repr, values)))
     for method in methods:
         if members := params.entry(method).members:
-            raise UsageError(f"{method} combines finished runs and trains nothing; tune {' and '.join(members)} instead")
+            raise UsageError(
+                f"{method} combines finished runs and trains nothing; tune {' and '.join(members)} instead"
+            )
     grid = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     trials = [Trial(dataset, method, settings, seed) for method in methods for settings in grid for seed in seeds]
     results = {_key(result.trial): result for result in _run(params, trials, jobs, paths)}

@@ -17,7 +17,7 @@ from duplex.evaluation.uncertainty import compare_splits
 from tests.benchmarks.test_methods import predictions
 from tests.subprocesses import ROOT
 
-GAINS = {"clip": 0.0, "duplex": 0.4, "duplex_open": 0.2, "dual": 1.0, "cso": 0.5, "dual*cso": 0.5}
+GAINS = {"clip": 0.0, "duplex": 0.4, "duplex_open": 0.2, "dual": 1.0, "cso": 0.5, "dual*cso": 0.5, "clip*dual": 0.5}
 ROWS = ["clip", "duplex", "duplex_open", "dual"]
 DATASETS = ["shapes-split1", "shapes-split2"]
 
@@ -44,7 +44,7 @@ def done(monkeypatch, params) -> list[tuple[str, str, int]]:
         assert tested and rate == params.dataset("shapes").training.learning_rate
         order.append((self.dataset, name, seed))
         out = RunPaths(self.folder / self.dataset / name / str(seed))
-        parameters = 0 if name in ("clip", "dual*cso") else 10
+        parameters = 0 if name == "clip" or "*" in name else 10
         write(out, GAINS[name], len(order), self.params.entry(name).worlds, parameters)
         return out
 
@@ -134,6 +134,12 @@ def test_a_product_combines_the_runs_of_the_study(done, params, tmp_path):
         == bench.place("cso", more.training("shapes", "cso").learning_rate, 1).root
     )
     assert places.features(DATASETS[0]) == ArtifactPaths().features(DATASETS[0])
+
+
+def test_a_member_of_a_product_that_trains_nothing_runs_once_per_seed(done, params, tmp_path):
+    rows = ["clip", "dual", "clip*dual"]
+    run_all(with_blocks(params, rows, 3e-4, None), DATASETS, rows, [0, 1], tmp_path)
+    assert [seed for dataset, name, seed in done if name == "clip" and dataset == DATASETS[0]] == [0, 1]
 
 
 def test_validation_tables_have_means_and_paired_differences(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,6 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import dropout
 
 from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError
@@ -132,6 +134,17 @@ def test_an_encoder_that_runs_its_image_tower_twice_has_no_block_inputs(run, enc
     twice = Wrapped(encoder, lambda pixels: encoder.encode_images(pixels) + encoder.encode_images(pixels))
     with pytest.raises(DuplexError, match=r"ran its image tower 2 times to encode one batch; expected once"):
         run(encoder=twice, block_inputs=1)
+
+
+def test_an_encoder_of_a_plug_in_with_active_dropout_is_refused(run, encoder) -> None:
+    plugin = Wrapped(encoder, lambda pixels: dropout(encoder.encode_images(pixels), 0.1))
+    plugin.identity = replace(encoder.identity, code="0" * 64)
+    with pytest.raises(
+        DuplexError, match=r"gives other features when it encodes the same image again; switch off drop"
+    ):
+        run(encoder=plugin)
+    plugin.encode_images = lambda pixels: encoder.encode_images(pixels) + 1e-6 * torch.rand(1)  # a GPU's last digits
+    assert run(encoder=plugin).bad == []
 
 
 def test_features_with_gradients_are_stored_without_them(run, encoder) -> None:

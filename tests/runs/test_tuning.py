@@ -151,7 +151,10 @@ def test_the_best_settings_are_written_where_asked(project):
         (["--grid", "epoch=1"], "unknown setting of training or of csp 'epoch'"),
         (["--grid", "learning_rate=high"], "learning_rate.*'high'"),
         (["--grid", "epochs=1", "--methods", "cspp"], "unknown method 'cspp'"),
-        (["--grid", "epochs=1", "--methods", "dual_scen"], "dual_scen combines finished runs.*tune dual and scen instead"),
+        (
+            ["--grid", "epochs=1", "--methods", "dual_scen"],
+            "dual_scen combines finished runs.*tune dual and scen instead",
+        ),
         (["--grid", "epochs=1", "--dataset", "owl"], "unknown data set 'owl'"),
         (["--grid", "epochs=1", "--seeds", "x"], "--seeds has 'x'"),
     ],
