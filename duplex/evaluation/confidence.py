@@ -67,6 +67,8 @@ class Confidence:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Confidence:
         """Create a `Confidence` from untrusted JSON values; raise `ValueError` or `TypeError` for invalid ones."""
+        if flags := [name for name, value in record.items() if isinstance(value, bool)]:
+            raise TypeError(f"confidence.{flags[0]} is {record[flags[0]]}; expected a number")
         return cls(**{name: float(value) for name, value in record.items()})
 
 

@@ -51,6 +51,8 @@ class Recognizer:
     def __init__(
         self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = False, new_share: float | None = None
     ) -> None:
+        if not isinstance(trained, TrainedModel):
+            raise UsageError(f"Recognizer got {shown(trained)}; Recognizer.load({shown(trained)}) loads a model")
         if new_share is not None and not isinstance(new_share, Real):
             raise UsageError(f"new_share is {shown(new_share)}, a {type(new_share).__name__}; expected a float")
         if new_share is not None and not 0 < new_share < 1:

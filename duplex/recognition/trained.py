@@ -17,7 +17,7 @@ from torch import Tensor
 from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.families import family_code
 from duplex.encoders.image_blocks import block_input_shape
-from duplex.errors import UsageError
+from duplex.errors import UsageError, shown
 from duplex.evaluation.confidence import Confidence
 from duplex.evaluation.glove import read_word_vectors
 from duplex.features.encoding import OutputSpec
@@ -50,6 +50,8 @@ class Backbone:
         missing = [key for key in ("name", "tag", "precision", "text_precision", "dim") if key not in self.record]
         if missing:
             raise UsageError(f"the model lacks the {missing[0]} of its encoder; train again with this version")
+        if not str(self.record["dim"]).isdecimal() or not 0 < int(self.record["dim"]) < 1 << 20:
+            raise UsageError(f"the model's encoder has the width {shown(self.record['dim'])}; train or export it again")
 
     def tower(self, which: str) -> Encoder:
         """Return the encoder with its "image" or "text" tower loaded.

@@ -100,3 +100,8 @@ def test_scores_that_are_too_sure_are_as_good_as_others(factor, unseen_log_odds)
     )
     assert scaled.temperature == pytest.approx(factor * fitted.temperature, rel=1e-4)
     assert scaled.unseen_log_odds == pytest.approx(fitted.unseen_log_odds, abs=1e-4)
+
+
+def test_a_flag_is_no_number() -> None:
+    with pytest.raises(TypeError, match="confidence.temperature is True; expected a number"):
+        Confidence.from_dict({"temperature": True})

@@ -168,6 +168,7 @@ def test_a_mistaken_argument_is_named(trained, recognizer, tmp_path):
         "('hollow', 'star') is one pair; give a list of pairs: [('hollow', 'star')]": partial(
             recognizer.with_compositions, ("hollow", "star")
         ),
+        "Recognizer got 'model'; Recognizer.load('model') loads a model": partial(cast(Any, Recognizer), "model"),
         "config.json is not a checkpoint of duplex; for an exported model, name its folder": partial(
             Recognizer.load, tmp_path / "config.json"
         ),
