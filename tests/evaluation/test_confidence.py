@@ -103,5 +103,5 @@ def test_scores_that_are_too_sure_are_as_good_as_others(factor, unseen_log_odds)
 
 
 def test_a_flag_is_no_number() -> None:
-    with pytest.raises(TypeError, match="confidence.temperature is True; expected a number"):
+    with pytest.raises(TypeError, match=r"confidence\.temperature is True; expected a number"):
         Confidence.from_dict({"temperature": True})

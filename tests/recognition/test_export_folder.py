@@ -364,7 +364,7 @@ def test_a_damaged_export_is_refused(exported, tmp_path):
     for dim in ("x", [], -1, 1e30):
         encoder = {**config["encoder"], "dim": dim}
         (folder / "config.json").write_text(json.dumps(with_checksum({**config, "encoder": encoder})))
-        with pytest.raises(UsageError, match="encoder has the width .*; train or export it again"):
+        with pytest.raises(UsageError, match=r"encoder has the width .*; train or export it again"):
             Recognizer.load(folder)
     (folder / "config.json").write_text(json.dumps(with_checksum({**config, "calibration": {"bias": 1e30}})))
     with pytest.raises(UsageError, match=r"calibration.bias is 1e\+30; expected a number from -1e\+06 to 1e\+06"):
