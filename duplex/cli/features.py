@@ -155,6 +155,7 @@ def import_(
     from duplex.data.manifest import read_manifest
     from duplex.features.feature_file import FeatureFile
     from duplex.features.feature_issues import refuse_other_width
+    from duplex.features.identity import IMPORTED
     from duplex.features.importing import import_features
     from duplex.features.store import open_features
     from duplex.stages.extract import write_extraction_summary
@@ -167,7 +168,8 @@ def import_(
         manifest, out = paths.manifest(dataset), out or paths.features(dataset)
         params = load_params()
         entry, max_bad = params.dataset(dataset).encoder, params.extraction.max_bad
-        refuse_other_width(FeatureFile.open(features), entry.name, entry.weights)
+        advice = f"or {IMPORTED}, as datasets.{dataset}.encoder.name in params.yaml"
+        refuse_other_width(FeatureFile.open(features), entry.name, entry.weights, advice)
     if manifest is None or out is None:
         raise UsageError("--manifest needs --out PATH, the cache file to write")
     images = read_manifest(manifest)["image"].tolist()

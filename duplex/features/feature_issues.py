@@ -61,12 +61,15 @@ def refuse_repeated_lines(path: Path, table: Path) -> None:
         )
 
 
-def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:
-    """Raise `UsageError` if an encoder's features have another width than those in a user's file."""
+def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
+    """Raise `UsageError` if an encoder's features have another width than those in a user's file.
+
+    advice: end of the message, which says how to name no encoder.
+    """
     if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
         raise UsageError(
             f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; name the "
-            "encoder that made them, or --encoder none"
+            f"encoder that made them, {advice}"
         )
 
 

@@ -12,7 +12,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.checks import open_cache, read_identity
 from duplex.features.feature_file import FeatureFile
 from duplex.features.identity import IMPORTED, Identity, extract_command
-from duplex.features.layout import ENCODED, NOT_FINITE, Span
+from duplex.features.layout import ALL_ZERO, ENCODED, NOT_FINITE, Span
 from duplex.features.store import PartialCache, claim_cache
 from duplex.system.files import sha256, sha256_once
 
@@ -62,9 +62,10 @@ def import_features(
         try:
             for start in range(0, rows, CHUNK):
                 bad = unusable[start : start + CHUNK]
-                block = np.where(bad[:, None], 0, file.values[places[start : start + CHUNK]])
-                statuses = np.where(bad, NOT_FINITE, ENCODED).astype(np.uint8)
-                cache.write(start, statuses, cls=block.astype(np.float16))
+                values = file.values[places[start : start + CHUNK]]
+                reason = np.where(np.isfinite(values).all(axis=1), ALL_ZERO, NOT_FINITE)
+                statuses = np.where(bad, reason, ENCODED).astype(np.uint8)
+                cache.write(start, statuses, cls=np.where(bad[:, None], 0, values).astype(np.float16))
             cache.finish()
         except BaseException:
             cache.partial.unlink(missing_ok=True)

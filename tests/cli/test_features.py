@@ -71,6 +71,15 @@ def test_imported_features_are_identified_as_such(folder: Path, command: Command
     assert json.loads(command("cache", "info", CACHE, "--json").out)["identity"]["encoder"] == "imported"
 
 
+def test_imported_features_of_another_width_are_refused(folder: Path, command: Command) -> None:
+    np.save("f.npy", np.ones((20, 5), np.float32))
+    refused = command("cache", "import", "f.npy", "--dataset", "pics")
+    assert refused.code == 2 and refused.refused("has features of width 5, and local-dir:")
+    assert refused.refused("or imported, as datasets.pics.encoder.name in params.yaml")
+    (folder / "params.yaml").write_text(PARAMS.replace("{name: tiny}", "{name: imported}"))
+    assert command("cache", "import", "f.npy", "--dataset", "pics").code == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
