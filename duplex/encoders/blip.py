@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from duplex.system.precision import dtype_of, float32_arithmetic
 
 PREFIX = "blip:"
 TEMPERATURE = 0.07
+MISSING_LIBRARY = f"BLIP needs the transformers library; run {install_command('blip')}"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
@@ -45,6 +47,8 @@ class BlipFamily(EncoderFamily):
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         refuse_other_weights(name, weights)
+        if find_spec("transformers") is None:  # before its weights are downloaded
+            raise DuplexError(MISSING_LIBRARY)
         place = name.removeprefix(PREFIX)
         folder = Path(place).expanduser()
         is_local = folder.is_dir()
@@ -146,7 +150,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError as error:
-        raise DuplexError(f"BLIP needs the transformers library; run {install_command('blip')}") from error
+        raise DuplexError(MISSING_LIBRARY) from error
     return transformers
 
 

@@ -15,7 +15,7 @@ from duplex.errors import DuplexError
 from duplex.features import layout
 from duplex.features.checksums import read_blocks
 from duplex.features.identity import Identity, first_difference, repair_hint
-from duplex.system.files import kind_of_path, refuse_unwritable
+from duplex.system.files import kind_of_path, refuse_unreadable, refuse_unwritable
 from duplex.system.hdf5 import (
     HDF5_ERRORS,
     InvalidHDF5,
@@ -27,6 +27,7 @@ from duplex.system.hdf5 import (
     refuse_sparse_file,
 )
 
+HDF5_SUFFIXES = {".h5", ".hdf5"}
 HDF5_SIGNATURE = b"\x89HDF"
 HEAD = 1 << 16  # bytes within which every cache names its format
 
@@ -34,7 +35,8 @@ HEAD = 1 << 16  # bytes within which every cache names its format
 def refuse_foreign(path: Path) -> None:
     """Raise `DuplexError` if writing a feature cache to `path` would overwrite a file of another kind.
 
-    Feature caches of any version may be overwritten, also damaged or unfinished ones.
+    Feature caches of any version may be overwritten, also damaged or unfinished ones, and empty files with the name of
+    an HDF5 file.
     """
     refuse_unwritable(path)
     for file, signature in ((path, layout.FORMATS.encode()), (layout.partial_path(path), HDF5_SIGNATURE)):
@@ -42,7 +44,8 @@ def refuse_foreign(path: Path) -> None:
         if file.is_file():
             with file.open("rb") as stream:
                 head = stream.read(HEAD)
-        if os.path.lexists(file) and not (head.startswith(HDF5_SIGNATURE) and signature in head):
+        is_empty = file.is_file() and not head and HDF5_SUFFIXES.intersection(path.suffixes)
+        if os.path.lexists(file) and not is_empty and not (head.startswith(HDF5_SIGNATURE) and signature in head):
             raise DuplexError(
                 f"{file} exists and is not a feature cache, so it is not overwritten; "
                 "choose another place with --out, or move it"
@@ -84,8 +87,7 @@ def _hint(path: Path) -> str:
 
     If its name ends in .h5 or .hdf5, the advice is the command that writes the cache again; else, to name another file.
     """
-    is_named_so = {".h5", ".hdf5"}.intersection(path.suffixes)
-    return repair_hint(path) if is_named_so else "name a file that `duplex extract` wrote"
+    return repair_hint(path) if HDF5_SUFFIXES.intersection(path.suffixes) else "name a file that `duplex extract` wrote"
 
 
 def require_cache_file(path: Path) -> None:
@@ -96,6 +98,7 @@ def require_cache_file(path: Path) -> None:
         raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
     if kind != "a file":
         raise DuplexError(f"{path} is {kind}, not a feature cache; name the cache's file")
+    refuse_unreadable(path)
 
 
 def read_identity(file: Any) -> Identity:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from duplex.features.layout import ENCODED, status_of_reason
 RowRange = tuple[int, int]  # rows [start, stop)
 RETRY = 255  # status of an image to be read again; never written
 AHEAD = 2  # batches that a worker may be ahead
+OPEN_FILES = 64  # that each process needs at most, besides the pipes to each worker
 
 
 @dataclass(eq=False)
@@ -107,6 +109,8 @@ def decode_batches(
         encoder, which uses the same cores: one preempted thread of a matrix product delays all of them. At the lowest
         priority, other users' jobs would starve the workers.
     """
+    if num_workers:
+        _require_open_files(OPEN_FILES + 8 * num_workers)
     loader: DataLoader[tuple[Tensor, int]] = DataLoader(
         images,
         batch_sampler=[list(range(*rows)) for rows in ranges],
@@ -119,6 +123,16 @@ def decode_batches(
         for position in (statuses == RETRY).nonzero().flatten().tolist():  # in this process: a lasting fault is raised
             pixels[position], statuses[position] = images.read(start + position)
         yield start, pixels, statuses.to(torch.uint8)
+
+
+def _require_open_files(count: int) -> None:
+    """Raise `DuplexError` if this process may open fewer than `count` files: workers would end, or wait for ever."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < count:
+        raise DuplexError(
+            f"a process may open {limit} files here, too few for processes that decode images; raise the limit with "
+            "`ulimit -n 1024`, or use --num-workers 0"
+        )
 
 
 @contextmanager

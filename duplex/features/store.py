@@ -83,6 +83,12 @@ def read_contents_digest(path: Path) -> str:
         return contents_digest(file)
 
 
+def is_joined(path: Path) -> bool:
+    """Return whether a feature cache was joined from shards (parts) without `--copy`: it refers to their files."""
+    with open_cache(path) as file:
+        return bool(file["status"].is_virtual)
+
+
 @contextmanager
 def claim_cache(path: Path) -> Iterator[None]:
     """Hold the lock for writing the feature cache at `path` during the `with` block.

@@ -8,11 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from duplex.data.image_tree import IGNORED, IMAGE_SUFFIXES, describe_skipped, suffix_of
 from duplex.data.text_files import LINE_END
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
+from duplex.system.files import os_reason
 
 INTERVAL = 2.0  # seconds between lines of progress
 
@@ -50,7 +51,7 @@ class _Folders:
         self._next = time.monotonic() + INTERVAL
 
     def images(self, folder: Path) -> Iterator[Path]:
-        for root, folders, files in os.walk(folder):
+        for root, folders, files in os.walk(folder, onerror=_refuse):
             folders[:] = sorted(name for name in folders if not name.startswith(IGNORED))
             if links := sum(os.path.islink(os.path.join(root, name)) for name in folders):
                 self.skipped["linked folders"] += links  # `os.walk` does not enter them
@@ -63,6 +64,12 @@ class _Folders:
             if time.monotonic() > self._next:
                 self._log(f"listing {root}: {self._images:,} images and {self.skipped.total():,} other files so far")
                 self._next = time.monotonic() + INTERVAL
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise DuplexError(
+        f"{error.filename} cannot be listed: {os_reason(error)}; fix that, or name other folders"
+    ) from error
 
 
 def _expand(name: str, stdin: TextIO, folders: _Folders) -> Iterator[Path]:

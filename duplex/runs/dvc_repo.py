@@ -15,6 +15,9 @@ from typing import Any
 from duplex.errors import DuplexError
 from duplex.system.files import is_running
 
+DAMAGED_LOCK = re.compile(r"dvc\.lock' (is invalid|validation failed)")  # in DVC's messages
+LONGEST_REASON = 300
+
 
 @dataclass(frozen=True)
 class DvcRepo:
@@ -71,10 +74,19 @@ class DvcRepo:
         if process.returncode:
             if holder := re.search(r"\(PID (\d+)\): *(.*)", process.stderr or ""):
                 raise _in_use(holder[2].strip() or "dvc", int(holder[1]))
-            errors = [line for line in (process.stderr or "").splitlines() if line.startswith("ERROR:")]
-            reason = errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {process.returncode}"
-            raise DuplexError(f"`dvc {words[0]}` failed: {reason}; fix this and run the same command again")
+            remedy = "fix this and run the same command again"
+            if DAMAGED_LOCK.search(process.stderr or ""):
+                remedy = "`git checkout dvc.lock` restores the committed file"
+            raise DuplexError(f"`dvc {words[0]}` failed: {_reason(process.stderr, process.returncode)}; {remedy}")
         return process.stdout if quiet else ""
+
+
+def _reason(errors: str | None, code: int) -> str:
+    """Return the reason of a failed DVC command: its last line that begins with `ERROR:`, else all that it wrote."""
+    lines = [line for line in (errors or "").splitlines() if line.strip()]
+    marked = [line.removeprefix("ERROR:") for line in lines if line.startswith("ERROR:")]
+    text = " ".join((marked[-1] if marked else " ".join(lines)).split())
+    return text[:LONGEST_REASON] or f"exit code {code}"
 
 
 def _in_use(command: str, process: int) -> DuplexError:

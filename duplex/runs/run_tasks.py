@@ -19,7 +19,7 @@ from duplex.config.run_key import run_records
 from duplex.errors import DuplexError
 from duplex.library.inputs import InputsCache
 from duplex.stages import evaluate, train
-from duplex.system.files import json_digest, sha256, write_text
+from duplex.system.files import describe_os_error, json_digest, sha256, write_text
 
 STAGES = ("train", "evaluate")
 OUTPUTS = {"train": ("checkpoint", "history"), "evaluate": ("metrics", "curve", "predictions")}
@@ -118,6 +118,8 @@ class RunExecutor:
                 self._execute(task)
             except DuplexError as failure:
                 error = str(failure)
+            except OSError as failure:
+                error = f"{describe_os_error(failure)}; fix that and run the same command again"
             except Exception as failure:
                 if os.environ.get("DUPLEX_DEBUG"):
                     traceback.print_exc()

@@ -20,7 +20,7 @@ from types import FrameType
 
 from duplex.errors import DuplexError
 from duplex.system.allocator import keep_freed_memory
-from duplex.system.files import os_reason
+from duplex.system.files import describe_os_error
 from duplex.system.streams import open_closed_streams
 from duplex.system.terminal import escape_unprintable
 
@@ -85,8 +85,7 @@ def _describe(error: OSError) -> str:
     if error.errno == errno.EBADF and error.filename is None:
         _discard_output()
         return "stdout is closed, so the output is lost; run the command again with stdout open"
-    file = f"{error.filename}: " if error.filename is not None else ""
-    return f"{file}{os_reason(error)}; fix that and run the same command again"
+    return f"{describe_os_error(error)}; fix that and run the same command again"
 
 
 def _discard_output() -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCRATCH = ".partial"  # suffix of every unfinished file; git and DVC ignore it
 OLD = ".old"  # before SCRATCH: a folder that is being replaced
 TRIES = 10  # to replace a folder that other processes replace too
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk, quota or file-size limit
 
 
 def checked_path(path: object, noun: str) -> Path:
@@ -161,11 +161,19 @@ def report_write_errors(path: Path) -> Iterator[None]:
 
 def os_reason(error: OSError) -> str:
     """Return the reason of an `OSError` in lower case and without its number, such as "the disk is full"."""
+    if error.errno == errno.EFBIG:
+        return "the disk is full, or a file may not be so large (`ulimit -f`)"
     if error.errno in FULL:
         return "the disk is full"
     if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
         return f"{error.filename} is a file, not a folder"
     return " ".join(str(error.strerror or error).lower().split())
+
+
+def describe_os_error(error: OSError) -> str:
+    """Return the file and the reason of an `OSError`, such as "data/a.png: permission denied"."""
+    file = f"{error.filename}: " if error.filename is not None else ""
+    return f"{file}{os_reason(error)}"
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -194,6 +202,17 @@ def require_file(path: Path) -> None:
     """Raise `OSError` if a folder, a device or a pipe lies at `path`: opening a pipe would wait for a writer."""
     if (kind := kind_of_path(path)) not in ("a file", "missing"):
         raise OSError(f"it is {kind}, not a file")
+
+
+def refuse_unreadable(path: Path) -> None:
+    """Raise `DuplexError` if a file exists at `path` and the user has no permission to read it."""
+    try:
+        with open(path, "rb"):
+            pass
+    except PermissionError as error:
+        raise DuplexError(f"{path} cannot be read: permission denied; get access to it, or use another copy") from error
+    except OSError:  # whoever reads the file reports it
+        pass
 
 
 def with_own_name(path: Path) -> Path:

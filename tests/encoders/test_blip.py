@@ -56,6 +56,14 @@ def encoder(folder):
     return load_encoder(f"blip:{folder}")
 
 
+def test_a_missing_library_is_named_before_weights_are_downloaded(monkeypatch) -> None:
+    monkeypatch.setattr("duplex.encoders.blip.find_spec", lambda _: None)
+    with pytest.raises(
+        DuplexError, match=r"BLIP needs the transformers library; run pip install 'duplex-czsl\[blip\]'"
+    ):
+        encoder_identity("blip:Salesforce/blip-itm-base-coco")
+
+
 def test_features_are_projected_class_tokens(encoder, model):
     pixels = torch.stack([encoder.image_transform(noise_image(70, 50, seed)) for seed in range(2)])
     assert pixels.shape == (2, 3, 32, 32)

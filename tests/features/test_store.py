@@ -16,6 +16,7 @@ from duplex.features import store
 from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, Span
 from duplex.features.shards import join_shards, shard_path
 from duplex.features.store import PartialCache, open_features
+from duplex.system.files import os_reason
 from duplex.system.hdf5 import InvalidHDF5
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
@@ -151,7 +152,8 @@ def test_a_write_error_is_reported_with_its_cause(tmp_path: Path, monkeypatch, c
 
     monkeypatch.setattr(store.os, call, refuse)
     full = code not in (errno.EIO, errno.EROFS)
-    what = "the disk is full" if full else os.strerror(code).lower()
+    what = os_reason(OSError(code, os.strerror(code)))
+    assert what.startswith("the disk is full") if full else what == os.strerror(code).lower()
     goes_on = f"{'make room and ' if full else ''}run the same command again to continue"
     with pytest.raises(DuplexError) as refused:
         cache.write(3, np.full(1, ENCODED, np.uint8), cls=np.ones((1, 3), np.float16))

@@ -43,7 +43,7 @@ def test_a_full_disk_leaves_existing_files_unchanged(table: Path, limit: int) ->
     before = files(table)
     done = prepare(table, limit)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "cannot be written: the disk is full; make room" in done.stderr
+    assert "cannot be written: the disk is full, or a file may not be so large (`ulimit -f`); make room" in done.stderr
     assert files(table) == before
 
 

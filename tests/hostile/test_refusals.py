@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -134,6 +135,26 @@ def test_a_busy_pipeline_is_reported_with_its_process(tmp_path: Path, monkeypatc
     with pytest.raises(
         DuplexError, match=r"`dvc repro --force` \(process 123\) is using .* wait until it ends, or stop"
     ):
+        dvc_repo.DvcRepo(tmp_path).changed(["plan"])
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("'./dvc.lock' is invalid.\n\nWhile parsing a flow node\n", "flow node; `git checkout dvc.lock` restores"),
+        (
+            "'./dvc.lock' validation failed.\n\nrequired key not provided\n",
+            "provided; `git checkout dvc.lock` restores",
+        ),
+        ("WARNING: slow\nERROR: no space\n", "`dvc status` failed: no space; fix this and run"),
+        ("a surprise\n", "`dvc status` failed: a surprise; fix this and run"),
+        ("", "`dvc status` failed: exit code 255; fix this and run"),
+    ],
+)
+def test_what_dvc_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, says: str) -> None:
+    failed = subprocess.CompletedProcess([], 255, "", written)
+    monkeypatch.setattr(dvc_repo.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(DuplexError, match=re.escape(says)):
         dvc_repo.DvcRepo(tmp_path).changed(["plan"])
 
 
