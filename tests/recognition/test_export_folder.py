@@ -361,7 +361,8 @@ def test_a_damaged_export_is_refused(exported, tmp_path):
     (folder / "config.json").write_text(json.dumps(with_checksum({**config, "labels": 3})))
     with pytest.raises(UsageError, match="not of this version"):
         Recognizer.load(folder)
-    for dim in ("x", [], -1, 1e30):
+    widths: list[object] = ["x", [], -1, 1e30]
+    for dim in widths:
         encoder = {**config["encoder"], "dim": dim}
         (folder / "config.json").write_text(json.dumps(with_checksum({**config, "encoder": encoder})))
         with pytest.raises(UsageError, match=r"encoder has the width .*; train or export it again"):
