@@ -83,9 +83,10 @@ def download_error(what: str, error: BaseException) -> DuplexError:
     """Return the error to raise if weights cannot be downloaded; `what` names the weights in its message."""
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
+    form = "blip:FOLDER" if what.startswith("blip:") else "local-dir:FOLDER"
     return DuplexError(
         f"the weights of {what} are not on disk and could not be downloaded{offline}: {reason}; "
-        "download them where there is a network, or name a folder that holds them as local-dir:FOLDER"
+        f"download them where there is a network, or name a folder that holds them as {form}"
     )
 
 

@@ -64,6 +64,12 @@ def test_a_missing_library_is_named_before_weights_are_downloaded(monkeypatch) -
         encoder_identity("blip:Salesforce/blip-itm-base-coco")
 
 
+def test_without_a_network_the_advice_is_a_folder_of_this_family(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DuplexError, match=r"not on disk .* name a folder that holds them as blip:FOLDER$"):
+        encoder_identity("blip:nobody/no-such-model")
+
+
 def test_features_are_projected_class_tokens(encoder, model):
     pixels = torch.stack([encoder.image_transform(noise_image(70, 50, seed)) for seed in range(2)])
     assert pixels.shape == (2, 3, 32, 32)
