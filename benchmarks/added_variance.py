@@ -48,9 +48,11 @@ IMAGES = 256  # whose features are computed at once
 
 
 def pair_halves(compositions: Ints, trained: Ints) -> Ints:
-    """Return a half, 0 or 1, per image: images of a pair share it; halves have equally many seen and unseen pairs.
+    """Divide the pairs into two halves and return for each image the number (0 or 1) of its pair's half.
 
-    trained: pairs with training images.
+    Both halves have the same number of seen pairs, and of unseen pairs, up to one.
+
+    trained: the seen pairs, which have training images.
     """
     pairs = np.unique(compositions)
     halves, random = np.zeros(len(pairs), dtype=np.int64), np.random.default_rng(0)
@@ -62,9 +64,10 @@ def pair_halves(compositions: Ints, trained: Ints) -> Ints:
 
 
 def spread(train: Tensor, train_labels: Tensor, new: Tensor, new_labels: Tensor) -> float:
-    """Return the variance of new images about their pair's training mean, as a share of that of training images.
+    """Return the variance of new images' features about their pair's training mean, divided by that of training images.
 
-    Both are corrected for the mean that is estimated from n images: by n / (n - 1) and n / (n + 1).
+    The mean is estimated from the pair's n training images. The training images' variance is therefore multiplied by
+    n / (n - 1) and the new images' by n / (n + 1).
 
     train, new: unit features [B, d]. train_labels, new_labels: compositions [B].
     """
@@ -81,12 +84,14 @@ def spread(train: Tensor, train_labels: Tensor, new: Tensor, new_labels: Tensor)
 
 
 def auc(scores: Tensor, target: Ints, seen: Bools) -> float:
-    """Return the AUC in percent of scores [B, C]. target: column of each label [B]. seen: mask of seen columns [C]."""
+    """Return the area under the curve of seen and unseen accuracy, in percent, of scores [B, C].
+
+    target: column of each image's label [B]. seen: mask of the columns of seen pairs [C]."""
     return 100 * (Components.of(Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())).auc or 0.0)
 
 
 def measured(params: Params, dataset: str, method: str, run: Path) -> dict[str, Any]:
-    """Return a run's spread, frozen and fine-tuned, and cross-fitted AUC per value, (closed world, all pairs)."""
+    """Return the `spread` of frozen and of fine-tuned features, and added variance -> AUC by `crossfitted`."""
     spec = MethodSpec.of(params, dataset, method)
     inputs = load_inputs(params, dataset, ArtifactPaths(), spec.request)
     finetuned: Any = load_checkpoint(read_checkpoint(run), inputs.task(), inputs.encoder).eval()
@@ -114,7 +119,7 @@ def measured(params: Params, dataset: str, method: str, run: Path) -> dict[str, 
 
 
 def crossfitted(form: ClosedFormMethod, z: Tensor, labels: Tensor, halves: Ints) -> list[float]:
-    """Return AUC in the closed world and over all pairs, with weights chosen on the other half of the pairs."""
+    """Return AUC in the closed world and over all pairs, with weights of score terms chosen on the other half of pairs."""
     form.weights.fill_(1.0)
     candidates: dict[str, Ints] = {world: form.labels.candidates(world, "val") for world in WORLDS}
     terms = {world: [term for _, term in form.score_terms(c)({"cls": z})] for world, c in candidates.items()}

@@ -84,7 +84,7 @@ def run_all(
     *,
     tested: bool = True,
 ) -> dict[str, Runs]:
-    """Run every method on every re-split, one seed after the other; without `tested`, no run sees test images."""
+    """Train every method in `rows` on every data set, one seed after the other, and test it if `tested`."""
     runs: dict[str, Runs] = {row: [[] for _ in datasets] for row in rows}
     combined = {member for row in rows if PRODUCT in row for member in row.split(PRODUCT)}  # one run per seed
     for seed in seeds:
@@ -118,10 +118,10 @@ def validated(run: RunPaths) -> str:
 
 
 def validation_table(runs: Mapping[str, Runs], of: str) -> str:
-    """Return a table of validation AUC, in the closed world and over all pairs, and of its difference to `of`.
+    """Return a table of each method's validation AUC and of its difference from that of the method `of`.
 
-    A difference has its standard error over the runs, of which each is paired with the run of `of` with the same
-    re-split and seed.
+    Each run is compared with the run of `of` with the same re-split and seed; a difference has its standard error over
+    these pairs of runs.
     """
     header = ["method", "closed", f"`{of}` minus it", "all pairs", f"`{of}` minus it"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]

@@ -35,8 +35,8 @@ HEAD = 1 << 16  # bytes within which every cache names its format
 def refuse_foreign(path: Path) -> None:
     """Raise `DuplexError` if writing a feature cache to `path` would overwrite a file of another kind.
 
-    Feature caches of any version may be overwritten, also damaged or unfinished ones, and empty files with the name of
-    an HDF5 file.
+    Feature caches of any version may be overwritten, even damaged or unfinished ones. So may empty files whose name
+    ends in .h5 or .hdf5.
     """
     refuse_unwritable(path)
     for file, signature in ((path, layout.FORMATS.encode()), (layout.partial_path(path), HDF5_SIGNATURE)):

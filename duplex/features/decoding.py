@@ -126,7 +126,7 @@ def decode_batches(
 
 
 def _require_open_files(count: int) -> None:
-    """Raise `DuplexError` if this process may open fewer than `count` files: workers would end, or wait for ever."""
+    """Raise `DuplexError` if this process may open fewer than `count` files: decoding processes would fail or hang."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < count:
         raise DuplexError(

@@ -62,9 +62,9 @@ def refuse_repeated_lines(path: Path, table: Path) -> None:
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
-    """Raise `UsageError` if an encoder's features have another width than those in a user's file.
+    """Raise `UsageError` if an encoder's features have another width (number of dimensions) than those in `file`.
 
-    advice: end of the message, which says how to name no encoder.
+    advice: end of the message; it says how to go on without an encoder.
     """
     if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
         raise UsageError(

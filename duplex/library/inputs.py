@@ -129,7 +129,7 @@ class InputsByRequest:
         return self._inputs[key]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, without inputs in memory, since text towers cannot be pickled."""
+        """Return the state to pickle, without the methods' inputs in memory: a text tower cannot be pickled."""
         return {**vars(self), "_inputs": {}}
 
 

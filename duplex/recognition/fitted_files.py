@@ -110,9 +110,9 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def refuse_lost_images(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if replacing a folder's fitted model by an updated one would lose images of the old model.
+    """Raise `UsageError` if a folder's model was fitted to images that are not among those of the updated model.
 
-    contents: the updated model's images: sha256 of the file -> digest of its pixels.
+    contents: the images that the updated model was fitted to: sha256 of the file -> digest of its pixels.
     """
     try:
         present = contents_of(read_fit(folder))

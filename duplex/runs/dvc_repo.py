@@ -82,7 +82,9 @@ class DvcRepo:
 
 
 def _reason(errors: str | None, code: int) -> str:
-    """Return the reason of a failed DVC command: its last line that begins with `ERROR:`, else all that it wrote."""
+    """Return why a DVC command failed: the last line of `errors` that begins with `ERROR:`, else all of `errors`.
+
+    errors: what it wrote to stderr. code: its exit code, which is the reason if it wrote nothing."""
     lines = [line for line in (errors or "").splitlines() if line.strip()]
     marked = [line.removeprefix("ERROR:") for line in lines if line.startswith("ERROR:")]
     text = " ".join((marked[-1] if marked else " ".join(lines)).split())

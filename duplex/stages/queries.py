@@ -26,7 +26,7 @@ from duplex.training.checkpoint import read_checkpoint, read_record
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load a trained run with its test images, by method and seed; by default the run of the report's examples.
+    """Load the trained run of a method and seed, with test images; by default the run whose images the report shows.
 
     Raises `DuplexError` if the run was trained with other settings than those of params.yaml.
     """
@@ -80,7 +80,7 @@ def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, 
 
 
 def _with_factors(params: Params, dataset: str) -> str:
-    """Return the advice that names the trained methods of a data set that have factors."""
+    """Return advice for an error message: the trained methods whose features have a state and an object part."""
     paths, seed = ArtifactPaths(), params.run.seeds[0]
     checkpoints = {name: paths.run(dataset, name, seed).checkpoint for name in params.run.methods}
     trained = {name: read_record(file) for name, file in checkpoints.items() if file.is_file()}

@@ -77,7 +77,9 @@ def best_run(
 
 
 def folder_difference(record: Record, params: Params, run: Path, paths: ArtifactPaths) -> str:
-    """Return how a run differs from params.yaml, as text; "" if it does not, or if params.yaml does not have it.
+    """Return how the settings of a run differ from params.yaml, as text; "" if they do not.
+
+    The text is also empty if params.yaml does not list the run's data set or method.
 
     record: metadata of the run. run: its folder, which may be outside of the project.
     """

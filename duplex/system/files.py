@@ -73,7 +73,8 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 def replace_folder(path: Path) -> Iterator[Path]:
     """Yield a scratch folder that replaces the folder `path` after the block; the old one stays until then.
 
-    If an earlier process was killed in the moment between its two renames, the old folder gets its name back first.
+    At the end, the old folder is renamed and then the new one. If an earlier process was killed between these two
+    renames, its old folder gets its name back before anything else.
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):

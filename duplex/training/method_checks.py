@@ -86,7 +86,7 @@ def checked_scores(place: str, scores: Any, images: int, columns: int | None = N
 
 
 def checked_probabilities(method: Method[Any], scores: Tensor) -> Tensor:
-    """Return a method's probabilities [images, candidates] for scores of this shape.
+    """Return the probabilities that a method computes from scores [images, candidates], after checking them.
 
     Raises `DuplexError` for another shape or type, and for probabilities that are negative or do not sum to about 1 per
     image. NaN is not an error here.
@@ -118,7 +118,7 @@ def check_shapes(place: str, built_for: Mapping[str, tuple[int, ...]], inputs: I
 
 @contextmanager
 def read_only(place: str, inputs: Inputs) -> Iterator[None]:
-    """Context manager: raise `DuplexError` if the `with` block writes into `inputs`, features that runs share.
+    """Context manager: raise `DuplexError` if the `with` block writes into `inputs`, features that several runs read.
 
     Writes through `.numpy()` and `.data` are not noticed; see `InputChecksums`.
     """
@@ -157,7 +157,7 @@ class InputChecksums:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """Return a checksum of a tensor's bytes [n, ...]; on a GPU, the bytes of each row are summed first."""
+    """Return a checksum of the bytes of a tensor [n, ...]; on a GPU, each row's bytes are summed before copying."""
     values = tensor.detach().contiguous().flatten(1).view(torch.uint8)
     if values.device.type != "cpu":
         values = values.sum(1).cpu()  # in int64
