@@ -119,7 +119,7 @@ def measured(params: Params, dataset: str, method: str, run: Path) -> dict[str, 
 
 
 def crossfitted(form: ClosedFormMethod, z: Tensor, labels: Tensor, halves: Ints) -> list[float]:
-    """Return AUC in the closed world and over all pairs, with weights of score terms chosen on the other half of pairs."""
+    """Return AUC in the closed world and over all pairs, with weights chosen on the other half of the pairs."""
     form.weights.fill_(1.0)
     candidates: dict[str, Ints] = {world: form.labels.candidates(world, "val") for world in WORLDS}
     terms = {world: [term for _, term in form.score_terms(c)({"cls": z})] for world, c in candidates.items()}
