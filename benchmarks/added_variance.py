@@ -71,16 +71,17 @@ def spread(train: Tensor, train_labels: Tensor, new: Tensor, new_labels: Tensor)
 
     train, new: unit features [B, d]. train_labels, new_labels: compositions [B].
     """
-    own, other, images, others = 0.0, 0.0, 0, 0
+    squares, new_squares, images, new_images = 0.0, 0.0, 0, 0
     for composition in train_labels.unique():
         x, y = train[train_labels == composition].double(), new[new_labels == composition].double()
         n = len(x)
         if n < FEWEST or not len(y):
             continue
         mean = x.mean(0)
-        own, images = own + float((x - mean).square().sum()) * n / (n - 1), images + n
-        other, others = other + float((y - mean).square().sum()) * n / (n + 1), others + len(y)
-    return (other / others) / (own / images)
+        squares += float((x - mean).square().sum()) * n / (n - 1)
+        new_squares += float((y - mean).square().sum()) * n / (n + 1)
+        images, new_images = images + n, new_images + len(y)
+    return (new_squares / new_images) / (squares / images)
 
 
 def auc(scores: Tensor, target: Ints, seen: Bools) -> float:
@@ -98,7 +99,8 @@ def measured(params: Params, dataset: str, method: str, run: Path) -> dict[str, 
     train, val, labels = inputs.examples["train"], inputs.examples["val"], inputs.labels
 
     def features(inputs: Any) -> Tensor:
-        parts = inputs["block_inputs"].split(IMAGES)
+        tokens = inputs["block_inputs"]  # in memory or on the disk
+        parts = (tokens[start : start + IMAGES] for start in range(0, tokens.shape[0], IMAGES))
         return unit(torch.cat([finetuned.blocks(part) for part in parts]))
 
     z, z_val = features(train.inputs), features(val.inputs)

@@ -128,16 +128,18 @@ def validation_table(runs: Mapping[str, Runs], of: str) -> str:
     for row, splits in runs.items():
         cells = [f"`{row}`"]
         for key in ("val_auc", "val_auc_all"):
-            own, other = (_validation_aucs(each, key) for each in (splits, runs[of]))
-            gains = [b - a for a, b in zip(own, other, strict=True)]
-            gain = "" if row == of else f"{fmean(gains):+.1f} ± {standard_error(gains):.1f}"
-            cells += [f"{fmean(own):.1f}", gain]
+            aucs, aucs_of = (_validation_aucs(each, key) for each in (splits, runs[of]))
+            gains = [b - a for a, b in zip(aucs, aucs_of, strict=bool(aucs and aucs_of))]
+            gain = "" if row == of or not gains else f"{fmean(gains):+.1f} ± {standard_error(gains):.1f}"
+            cells += [f"{fmean(aucs):.1f}" if aucs else "–", gain]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def _validation_aucs(splits: Runs, key: str) -> list[float]:
-    return [100 * getattr(read_record(run.checkpoint), key) for split in splits for run in split]
+    """Return the validation AUC of each run in percent; none if the runs are not for this world."""
+    values = [getattr(read_record(run.checkpoint), key) for split in splits for run in split]
+    return [] if None in values else [100 * value for value in values]
 
 
 def _percent(value: float | None) -> str:
@@ -228,6 +230,10 @@ def main() -> None:
     datasets = own + [split_name(wanted.dataset, number) for number in range(1, wanted.splits + 1)]
     if len(datasets) < 2 and not wanted.validation:
         parser.error("a deviation between splits needs two of them; raise --splits, or add --own")
+    if wanted.of not in names:
+        parser.error(f"--of is {wanted.of}, which is not among --methods; add it there")
+    if wanted.validation and (wanted.json or wanted.markdown or wanted.csv):
+        parser.error("--validation prints its own table; leave out --json, --markdown and --csv")
     runs = run_all(params, datasets, names, seeds, wanted.folder, tested=not wanted.validation)
     if wanted.validation:
         print(validation_table(runs, wanted.of))

@@ -71,7 +71,9 @@ def sweep(
         typer.echo(f"{run}: {' '.join(error.split())}", err=True)
     if as_json:
         print_json(asdict(report))
-    if report.failed:
+    if report.not_committed:
+        typer.echo(f"duplex: {report.not_committed}", err=True)
+    if report.failed or report.not_committed:
         raise typer.Exit(1)
 
 

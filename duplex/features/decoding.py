@@ -26,7 +26,7 @@ from duplex.features.layout import ENCODED, status_of_reason
 RowRange = tuple[int, int]  # rows [start, stop)
 RETRY = 255  # status of an image to be read again; never written
 AHEAD = 2  # batches that a worker may be ahead
-OPEN_FILES = 64  # that each process needs at most, besides the pipes to each worker
+OPEN_FILES, OPEN_FILES_PER_WORKER = 64, 8  # that the process needs at most
 
 
 @dataclass(eq=False)
@@ -110,7 +110,7 @@ def decode_batches(
         priority, other users' jobs would starve the workers.
     """
     if num_workers:
-        _require_open_files(OPEN_FILES + 8 * num_workers)
+        allow_open_files(OPEN_FILES + OPEN_FILES_PER_WORKER * num_workers)
     loader: DataLoader[tuple[Tensor, int]] = DataLoader(
         images,
         batch_sampler=[list(range(*rows)) for rows in ranges],
@@ -125,14 +125,20 @@ def decode_batches(
         yield start, pixels, statuses.to(torch.uint8)
 
 
-def _require_open_files(count: int) -> None:
-    """Raise `DuplexError` if this process may open fewer than `count` files: decoding processes would fail or hang."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and limit < count:
+def allow_open_files(count: int) -> None:
+    """Raise this process's limit of open files to `count`; raise `DuplexError` if the system does not allow that.
+
+    With too few open files, decoding processes would fail or hang.
+    """
+    limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= count:
+        return
+    if highest != resource.RLIM_INFINITY and highest < count:
         raise DuplexError(
-            f"a process may open {limit} files here, too few for processes that decode images; raise the limit with "
-            "`ulimit -n 1024`, or use --num-workers 0"
+            f"a process may open {highest} files here, and decoding images in other processes needs {count}; raise the "
+            f"limit with `ulimit -n {count}`, or decode in fewer processes (extraction.num_workers, --num-workers)"
         )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, highest))
 
 
 @contextmanager

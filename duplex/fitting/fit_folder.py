@@ -75,7 +75,6 @@ def fit_folder(
     if weights is not None and encoder is None:
         raise UsageError(f"--weights is {weights!r} without --encoder; name the encoder, or leave --weights out")
     out = with_own_name(out)
-    place = out.absolute()  # an encoder's code may change the working directory
     refuse_other_files(out)
     refuse_unwritable(page_file(out))
     if page_file(out).is_file() and not is_page(page_file(out)):
@@ -94,8 +93,8 @@ def fit_folder(
             f"{len(long):,} pairs have a longer prompt than {choice.entry.name} reads, the first {long[0]!r}; shorten "
             "the names of their states or objects"
         )
-    with deterministic(), sole_writer(cache_folder(place) / "fit", "fit", "or give this one another --out"):
-        _fit(FolderRecipes(data, choice, cache_folder(place), minutes, say), place)
+    with deterministic(), sole_writer(cache_folder(out) / "fit", "fit", "or give this one another --out"):
+        _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out)
     say(f"{page_file(out)} shows where the model is right and wrong, and which further images would help")
     return out
 

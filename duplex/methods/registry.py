@@ -211,8 +211,11 @@ def _check_arguments(kind: str, method_class: type[Method[Any]], options: object
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """Return the description of a kind that `duplex methods` prints: provider, module, inputs needed by default, and
-    options with types and defaults; with `error`, and without inputs and options, if it cannot be loaded."""
+    """Return the description of a kind that `duplex methods` prints.
+
+    It has the provider, the module, the inputs needed by default, and the options with types and defaults. If the kind
+    cannot be loaded or described, it has `error` instead of inputs and options.
+    """
     source = method_source(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:

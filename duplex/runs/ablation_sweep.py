@@ -15,7 +15,17 @@ from duplex.config.params import Params
 from duplex.errors import require
 from duplex.runs.dvc_repo import DvcRepo
 from duplex.runs.run_tasks import RunId
-from duplex.runs.sweep import Engine, SweepReport, execute, make_tasks, missing_tasks, refuse_duplicates, task_executor
+from duplex.runs.sweep import (
+    CHANGED_PARAMS,
+    Engine,
+    SweepReport,
+    execute,
+    is_unchanged,
+    make_tasks,
+    missing_tasks,
+    refuse_duplicates,
+    task_executor,
+)
 from duplex.stages import ablate
 
 
@@ -55,7 +65,9 @@ def sweep_ablations(
     complete = [name for name in outdated if name not in failed]
     for name in complete:
         ablate.copy_results(params, name, unfinished / name, paths)
-    if repo and complete:
+    if repo and complete and not is_unchanged(params, paths):
+        report.not_committed = CHANGED_PARAMS
+    elif repo and complete:
         repo.commit(["plan", "inputs", *(f"ablate@{name}" for name in complete)])
         for name in complete:
             shutil.rmtree(unfinished / name)

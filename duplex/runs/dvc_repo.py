@@ -88,7 +88,7 @@ def _reason(errors: str | None, code: int) -> str:
     lines = [line for line in (errors or "").splitlines() if line.strip()]
     marked = [line.removeprefix("ERROR:") for line in lines if line.startswith("ERROR:")]
     text = " ".join((marked[-1] if marked else " ".join(lines)).split())
-    return text[:LONGEST_REASON] or f"exit code {code}"
+    return text[-LONGEST_REASON:] or f"exit code {code}"
 
 
 def _in_use(command: str, process: int) -> DuplexError:

@@ -118,14 +118,15 @@ class RunExecutor:
                 self._execute(task)
             except DuplexError as failure:
                 error = str(failure)
-            except OSError as failure:
-                error = f"{describe_os_error(failure)}; fix that and run the same command again"
             except Exception as failure:
                 if os.environ.get("DUPLEX_DEBUG"):
                     traceback.print_exc()
                 first = next(iter(str(failure).splitlines()), "")
+                reason = f"{type(failure).__name__}: {first}"
+                if isinstance(failure, OSError) and failure.errno is not None:
+                    reason = describe_os_error(failure)
                 command = f"duplex train -d {task.run.dataset} -m {task.run.method} -s {task.run.seed}"
-                error = f"{type(failure).__name__}: {first}; `{command}` shows more"
+                error = f"{reason}; `{command}` shows more"
         if error is not None:  # a method's code may have written into them
             self.inputs = InputsCache()
         return RunResult(task, output.getvalue(), error)

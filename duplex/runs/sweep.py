@@ -39,6 +39,10 @@ from duplex.stages import plan
 from duplex.system.process_pool import BrokenProcessPool, WorkerProcess
 from duplex.system.progress import ProgressBar
 
+CHANGED_PARAMS = (
+    "params.yaml has changed since the sweep started, so no run was committed to DVC; run the same command again"
+)
+
 Engine = Literal["local", "ray"]
 Execute = Callable[[Sequence[RunTask]], Iterator[RunResult]]
 Task_contra = TypeVar("Task_contra", contravariant=True)
@@ -68,6 +72,7 @@ class SweepReport:
     outside_pipeline: int = 0  # runs that are not in `run:`, which DVC does not track
     seconds: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)  # run -> error message
+    not_committed: str | None = None  # why no run was committed; None: those to be committed were
 
 
 def grid(
@@ -120,18 +125,23 @@ def sweep(
         succeeded |= execute(task_executor(params, runs, jobs, engine, paths), turn, report) if turn else set()
     failed = {task.run for task in missing} - succeeded
     to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
-    if repo and to_commit:
-        if load_params(paths.root.parent / "params.yaml") != params:
-            raise DuplexError(
-                "params.yaml has changed since the sweep started, so no run was committed to DVC; run the same command "
-                "again"
-            )
+    if repo and to_commit and not is_unchanged(params, paths):
+        report.not_committed = CHANGED_PARAMS
+    elif repo and to_commit:
         repo.commit(commit_targets(to_commit, changed))
         for task in to_commit:
             RunPaths(task.out).sweep_mark.unlink(missing_ok=True)
         report.committed = len(to_commit)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def is_unchanged(params: Params, paths: ArtifactPaths) -> bool:
+    """Return whether params.yaml still has the content with which the sweep started."""
+    try:
+        return load_params(paths.root.parent / "params.yaml") == params
+    except DuplexError:  # half-edited
+        return False
 
 
 def make_tasks(

@@ -14,7 +14,8 @@ from duplex.methods.base import Method
 from duplex.methods.registry import checked_needs, find_method
 from duplex.report.prototype_retrieval import RetrievalContext
 from duplex.report.thumbnails import thumbnails_under
-from duplex.training.checkpoint import check_inputs, load_checkpoint, read_record
+from duplex.stages.outdated_runs import require_current_run
+from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,20 @@ class FeaturedRun:
         return RetrievalContext(self.method.inspectable(), self.inputs.labels, test, images, thumbnails)
 
 
-def load_featured_run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> FeaturedRun:
+def load_featured_run(
+    params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, *, current: bool = False
+) -> FeaturedRun:
     """Load a run's trained method and its test images with labels and features, on the CPU.
 
     Raises `DuplexError` if the run was trained on other labels or features; the message names the command to train it.
+
+    current: raise `DuplexError` also if the run was trained with other settings than those of params.yaml.
     """
     path = paths.run(dataset, method, seed).checkpoint
-    record = read_record(path)
+    checkpoint = read_checkpoint(path)
+    if current:
+        require_current_run(checkpoint, params, dataset, method, seed, paths)
+    record = checkpoint.record
     needs = checked_needs(find_method(record.kind), record.options)
     settings = params.training(dataset, method)
     request = InputRequest(needs, settings.precision, record.finetune, settings.memory)
@@ -49,5 +57,5 @@ def load_featured_run(params: Params, dataset: str, method: str, seed: int, path
     except DuplexError as error:
         command = f"duplex train --dataset {dataset} --method {method} --seed {seed}"
         raise DuplexError(f"{error} (`{command}`)") from error
-    trained = load_checkpoint(path, inputs.task(), inputs.encoder)
+    trained = load_checkpoint(checkpoint, inputs.task(), inputs.encoder)  # refuses a file replaced since
     return FeaturedRun(trained, inputs, params.dataset(dataset).source.root)

@@ -21,8 +21,7 @@ from duplex.report.prototype_retrieval import Hit, prototype_hits
 from duplex.report.swaps import swap_hits
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
 from duplex.stages.inventory import featured_run
-from duplex.stages.outdated_runs import require_current_run
-from duplex.training.checkpoint import read_checkpoint, read_record
+from duplex.training.checkpoint import is_checkpoint, read_record
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
@@ -34,10 +33,7 @@ def load_queried_run(params: Params, dataset: str, method: str | None, seed: int
     paths = ArtifactPaths()
     best = featured_run(params, dataset, paths)
     name, number = method or best[0], best[1] if seed is None else seed
-    run = load_featured_run(params, dataset, name, number, paths)
-    checkpoint = read_checkpoint(paths.run(dataset, name, number).checkpoint)
-    require_current_run(checkpoint, params, dataset, name, number, paths)
-    return run
+    return load_featured_run(params, dataset, name, number, paths, current=True)
 
 
 def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
@@ -64,7 +60,7 @@ def find_pair(labels: LabelSpace, text: str) -> int:
 
 def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int) -> list[Hit]:
     """Return the `top` test images nearest to one image's state part joined with another image's object part."""
-    pictures = [_read(path) for path in images]
+    opened = [_read(path) for path in images]
     context = source.retrieval_context()
     factors = context.method.factors
     if factors is None:
@@ -73,7 +69,7 @@ def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, 
     block_inputs = int(identity["block_inputs"]) if "block_inputs" in test else 0
     outputs = OutputSpec("patch" in test, block_inputs, int(identity.get("bits", 16)))
     encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
-    pixels = torch.stack([encoder.image_transform(image) for image in pictures])
+    pixels = torch.stack([encoder.image_transform(image) for image in opened])
     with torch.inference_mode():
         z_s, z_o = factors(encode(encoder, pixels, outputs=outputs))
     return swap_hits(context, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
@@ -83,9 +79,15 @@ def _with_factors(params: Params, dataset: str) -> str:
     """Return advice for an error message: the trained methods whose features have a state and an object part."""
     paths, seed = ArtifactPaths(), params.run.seeds[0]
     checkpoints = {name: paths.run(dataset, name, seed).checkpoint for name in params.run.methods}
-    trained = {name: read_record(file) for name, file in checkpoints.items() if file.is_file()}
-    able = [name for name, record in trained.items() if "factors" in record.inspectable]
+    able = [name for name, file in checkpoints.items() if is_checkpoint(file) and _has_factors(file)]
     return f"use --method {' or '.join(able)}" if able else "train one that has them, such as `cso` or `duplex`"
+
+
+def _has_factors(checkpoint: Path) -> bool:
+    try:
+        return "factors" in read_record(checkpoint).inspectable
+    except DuplexError:  # of another version, for example
+        return False
 
 
 def _read(path: Path) -> Image.Image:

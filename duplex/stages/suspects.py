@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.manifest import check_labels, read_manifest
 from duplex.data.prepared_source import require_prepared
@@ -27,7 +27,6 @@ from duplex.methods.with_finetuning import WithFinetuning
 from duplex.recognition.label_margins import LabelMargins, Way, margins
 from duplex.stages.trained_runs import best_run, folder_difference
 from duplex.system.files import sha256
-from duplex.training.checkpoint import read_record
 
 OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels that a list was made from
 
@@ -108,9 +107,9 @@ def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str,
     trained = recognizer.trained
     if not isinstance(trained, TrainedRun):
         raise UsageError(f"{folder} is an export; name a run of {dataset}, or use --method knn")
-    record = read_record(RunPaths(folder).checkpoint)
-    if run is not None and (difference := folder_difference(record, params, folder, ArtifactPaths())):
-        print(f"duplex: {folder} does not match params.yaml: {difference}", file=sys.stderr)
+    place = Path(trained.where)
+    if run is not None and (difference := folder_difference(trained.record, params, place, ArtifactPaths())):
+        print(f"duplex: {place} does not match params.yaml: {difference}", file=sys.stderr)
     inputs: dict[str, Any] = {"cls": torch.from_numpy(cls)}
     method = trained.method
     if isinstance(method, WithFinetuning):

@@ -26,7 +26,6 @@ from duplex.options import AutoFinetune
 from duplex.stages.outdated_runs import outdated_member
 from duplex.system.files import json_digest, write_json
 from duplex.system.lock import sole_writer
-from duplex.system.plugins import restored_folder
 from duplex.system.threads import threads
 from duplex.training.checkpoint import WORD_VECTORS, read_checkpoint
 from duplex.training.hooks import TrainingHooks
@@ -69,14 +68,13 @@ def run(
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training.absolute(), key)
             log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed).absolute())
             auto, work = params.finetune(method, dataset), (out.root / "recipes.partial").absolute()
-            with restored_folder():
-                if isinstance(auto, AutoFinetune):
-                    read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
-                    runs = RecipeRuns(work, read, seed, device, params.evaluation, resume.label, resume.key)
-                    trained = train_chosen_blocks(spec, auto, runs, partial(print, file=sys.stderr))
-                else:
-                    hooks = TrainingHooks(log=log)
-                    trained = train_method(spec, inputs, seed, device, params.evaluation, resume, hooks)
+            if isinstance(auto, AutoFinetune):
+                read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
+                runs = RecipeRuns(work, read, seed, device, params.evaluation, resume.label, resume.key)
+                trained = train_chosen_blocks(spec, auto, runs, partial(print, file=sys.stderr))
+            else:
+                hooks = TrainingHooks(log=log)
+                trained = train_method(spec, inputs, seed, device, params.evaluation, resume, hooks)
             if members.headers:
                 training = {**trained.record.training, "members": members.fingerprints}
                 trained = replace(trained, record=replace(trained.record, training=training))

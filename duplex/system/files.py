@@ -212,7 +212,7 @@ def refuse_unreadable(path: Path) -> None:
             pass
     except PermissionError as error:
         raise DuplexError(f"{path} cannot be read: permission denied; get access to it, or use another copy") from error
-    except OSError:  # whoever reads the file reports it
+    except OSError:  # reported where the file is read
         pass
 
 

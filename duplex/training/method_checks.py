@@ -1,6 +1,6 @@
 """Checks of the values that a method's code returns, and of the inputs that it must not change; errors name the method.
 
-All checks but `checked_probabilities` and `InputChecksums`, which are made once per run, are cheap enough for every
+All checks but `checked_probabilities` and `unchanged_inputs`, which are made once per run, are cheap enough for every
 step: they do not read a tensor's values.
 """
 
@@ -120,7 +120,7 @@ def check_shapes(place: str, built_for: Mapping[str, tuple[int, ...]], inputs: I
 def read_only(place: str, inputs: Inputs) -> Iterator[None]:
     """Context manager: raise `DuplexError` if the `with` block writes into `inputs`, features that several runs read.
 
-    Writes through `.numpy()` and `.data` are not noticed; see `InputChecksums`.
+    Writes through `.numpy()` and `.data` are not noticed; see `unchanged_inputs`.
     """
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor) and not value.is_inference()}
     before = {name: tensor._version for name, tensor in tensors.items()}
@@ -130,11 +130,16 @@ def read_only(place: str, inputs: Inputs) -> Iterator[None]:
             raise _write_error(place, name)
 
 
+class ChangedInput(DuplexError):
+    """Raised for a method that writes into features that other runs read too."""
+
+
 @dataclass(frozen=True)
 class InputChecksums:
     """Checksums of features that several runs read, to notice that a method changed them, also through `.numpy()`.
 
-    Inputs on the disk and inputs of more than 2 GiB have no checksum. On a CPU, 1 GB takes about 0.15 s.
+    Inputs on the disk and inputs of more than 2 GiB have no checksum. On a CPU, 1 GB takes about 0.15 s. On a GPU,
+    another order of the same bytes within a row is not noticed.
     """
 
     entries: tuple[tuple[str, Tensor, int], ...]  # name, values and checksum of each input
@@ -146,14 +151,34 @@ class InputChecksums:
         small = [(name, x) for name, x in tensors if x.numel() * x.element_size() <= LARGEST_COMPARED]
         return cls(tuple((name, tensor, _checksum(tensor)) for name, tensor in small))
 
-    def require_unchanged(self, place: str) -> None:
-        """Raise `DuplexError` if a method changed an input after its checksum was computed.
+    def require_unchanged(self, method: str) -> None:
+        """Raise `DuplexError` if an input has changed since its checksum was computed.
 
-        place: name of the method, for the message.
+        method: name of the method, for the message.
         """
         for name, tensor, before in self.entries:
             if _checksum(tensor) != before:
-                raise _write_error(place, name)
+                raise _write_error(method, name)
+
+
+@contextmanager
+def unchanged_inputs(method: str, *splits: Inputs) -> Iterator[None]:
+    """Context manager: raise `DuplexError` at the end of the block, which runs a method's code, if inputs have changed.
+
+    They are compared also if the block raises an error: a caller that goes on would use the changed inputs.
+
+    method: name of the method, for the message.
+    splits: the inputs (features by name) of each split.
+    """
+    checksums = InputChecksums.of(*splits)
+    try:
+        yield
+    except ChangedInput:  # which names the function
+        raise
+    except BaseException:
+        checksums.require_unchanged(method)
+        raise
+    checksums.require_unchanged(method)
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -164,9 +189,9 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(values.numpy().data)
 
 
-def _write_error(place: str, name: str) -> DuplexError:
+def _write_error(place: str, name: str) -> ChangedInput:
     advice = "clone it first, and load the data set again"
-    return DuplexError(f"{place} writes into its input {name!r}, which other runs read too; {advice}")
+    return ChangedInput(f"{place} writes into its input {name!r}, which other runs read too; {advice}")
 
 
 def _describe(value: Any) -> str:

@@ -155,6 +155,24 @@ def test_validation_tables_have_means_and_paired_differences(monkeypatch, tmp_pa
     lines = validation_table(runs, "dual").splitlines()
     assert lines[2] == "| `cso` | 20.0 | +3.0 ± 0.6 | 10.0 | +0.0 ± 0.0 |"
     assert lines[3] == "| `dual` | 23.0 |  | 10.0 |  |"
+    monkeypatch.setattr(splits, "read_record", lambda _: SimpleNamespace(val_auc=0.2, val_auc_all=None))
+    assert validation_table(runs, "dual").splitlines()[2] == "| `cso` | 20.0 | +0.0 ± 0.0 | – |  |"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--methods", "cso", "--of", "dual"], "--of is dual, which is not among --methods"),
+        (["--validation", "--json"], "--validation prints its own table"),
+        (["--validation", "--csv", "a.csv"], "--validation prints its own table"),
+        (["--splits", "1"], "a deviation between splits needs two"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_is_trained(monkeypatch, capsys, words, says):
+    monkeypatch.setattr("sys.argv", ["splits", *words])
+    with pytest.raises(SystemExit):
+        splits.main()
+    assert says in capsys.readouterr().err
 
 
 def test_without_a_test_no_run_is_evaluated(monkeypatch, params, tmp_path, capsys):

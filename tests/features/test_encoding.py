@@ -145,6 +145,9 @@ def test_an_encoder_of_a_plug_in_with_active_dropout_is_refused(run, encoder) ->
         run(encoder=plugin)
     plugin.encode_images = lambda pixels: encoder.encode_images(pixels) + 1e-6 * torch.rand(1)  # a GPU's last digits
     assert run(encoder=plugin).bad == []
+    plugin.encode_images = lambda pixels: torch.full_like(encoder.encode_images(pixels), float("nan"))
+    with pytest.raises(DuplexError, match="features not finite"):
+        run(encoder=plugin, fresh=True)
 
 
 def test_features_with_gradients_are_stored_without_them(run, encoder) -> None:

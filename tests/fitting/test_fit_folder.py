@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from functools import partial
@@ -287,23 +286,6 @@ def test_images_left_out_are_listed_with_the_reason(drawn, tmp_path, monkeypatch
     lines: list[str] = []
     fit_folder.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
     assert "1 images cannot be used and are left out: red/star/0003.png (not an image)" in lines
-
-
-def test_an_encoder_that_changes_the_working_directory_does_not_move_the_model(drawn, tmp_path, monkeypatch):
-    work, other = tmp_path / "work", tmp_path / "other"
-    work.mkdir()
-    other.mkdir()
-    monkeypatch.chdir(work)
-    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
-    load = folder_recipes.load_encoder
-    monkeypatch.setattr(
-        folder_recipes, "load_encoder", lambda *given, **more: (os.chdir(other), load(*given, **more))[1]
-    )
-    lines: list[str] = []
-    assert fit_folder.fit_folder(drawn, Path("model"), encoder="tiny", say=lines.append) == Path("model")
-    assert Path.cwd() == other and not any(other.iterdir())
-    assert {path.name for path in work.iterdir()} == {"model", "model.cache", "model-page.html"}
-    assert lines[-1].startswith("model-page.html shows where")
 
 
 def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):

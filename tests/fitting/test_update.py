@@ -318,6 +318,11 @@ def test_an_update_does_not_replace_a_model_of_other_images(model, further, tmp_
     with pytest.raises(UsageError, match="are not in the updated model; choose another --out, or move the folder"):
         update_model(model, further, out, say=lambda _: None)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    before["fit.json"] = before["fit.json"].replace(b"duplex-fit-", b"duplex-fit-of-another-version-")
+    (out / "fit.json").write_bytes(before["fit.json"])
+    with pytest.raises(UsageError, match=r"fit\.json is not of this version"):  # its images are not known
+        update_model(model, further, out, say=lambda _: None)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_an_update_inside_of_the_model_holds_its_files_alone(model, further, tmp_path):

@@ -143,6 +143,16 @@ def test_writes_that_torch_does_not_count_are_noticed_at_the_end_of_training(hoo
     assert "\n" not in str(error.value)
 
 
+def test_writes_are_noticed_also_if_training_then_fails() -> None:
+    def losses(self: Any, *given: Any) -> Any:
+        written_in_losses(self, *given)
+        raise KeyError("a bug")
+
+    with pytest.raises(DuplexError, match="Faulty writes into its input 'cls', which other runs read too") as error:
+        fit(type("Faulty", (Probe,), {**UNCOUNTED["losses"], "losses": losses}))
+    assert isinstance(error.value.__context__, KeyError)
+
+
 def test_writes_that_torch_does_not_count_are_noticed_at_the_end_of_evaluation() -> None:
     inputs = small_inputs()
     with temporary_kind(Probe) as kind:

@@ -17,6 +17,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.errors import DuplexError
 from duplex.features.checks import open_cache
+from duplex.features.decoding import allow_open_files
 from duplex.recognition.image_paths import list_images
 from duplex.recognition.sources import read_config
 from duplex.runs import run_tasks, sweep
@@ -95,8 +96,8 @@ def test_an_error_of_the_system_in_a_sweep_is_reported_in_words(monkeypatch: pyt
 
     monkeypatch.setattr(run_tasks.RunExecutor, "_execute", denied)
     executor = run_tasks.RunExecutor(None, None, 1)  # type: ignore[arg-type]
-    error = executor.execute(None).error  # type: ignore[arg-type]
-    assert error == "own/csp/0/swept.partial: permission denied; fix that and run the same command again"
+    error = executor.execute(run_tasks.RunTask(RunId("own", "csp", 0), Path("own/csp/0"), {})).error
+    assert error == "own/csp/0/swept.partial: permission denied; `duplex train -d own -m csp -s 0` shows more"
 
 
 def test_a_file_size_limit_is_named() -> None:
@@ -107,10 +108,22 @@ def test_a_file_size_limit_is_named() -> None:
 def test_a_small_limit_of_open_files_is_named_before_processes_start(
     pics: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 71))
     refused = command("extract", "--dataset", "pics", "--fresh", "--num-workers", "1")
-    assert refused.refused("a process may open 16 files here", "`ulimit -n 1024`, or use --num-workers 0")
+    assert refused.refused("a process may open 71 files here", "needs 72", "`ulimit -n 72`, or decode in fewer")
     assert command("extract", "--dataset", "pics", "--fresh", "--num-workers", "0").code == 0
+
+
+def test_a_small_limit_of_open_files_is_raised_where_the_system_allows_it() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (60, before[1]))
+        allow_open_files(72)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (72, before[1])
+        allow_open_files(70)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (72, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_features_in_shards_are_not_committed_to_dvc(pics: Path, command: Command) -> None:

@@ -148,6 +148,10 @@ def test_a_busy_pipeline_is_reported_with_its_process(tmp_path: Path, monkeypatc
         ),
         ("WARNING: slow\nERROR: no space\n", "`dvc status` failed: no space; fix this and run"),
         ("a surprise\n", "`dvc status` failed: a surprise; fix this and run"),
+        (
+            "Traceback:\n" + 99 * "  File module.py\n" + "ValueError: bad\n",
+            "module.py ValueError: bad; fix this and run",
+        ),
         ("", "`dvc status` failed: exit code 255; fix this and run"),
     ],
 )

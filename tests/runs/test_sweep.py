@@ -20,7 +20,6 @@ from ruamel.yaml import YAML
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, load_params
-from duplex.errors import DuplexError
 from duplex.library.inputs import load_inputs
 from duplex.runs import sweep as sweep_module
 from duplex.runs.dvc_repo import DvcRepo
@@ -286,9 +285,12 @@ def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, p
     monkeypatch.setattr(sweep_module, "_changed_stages", lambda *_: {"train@own-csp-0", "evaluate@own-csp-0"})
     before = (project / "params.yaml").read_text()
     (project / "params.yaml").write_text(before.replace("bootstrap: 20", "bootstrap: 21"))
-    with pytest.raises(DuplexError, match=r"params\.yaml has changed since the sweep started, so no run"):
-        sweep(params, [run], 1, "local")
-    assert committed == []
+    for edited in (None, "run: [half"):
+        if edited:
+            (project / "params.yaml").write_text(edited)
+        report = sweep(params, [run], 1, "local")
+        assert str(report.not_committed).startswith("params.yaml has changed since the sweep started, so no run")
+        assert (committed, report.committed) == ([], 0)
     (project / "params.yaml").write_text(before)
     assert sweep(params, [run], 1, "local").committed == 1 and len(committed) == 1
 

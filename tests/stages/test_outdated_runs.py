@@ -76,6 +76,8 @@ def test_suspects_by_a_named_run_of_other_settings_say_so(project: Path, capfd: 
     set_method("csp", "own", {}, {"epochs": 3})
     assert rank_suspects(load_params(), "own", "run", run).equals(expected)
     assert f"{run} does not match params.yaml: epochs is 1 instead of 3" in capfd.readouterr().err
+    assert rank_suspects(load_params(), "own", "run", run / "checkpoint.safetensors").equals(expected)
+    assert f"{run} does not match params.yaml: epochs is 1 instead of 3" in capfd.readouterr().err
     shutil.copytree(run, project.parent / "elsewhere")
     assert rank_suspects(load_params(), "own", "run", project.parent / "elsewhere").equals(expected)
     assert capfd.readouterr().err == ""

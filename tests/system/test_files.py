@@ -95,7 +95,6 @@ def test_bytes_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytes
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from duplex.system.lock import sole_writer
 from duplex.system.files import replace_file
 with replace_file(Path(sys.argv[1])) as scratch:
     scratch.write_text("half")
