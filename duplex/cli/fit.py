@@ -10,7 +10,7 @@ import typer
 
 from duplex.cli import app
 
-MINUTES = 10.0
+MINUTES = 30.0
 
 
 @app.command()

@@ -5,9 +5,10 @@ AUC is higher by more than the standard error of the difference,
 
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
-The search ends when two numbers of blocks in a row bring no such gain. Several learning rates are tried at the smallest
-number of blocks, the lowest first; a higher rate is chosen by the same rule, and all larger numbers of blocks use the
-chosen rate.
+More fine-tuned blocks replace fewer ones if their AUC is higher at all: once they are trained, both recognise images
+equally fast. The search ends when two numbers of blocks in a row bring no gain. Several learning rates are tried at the
+smallest number of blocks, the lowest first; a higher rate is chosen by the rule above, and all larger numbers of blocks
+use the chosen rate.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def search_recipes(
     """Try training recipes (settings to compare), the cheapest first, and return the chosen one.
 
     levels: lists of recipes of equal cost, such as two learning rates. The first recipe of a list is chosen, unless
-        another one has a higher validation AUC by more than the standard error of the difference; by the same rule, a
-        later list replaces the choice so far.
+        another one has a higher validation AUC by more than the standard error of the difference. By the rules of this
+        module, a later list replaces the choice so far.
     attempt: function that trains and validates a recipe.
     report: function that is called with one line of text per recipe.
     """
@@ -96,7 +97,7 @@ def search_recipes(
         top = tried[0]
         for other in tried[1:]:
             top = other if gain_exceeds_error(other[1], top[1]) else top
-        adopted = best is None or gain_exceeds_error(top[1], best[1])
+        adopted = best is None or _replaces(top, best)
         if adopted:
             best = top
             for row in table:
@@ -109,6 +110,14 @@ def search_recipes(
     if best is None:
         raise DuplexError("there is no recipe to try; expected at least one")
     return RecipeChoice(*best, tuple(table))
+
+
+def _replaces(new: tuple[Recipe, RecipeResult], best: tuple[Recipe, RecipeResult]) -> bool:
+    """Return whether a costlier training recipe replaces the best one so far."""
+    (recipe, result), (best_recipe, best_result) = new, best
+    if recipe.blocks > best_recipe.blocks > 0:
+        return result.auc > best_result.auc
+    return gain_exceeds_error(result, best_result)
 
 
 def gain_exceeds_error(dearer: RecipeResult, cheaper: RecipeResult) -> bool:

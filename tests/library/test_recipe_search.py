@@ -1,4 +1,4 @@
-"""The search adopts costlier recipes that gain more than a standard error, and stops where depth gains nothing."""
+"""The search adopts costlier recipes that gain enough, and stops where more blocks gain nothing."""
 
 from __future__ import annotations
 
@@ -90,6 +90,31 @@ def test_a_higher_rate_is_taken_only_if_it_pays():
     choice = search_recipes(levels(), noisy, print)
     assert tried == ["nothing", *names(1), names(2)[0], names(4)[0]]
     assert choice.table[2]["auc"] > choice.table[1]["auc"]
+
+
+def test_more_blocks_are_taken_for_any_gain_but_the_first_only_beyond_the_error():
+    random = np.random.default_rng(0)
+
+    def attempt_with(aucs: dict[str, float]):
+        def attempt(recipe: Recipe) -> RecipeResult:
+            """Each recipe is right on other images, so that a gain of one point is smaller than its error."""
+            exact = margins(aucs[recipe.name])
+            mixed = [random.permutation(each) for each in (exact.seen, exact.unseen)]
+            return RecipeResult(recipe.name, Margins(*mixed, exact.is_seen), epoch=1)
+
+        return attempt
+
+    one, two = names(1)[0], names(2)[0]
+    levels_of_one_rate = [[Recipe("nothing", SPEC)], *finetuned_recipes(SPEC, (1, 2), RATES[:1])]
+    chosen = [
+        search_recipes(levels_of_one_rate, attempt_with(aucs), print).recipe.name
+        for aucs in (
+            {"nothing": 0.60, one: 0.61, two: 0.60},
+            {"nothing": 0.50, one: 0.70, two: 0.71},
+            {"nothing": 0.50, one: 0.71, two: 0.70},
+        )
+    ]
+    assert chosen == ["nothing", two, one]
 
 
 def test_the_search_ends_after_two_numbers_of_blocks_without_a_gain():
