@@ -51,6 +51,7 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
     for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR", "IPYTHONDIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # with more, a line on stderr says which number was chosen
     notebook = nbformat.read(path, as_version=4)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     place = {"metadata": {"path": str(tmp_path)}}

@@ -23,6 +23,7 @@ from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.subprocesses import duplex, start_duplex
 
 pytestmark = pytest.mark.slow
+PLAN = f"plan-{fit_folder.MINUTES:g}.json"
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_a_second_fit_trains_nothing_and_gives_the_same_bytes(fitted, drawn, mon
     assert model_bytes(model) == before
 
 
-@pytest.mark.parametrize("stage", ["features.h5.partial", "attempt.json", "training.partial", "plan-10.json"])
+@pytest.mark.parametrize("stage", ["features.h5.partial", "attempt.json", "training.partial", PLAN])
 def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, stage):
     model, _ = fitted
     out = tmp_path / "model"
@@ -124,7 +125,7 @@ def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp
     ("name", "content"),
     [
         *(("attempt.json", b""), ("attempt.json", b"[]"), ("attempt.json", b"[" * 100_000)),
-        *(("plan-10.json", b"{}"), ("margins.npz", b"PK"), ("margins.npz", None)),
+        *((PLAN, b"{}"), ("margins.npz", b"PK"), ("margins.npz", None)),
         *(("checkpoint.safetensors", b"no tensors"), ("checkpoint.safetensors", None)),
     ],
 )
