@@ -47,7 +47,8 @@ def draw_project(
 ) -> None:
     """Write images, their table, and a params.yaml with them as the data set `own`, with absolute paths.
 
-    `changes`: called with the content of params.yaml. `training`: training options of `own`.
+    `changes`: called with the content of params.yaml. `training`: training options of `own`; by default with one
+    thread, because the last digits of results depend on the number of threads, which `auto` chooses by timing.
     """
     manifest = shapes_manifest(scale=scale)
     render_images(manifest, folder / "pictures")
@@ -58,7 +59,7 @@ def draw_project(
     record["datasets"]["own"] = {
         "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
         "encoder": {"name": "tiny"},
-        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2, **training},
+        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2, "threads": 1, **training},
     }
     changes(record)
     with (folder / "params.yaml").open("w") as file:

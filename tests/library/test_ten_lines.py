@@ -28,7 +28,12 @@ from duplex.methods.kg_sp import KgSp
 from tests.projects import inside, make_project
 
 METHODS = ("cso", "duplex")
-SETTINGS: dict[str, Any] = {"learning_rate": 0.001, "batch_size": 64, "epochs": 2}  # of the project's data set
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.001,
+    "batch_size": 64,
+    "epochs": 2,
+    "threads": 1,
+}  # of the project's data set
 HEADLINE = ("seen", "unseen", "hm", "auc", "auc_low", "auc_high", "state_accuracy", "bias")
 
 
