@@ -321,5 +321,5 @@ def recipe_tables(data: DatasetResults) -> list[Block]:
 RECIPE = "recipe_"
 RECIPE_NOTE = (
     "A recipe is adopted if its validation AUC exceeds that of the best cheaper one by more than the standard error of "
-    "the difference over validation images."
+    "the difference over validation images. More blocks replace fewer ones if their AUC is higher at all."
 )
