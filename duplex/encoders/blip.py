@@ -35,6 +35,7 @@ from duplex.errors import DuplexError, install_command
 from duplex.system.precision import dtype_of, float32_arithmetic
 
 PREFIX = "blip:"
+FORM = f"{PREFIX}FOLDER"  # name of an encoder whose weights are in a folder
 TEMPERATURE = 0.07
 MISSING_LIBRARY = f"BLIP needs the transformers library; run {install_command('blip')}"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
@@ -54,8 +55,8 @@ class BlipFamily(EncoderFamily):
         is_local = folder.is_dir()
         if not is_local:
             files = ("config.json", "preprocessor_config.json", "model.safetensors")
-            folder = [fetch_from_hub(place, (file,), name) for file in files][-1].parent
-            fetch_from_hub(place, TOKENIZER_FILES, name)
+            folder = [fetch_from_hub(place, (file,), name, FORM) for file in files][-1].parent
+            fetch_from_hub(place, TOKENIZER_FILES, name, FORM)
         config, image_config = (read_config(folder / file) for file in ("config.json", "preprocessor_config.json"))
         try:
             options = {"mean": image_config["image_mean"], "std": image_config["image_std"], "interpolation": "bicubic"}

@@ -16,6 +16,7 @@ from duplex.encoders.openclip import HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME, open
 from duplex.errors import DuplexError
 
 DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
+FORM = "local-dir:FOLDER"  # name of an open_clip encoder whose weights are in a folder
 TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
 WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the preferred one first
 
@@ -61,29 +62,31 @@ def fetch_weights(published: dict[str, Any], what: str) -> Path:
     return fetch_from_hub(owner, names, what) if owner else _fetch_url(published, what)
 
 
-def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
+def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
     """Return the path of the first of the files `names` in a Hugging Face repository, downloading it if necessary.
 
-    owner: the repository, OWNER/NAME. what: name of the weights in error messages.
+    owner: the repository, OWNER/NAME. what: name of the weights in error messages. form: as in `download_error`.
     """
     if file := hub_file_on_disk(owner, names):
         return file
-    _check_reachable(hf_hub_url(owner, names[0]), what)
+    _check_reachable(hf_hub_url(owner, names[0]), what, form)
     for name in names:
         try:
             return Path(hf_hub_download(owner, name))
         except EntryNotFoundError:
             continue
         except Exception as error:  # of the hub's client, its HTTP library, the network or the disk
-            raise download_error(what, error) from error
+            raise download_error(what, error, form) from error
     raise DuplexError(f"the weights of {what} are not on disk, and {owner} holds no {' or '.join(names)}")
 
 
-def download_error(what: str, error: BaseException) -> DuplexError:
-    """Return the error to raise if weights cannot be downloaded; `what` names the weights in its message."""
+def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
+    """Return the error to raise if weights cannot be downloaded.
+
+    what: name of the weights in the message. form: how an encoder's name says which folder holds its weights.
+    """
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
-    form = "blip:FOLDER" if what.startswith("blip:") else "local-dir:FOLDER"
     return DuplexError(
         f"the weights of {what} are not on disk and could not be downloaded{offline}: {reason}; "
         f"download them where there is a network, or name a folder that holds them as {form}"
@@ -109,16 +112,16 @@ def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     return owner, (file,) if file else WEIGHTS
 
 
-def _check_reachable(url: str, what: str) -> None:
+def _check_reachable(url: str, what: str, form: str = FORM) -> None:
     """Raise DuplexError unless a URL's server responds to one request; the hub's own client retries for a minute."""
     if _offline():
-        raise download_error(what, OSError("no network is used"))
+        raise download_error(what, OSError("no network is used"), form)
     import requests
 
     try:
         requests.head(url, timeout=TIMEOUT, allow_redirects=False)
     except (requests.RequestException, ValueError) as error:
-        raise download_error(what, OSError(f"{urlsplit(url).hostname} does not answer")) from error
+        raise download_error(what, OSError(f"{urlsplit(url).hostname} does not answer"), form) from error
 
 
 def is_reachable(url: str) -> bool:

@@ -126,7 +126,7 @@ def decode_batches(
 
 
 def allow_open_files(count: int) -> None:
-    """Raise this process's limit of open files to `count`; raise `DuplexError` if the system does not allow that.
+    """Let this process have `count` files open at once; raise `DuplexError` if the system does not allow that.
 
     With too few open files, decoding processes would fail or hang.
     """

@@ -99,13 +99,16 @@ class PendingBatch:
 
 
 def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dict[str, Tensor]:
-    """Encode images; return the encoder's outputs [B, ...] by name: `cls`, and `patch` and `block_inputs` if chosen.
+    """Encode B images and return a dictionary of the encoder's outputs, tensors [B, ...].
+
+    `cls` has one feature per image. If chosen, `patch` has one per image patch, and `block_inputs` the activations that
+    enter the image tower's last blocks.
 
     Raise `DuplexError`, which names the encoder, for an output that is no floating-point tensor of the expected shape
     on the encoder's device.
 
     pixels: preprocessed images [B, 3, R, R] uint8.
-    outputs: outputs to return besides CLS features.
+    outputs: which outputs to return besides `cls`.
     """
     is_plugin = encoder.identity.code is not None
     with capture_block_input(encoder, outputs.block_inputs) as inputs, restored_folder(is_plugin):
@@ -133,7 +136,7 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dic
 
 
 def require_repeatable(encoder: Encoder, outputs: OutputSpec) -> None:
-    """Encode an image of noise twice; raise `DuplexError` if the results differ, as they do with active dropout."""
+    """Raise `DuplexError` if an encoder gives different features for the same image, as it does with active dropout."""
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     transformed = [encoder.image_transform(Image.fromarray(noise))[None].to(encoder.device) for _ in range(2)]
     outputs_of_both = ([*encode_outputs(encoder, pixels, outputs).values()] for pixels in transformed)

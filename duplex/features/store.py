@@ -84,7 +84,7 @@ def read_contents_digest(path: Path) -> str:
 
 
 def is_joined(path: Path) -> bool:
-    """Return whether a feature cache was joined from shards (parts) without `--copy`: it refers to their files."""
+    """Return whether a feature cache holds no features itself, but refers to other files, its shards (parts)."""
     with open_cache(path) as file:
         return bool(file["status"].is_virtual)
 

@@ -94,9 +94,7 @@ def fit_folder(
             "the names of their states or objects"
         )
     with deterministic(), sole_writer(cache_folder(out) / "fit", "fit", "or give this one another --out"):
-        _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out)
-    say(f"{page_file(out)} shows where the model is right and wrong, and which further images would help")
-    return out
+        return _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out)
 
 
 def cache_folder(out: Path) -> Path:
@@ -109,8 +107,8 @@ def page_file(out: Path) -> Path:
     return out.with_name(f"{out.name}-page.html")
 
 
-def _fit(recipes: FolderRecipes, out: Path) -> None:
-    """Choose a training recipe by validation, fit it to all images, write the model folder `out` and its page.
+def _fit(recipes: FolderRecipes, out: Path) -> Path:
+    """Choose a training recipe by validation, fit it to all images, write the model folder `out` and return its path.
 
     A recipe says what is trained: nothing, prompts, or prompts and blocks of the image tower.
     """
@@ -129,7 +127,9 @@ def _fit(recipes: FolderRecipes, out: Path) -> None:
     for other in recipes.cache.glob("recipes-*"):
         if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)
-    _write_page(out, recipes, choice, answers)
+    page = _write_page(out, recipes, choice, answers)
+    say(f"{page} shows where the model is right and wrong, and which further images would help")
+    return out
 
 
 def _measure(recipes: FolderRecipes, recipe: Recipe) -> tuple[dict[str, Any], AnsweredImages]:
@@ -207,9 +207,9 @@ def _fit_record(
     }
 
 
-def _write_page(out: Path, recipes: FolderRecipes, choice: RecipeChoice, answers: AnsweredImages) -> None:
-    """Write the HTML page about the data set beside the model folder `out`."""
+def _write_page(out: Path, recipes: FolderRecipes, choice: RecipeChoice, answers: AnsweredImages) -> Path:
+    """Write the HTML page about the data set beside the model folder `out`, and return its path."""
     data, examples = recipes.data, recipes.inputs.read(InputRequest()).examples
     facts = [("encoder", recipes.choice.entry.name), ("recipe", choice.recipe.name)]
     own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
-    write_page(own, page_file(out))
+    return write_page(own, page_file(out))

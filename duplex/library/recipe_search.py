@@ -113,7 +113,7 @@ def search_recipes(
 
 
 def _replaces(new: tuple[Recipe, RecipeResult], best: tuple[Recipe, RecipeResult]) -> bool:
-    """Return whether a costlier training recipe replaces the best one so far."""
+    """Return whether a training recipe that costs more has enough validation AUC to replace the best one so far."""
     (recipe, result), (best_recipe, best_result) = new, best
     if recipe.blocks > best_recipe.blocks > 0:
         return result.auc > best_result.auc

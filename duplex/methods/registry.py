@@ -159,9 +159,9 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
 
 
 def checked_needs(method_class: type[Method[Any]], options: Options) -> frozenset[str]:
-    """Call a method class's `needs(options)` and return the names of its inputs, such as `cls` and `text`.
+    """Return the names of the inputs that a method class needs with some options, such as `cls` and `text`.
 
-    Raise `UsageError`, which names the class, unless `needs` returns a frozenset or another collection of names.
+    Raise `UsageError`, which names the class, unless its `needs(options)` returns a collection of names.
     """
     needs: Any = method_class.needs(options)
     names: list[Any] = [None] if isinstance(needs, str) or not isinstance(needs, Iterable) else list(needs)

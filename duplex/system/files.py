@@ -172,7 +172,7 @@ def os_reason(error: OSError) -> str:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return the file and the reason of an `OSError`, such as "data/a.png: permission denied"."""
+    """Return an `OSError` as text for a message, its file and its reason: "data/a.png: permission denied"."""
     file = f"{error.filename}: " if error.filename is not None else ""
     return f"{file}{os_reason(error)}"
 

@@ -25,7 +25,8 @@ def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
     """
     refuse_unwritable(path)
     lock = path.with_name(path.name + ".lock.partial")
-    with report_write_errors(lock if lock.exists() else path):  # no permission, no folder, no locks on this file system
+    # no permission, a file where a folder should be, a file system without locks
+    with report_write_errors(lock if os.path.exists(lock) else path):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock, path, work, instead)
     try:

@@ -86,7 +86,7 @@ def checked_scores(place: str, scores: Any, images: int, columns: int | None = N
 
 
 def checked_probabilities(method: Method[Any], scores: Tensor) -> Tensor:
-    """Return the probabilities that a method computes from scores [images, candidates], after checking them.
+    """Let a method compute probabilities [images, candidates] from its scores; check and return them.
 
     Raises `DuplexError` for another shape or type, and for probabilities that are negative or do not sum to about 1 per
     image. NaN is not an error here.
@@ -131,7 +131,7 @@ def read_only(place: str, inputs: Inputs) -> Iterator[None]:
 
 
 class ChangedInput(DuplexError):
-    """Raised for a method that writes into features that other runs read too."""
+    """Error: a method's code wrote into the image features that it was given, which other training runs read too."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class InputChecksums:
         return cls(tuple((name, tensor, _checksum(tensor)) for name, tensor in small))
 
     def require_unchanged(self, method: str) -> None:
-        """Raise `DuplexError` if an input has changed since its checksum was computed.
+        """Raise `DuplexError` if features that a method reads have changed since their checksums were computed.
 
         method: name of the method, for the message.
         """

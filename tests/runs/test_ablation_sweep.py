@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
+from duplex.runs import ablation_sweep
 from duplex.runs.ablation_sweep import sweep_ablations
 from duplex.stages import ablate
 
@@ -39,6 +42,23 @@ def test_files_are_those_of_the_stage(project, small):
     assert len(by_stage) == 2 * 2 * 3 + 2
     again = sweep_ablations(small, ["loss_ct"], 2, "local")
     assert (again.runs, again.complete, again.executed) == (2, 2, 0)
+
+
+def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, small, monkeypatch):
+    committed: list[list[str]] = []
+    changed: dict[str, list[str]] = {f"ablate@{name}": [] for name in ABLATIONS}
+    repo = SimpleNamespace(require_free=lambda _: None, changed=lambda _: changed, commit=committed.append)
+    monkeypatch.setattr(ablation_sweep.DvcRepo, "at", lambda _: repo)
+    monkeypatch.setattr(ablation_sweep, "execute", lambda _, tasks, report: {task.run for task in tasks})
+    monkeypatch.setattr(ablate, "copy_results", lambda *_: None)
+    for name in ABLATIONS:
+        (ArtifactPaths().ablations / "swept.partial" / name).mkdir(parents=True)
+    report = sweep_ablations(small, None, 1, "local")  # `small` is not the content of params.yaml
+    assert str(report.not_committed).startswith("params.yaml has changed since the sweep started")
+    assert (committed, report.committed) == ([], 0)
+    monkeypatch.setattr(ablation_sweep, "is_unchanged", lambda *_: True)
+    report = sweep_ablations(small, None, 1, "local")
+    assert (report.not_committed, report.committed, len(committed)) == (None, 4, 1)
 
 
 def test_unknown_and_repeated_ablations_are_refused(small):
