@@ -24,7 +24,8 @@ METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE
 DATA = {
     "py.typed", "encoders/tiny/model.json", "encoders/tiny/weights.safetensors",
     "recognition/docs.html", "recognition/page.html",
-    "report/charts.css", "report/page.css", "report/page.html.j2", "report/page.js",
+    "report/blocks.html.j2", "report/charts.css", "report/notebook.html.j2", "report/page.css", "report/page.html.j2",
+    "report/page.js",
     "report/quoted.yaml", "report/report.md.j2", "report/tables.yaml",
 }  # fmt: skip
 PROJECT = re.compile(r"(ablations/)?(params\.yaml|dvc\.yaml|\.dvcignore|\.dvc/.*|pipeline/\w+\.py)")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli import app
-from duplex.cli.formatting import estimate_line, number, print_json, to_points
+from duplex.cli.formatting import print_json
 from duplex.cli.options import AsJson, Dataset, load_params, seed_option
 from duplex.errors import DuplexError, UsageError, require
 from duplex.labels import WORLDS
+from duplex.metric_table import METRICS, aligned, estimate_line, number, to_points
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both runs
 ROUNDING = 0.01  # percentage points by which nine digits of a margin may change an AUC
-NAMES = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
 
 
 @app.command()
@@ -130,13 +130,13 @@ def _check_run(
     """
     from duplex.artifacts import ArtifactPaths, RunPaths
     from duplex.evaluation.uncertainty import Components
-    from duplex.report.results import read_tree
+    from duplex.report.aggregate import read_numbers
     from duplex.stages.ablate import is_outdated
     from duplex.stages.outdated_runs import metrics_difference, run_difference
     from duplex.training.checkpoint import read_record
 
     paths, files = ArtifactPaths(), RunPaths(predictions.parent)
-    metrics = read_tree(files.metrics) or {}
+    metrics = read_numbers(files.metrics) or {}
     if files.root == paths.run(dataset, entry, seed).root and files.checkpoint.is_file():
         record = read_record(files.checkpoint)
         difference = run_difference(record, params, dataset, entry, seed, paths)
@@ -223,13 +223,11 @@ def _text(report: dict[str, Any]) -> str:
     else:
         runs = f"seed {seed_list}" if len(seeds) == 1 else f"mean of seeds {seed_list}"
     lines = [f"{report['second']} - {report['first']}: {report['dataset']}, {report['world']} world, {runs}"]
-    lines += [estimate_line(f"{NAMES[name]:<5}", gain) for name, gain in report["difference"].items()]
+    lines += [estimate_line(f"{METRICS[name]:<5}", gain) for name, gain in report["difference"].items()]
     if not splits:
         return "\n".join([*lines, f"{report['images_seen']} seen and {report['images_unseen']} unseen images"])
-    width = max(len(split["dataset"]) for split in splits)
-    for name, gains in [
-        *((split["dataset"], split["difference"]) for split in splits),
-        ("deviation", report["deviation"]),
-    ]:
-        lines.append(f"{name:<{width}}  " + "  ".join(f"{NAMES[key]} {number(value)}" for key, value in gains.items()))
-    return "\n".join(lines)
+    gains = {split["dataset"]: split["difference"] for split in splits} | {"deviation": report["deviation"]}
+    rows = [
+        [name, *(f"{METRICS[key]} {number(gain):>6}" for key, gain in each.items())] for name, each in gains.items()
+    ]
+    return "\n".join([*lines, aligned(rows)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,13 +10,12 @@ from duplex.cli import app
 from duplex.cli.formatting import print_json
 from duplex.cli.options import AsJson, Dataset, load_params, seed_option
 from duplex.errors import DuplexError
+from duplex.metric_table import aligned, headline
 
 Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
 if TYPE_CHECKING:
     from duplex.config.params import Params
-
-HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 
 
 @app.command("params")
@@ -115,19 +113,6 @@ def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_jso
             typer.echo(f"{world:6}  {headline(record[world])}")
 
 
-def headline(values: Mapping[str, Any]) -> str:
-    """Return metrics as a line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`.
-
-    Undefined values are a dash. In the open world, AUC with every pair a candidate follows: `all pairs 7.10`.
-    """
-    line = "  ".join(
-        f"{name} {values[key]:.2f}" if values.get(key) is not None else f"{name} –" for name, key in HEADLINE
-    )
-    low, high = values.get("auc_low"), values.get("auc_high")
-    line += "" if low is None or high is None else f" [{low:.2f}, {high:.2f}]"
-    return line if values.get("auc_all") is None else f"{line}  all pairs {values['auc_all']:.2f}"
-
-
 @app.command()
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
@@ -148,8 +133,5 @@ def metrics(as_json: AsJson = False) -> None:
     if as_json:
         print_json(table)
         return
-    rows = metrics_table(table)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:  # never wrapped or cut, however narrow the terminal
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    typer.echo(aligned(metrics_table(table)))
     typer.echo(f"report: {paths.report / 'index.html'}")

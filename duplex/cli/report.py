@@ -10,9 +10,10 @@ import typer
 from duplex.cli import app
 from duplex.cli.formatting import print_json
 from duplex.cli.options import AsJson, Dataset, load_params, seed_option
+from duplex.metric_table import aligned
 
 if TYPE_CHECKING:
-    from duplex.report.prototype_retrieval import Hit
+    from duplex.report.images import Hit
 
 Method = Annotated[
     str | None,
@@ -76,9 +77,7 @@ def retrieve(
     for kind, hits in hits_by_prototype.items():
         lines = (f"{hit.cosine:.3f} {'+' if hit.right else '-'} {hit.label}  {hit.image}" for hit in hits)
         columns.append([f"{kind} prototype", *lines])
-    width = max(map(len, columns[0])) + 2
-    for line in zip(*columns, strict=True):
-        typer.echo("".join(cell.ljust(width) for cell in line).rstrip())
+    typer.echo(aligned(list(zip(*columns, strict=True))))
 
 
 @app.command()

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli import app
-from duplex.cli.formatting import estimate_line, number, to_points
 from duplex.cli.options import AsJson, seed_option
 from duplex.errors import DuplexError, UsageError, require
+from duplex.metric_table import METRICS, estimate_line, number, to_points
 
 if TYPE_CHECKING:
     from duplex.evaluation.accumulator import TopCompetitors
     from duplex.evaluation.scores import ScoreFile
 
 PROTOCOLS = ("exact", "sampled")
-METRICS = ("seen", "unseen", "hm", "auc")
 
 
 @app.command()
@@ -157,7 +156,7 @@ def _table(metrics: dict[str, Any]) -> str:
         for name in METRICS
     ]
     if metrics["state_accuracy"] is not None or metrics["object_accuracy"] is not None:
-        lines += [f"{name:<10}{number(metrics[f'{name}_accuracy'])}" for name in ("state", "object")]
+        lines += [f"{name:<10}{number(metrics[f'{name}_accuracy']):>6}" for name in ("state", "object")]
     images = f"{metrics['images_seen']} seen and {metrics['images_unseen']} unseen images"
     tied = f", {metrics['tied']:.1f} % with a tied label" if metrics["tied"] else ""
     return "\n".join([*lines, images + tied])

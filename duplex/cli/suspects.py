@@ -37,7 +37,7 @@ def suspects(
 
     Writes suspects.csv, for editing, and suspects.html with the most suspicious images.
     """
-    from duplex.recognition.suspects_html import is_page_of, write_suspects_page
+    from duplex.stages.suspects import is_page_of, write_suspects_page
     from duplex.stages.suspects import rank_suspects as rank
     from duplex.system.files import replace_file, sha256
 

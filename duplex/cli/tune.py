@@ -11,6 +11,7 @@ from duplex.cli import app
 from duplex.cli.options import AsJson
 from duplex.cli.sweep import parse_seeds, split_names
 from duplex.errors import UsageError, require
+from duplex.metric_table import aligned, number
 
 if TYPE_CHECKING:
     from duplex.runs.tuning import TuningRow
@@ -58,7 +59,7 @@ def tune(
     if as_json:
         print_json([{**row.to_dict(), "best": row is best.get(row.method)} for row in rows])
     else:
-        typer.echo("\n".join(table_lines(rows, list(best.values()))))
+        typer.echo(tuning_table(rows, list(best.values())))
     for row in rows:
         for error in row.errors[:1]:
             typer.echo(f"{row.method} {dict(row.settings)}: {error}", err=True)
@@ -99,26 +100,24 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
     return choices
 
 
-def table_lines(rows: Sequence[TuningRow], best: Sequence[TuningRow]) -> list[str]:
-    """Return the results of tuning as lines of a table: method, settings, validation AUC with its standard error.
+def tuning_table(rows: Sequence[TuningRow], best: Sequence[TuningRow]) -> str:
+    """The results of tuning as a table: method, settings, validation AUC with its standard error over seeds.
 
-    The standard error is over seeds. Rows in `best` are marked with *.
+    Rows in `best` are marked with *.
     """
-    head = ["", "method", "settings", "val AUC", "±", "all pairs", "epoch", "seconds"]
-    lines = [head]
+    lines = [["", "method", "settings", "val AUC", "±", "all pairs", "epoch", "seconds"]]
     for row in rows:
         record = row.to_dict()
         settings = ", ".join(f"{name} {_short(value)}" for name, value in row.settings.items())
         lines.append(["*" if row in best else "", row.method, settings, *_numbers(record)])
-    widths = [max(map(len, column)) for column in zip(*(line[: len(head)] for line in lines), strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return aligned(lines)
 
 
 def _numbers(record: dict[str, Any]) -> list[str]:
     if "error" in record:
         return ["failed", "", "", "", ""]
     forms = {"val_auc": ".2f", "val_auc_se": ".2f", "val_auc_all": ".2f", "epoch": ".1f", "seconds": ".1f"}
-    return ["-" if record[name] is None else format(record[name], form) for name, form in forms.items()]
+    return [number(record[name], form) for name, form in forms.items()]
 
 
 def _short(value: Any) -> str:

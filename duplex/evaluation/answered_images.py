@@ -1,4 +1,4 @@
-"""Labelled images with a model's answers: accuracies, calibration error, confusion matrices, confused pairs."""
+"""Labelled images with a model's answers: accuracies, calibration error and confusion matrices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.reliability import Reliability, image_weights
-from duplex.evaluation.retrieval import confusions
 from duplex.labels import Bools, Ints, LabelSpace
 
 
@@ -87,22 +86,6 @@ class AnsweredImages:
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)
 
-    def confused(self, limit: int) -> list[Confusion]:
-        """Return the most frequent confusions of one pair with another, at most `limit`, the most frequent first."""
-        pairs, counts = confusions(self.target, self.answer)
-        return [
-            Confusion(
-                label, answer, count, np.flatnonzero((self.target == label) & (self.answer == answer)),
-                int((self.target == label).sum()),
-            )
-            for (label, answer), count in zip(pairs[:limit].tolist(), counts[:limit].tolist(), strict=True)
-        ]  # fmt: skip
-
-    def wrong(self, limit: int) -> Ints:
-        """Return the indices of at most `limit` wrongly answered images, highest probability of the answer first."""
-        order = np.argsort(-self.probability, kind="stable")
-        return order[~self.right[order]][:limit]
-
 
 @dataclass(frozen=True)
 class LabelAccuracy:
@@ -124,14 +107,3 @@ class LabelAccuracy:
     def percent_of(self, kind: int) -> float | None:
         """Return the label's accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if none."""
         return 100 * self.right[kind] / self.images[kind] if self.images[kind] else None
-
-
-@dataclass(frozen=True)
-class Confusion:
-    """The images of one pair that a model answered with one other pair."""
-
-    label: int
-    answer: int
-    count: int
-    places: Ints  # [count] positions among the answered images
-    images: int  # of the label

@@ -1,6 +1,7 @@
 """Find nearest neighbours by cosine, with NumPy.
 
-All retrieval of the report (compositions for images, images for prototypes, feature swapping) uses `nearest`.
+All searches use it: the report's (texts of images, images of prototypes, swaps), the server's similar training images,
+and the check of labels by the nearest images.
 """
 
 from __future__ import annotations
@@ -24,19 +25,24 @@ def unit(vectors: Vectors) -> Floats:
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Return the row indices of the `k` gallery vectors with the largest cosine to each query, and these cosines.
-
-    queries: vectors [Q, d].
-    gallery: vectors to choose from [N, d].
+    """The row indices of the `k` gallery vectors with the largest cosine to each query, and these cosines.
 
     Both results are [Q, min(k, N)], the largest cosine first; of equal cosines the lower row comes first.
+
+    Args:
+        queries: vectors [Q, d].
+        gallery: vectors to choose from [N, d].
     """
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
         raise UsageError(f"queries {queries.shape} and gallery {gallery.shape} must be matrices of the same width")
+    return most_similar(unit(queries), unit(gallery), k)
+
+
+def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
+    """`nearest` for vectors of unit length, in their own precision."""
     k = min(k, len(gallery))
-    queries, gallery = unit(queries), unit(gallery)
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
-    cosines = np.empty((len(queries), k))
+    cosines = np.empty((len(queries), k), np.result_type(queries, gallery))
     step = max(1, BLOCK // max(1, len(gallery)))
     for start in range(0, len(queries), step):
         block = slice(start, start + step)
@@ -67,11 +73,3 @@ def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
     wanted: label that each query looks for [Q].
     """
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")
-
-
-def confusions(label: Ints, predicted: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct wrong (label, prediction) pairs [P, 2] and their counts [P], most frequent first."""
-    wrong = np.stack([label, predicted], axis=1)[label != predicted]
-    pairs, counts = np.unique(wrong.reshape(-1, 2), axis=0, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    return pairs[order], counts[order]

@@ -21,6 +21,7 @@ from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.curve import Curve, Margins, harmonic_mean
 from duplex.labels import Ints
+from duplex.metric_table import METRICS
 
 Interval = tuple[float, float]
 NORMAL_95 = 1.959963984540054
@@ -158,7 +159,7 @@ def _normal_p(value: float, error: float | None) -> float | None:
     return math.erfc(abs(value) / error / math.sqrt(2))
 
 
-NAMES = ("seen", "unseen", "hm", "auc")
+NAMES = tuple(METRICS)
 
 
 def compare_seeds(

@@ -6,6 +6,8 @@ ignored. Width and height are read from the header: a decompression bomb is neve
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 import stat
 import warnings
@@ -76,6 +78,18 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.I
         raise
     except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
         raise machine_fault(path, error) or BadImageFile("damaged") from error
+
+
+def thumbnail(path: Path, side: int = 128) -> str | None:
+    """An image file as a JPEG data URI, at most `side` pixels wide and high; None if it cannot be read."""
+    try:
+        image = read_image(path)
+    except BadImageFile:
+        return None
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=72, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

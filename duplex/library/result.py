@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from typing import Any
 
 import pandas as pd
@@ -15,10 +13,10 @@ from duplex.errors import UsageError, require_type
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import compare_seeds
 from duplex.labels import World
-from duplex.report.charts import Chart, Series, draw, standalone_svg
-from duplex.report.curves import mean_curve
+from duplex.metric_table import METRICS, OPEN_METRICS
+from duplex.report.charts import Chart, Series, draw
+from duplex.report.results import mean_curve
 
-ROWS = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
 SHARED_COLUMNS = ["image", "label", "seen"]  # of predictions; must agree between results that are compared
 
 
@@ -72,7 +70,7 @@ class Result:
         In the open world, another row has the AUC with every pair a candidate.
         """
         columns = {"value": "", "low": "_low", "high": "_high"}
-        titles = {**ROWS, "auc_all": "AUC, all pairs"} if self.world == "open" else ROWS
+        titles = {**METRICS, "auc_all": OPEN_METRICS["auc_all"]} if self.world == "open" else METRICS
         rows = {
             title: {column: self.metrics.get(key + end) for column, end in columns.items()}
             for key, title in titles.items()
@@ -83,19 +81,18 @@ class Result:
         return f"{self._title}\n{self.table().round(2)}"
 
     def _repr_html_(self) -> str:
-        """Return the metrics and the seen–unseen curve as HTML for a notebook."""
+        from duplex.report.blocks import Figure, Table, TableRow, columns, number_cell, text_cell
+        from duplex.report.page import render_notebook
+
+        rows = []
+        for title, values in self.table().astype(object).replace(float("nan"), None).iterrows():
+            rows.append(TableRow([text_cell(str(title)), *(number_cell(value, "{:.2f}") for value in values)]))
+        table = Table("Percent, with 95 % intervals", columns("metric", "value", "low", "high"), rows)
         mean = mean_curve([self.margins])
         seen, unseen, low, high = (values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high))
-        title = escape(self._title)
-        alt = f"Unseen against seen accuracy of {title}"
-        svg = standalone_svg(
-            draw(Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [Series(self.name, seen, unseen, low, high)]))
-        )
-        image = base64.b64encode(svg.encode()).decode()
-        return (
-            f"<p>{title}</p>{self.table().to_html(float_format='{:.2f}'.format)}"
-            f'<img alt="{alt}" width="440" src="data:image/svg+xml;base64,{image}">'
-        )
+        alt = f"Unseen against seen accuracy of {self._title}"
+        chart = Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [Series(self.name, seen, unseen, low, high)])
+        return render_notebook(self._title, [table, Figure("curve", draw(chart), alt)])
 
     @property
     def _title(self) -> str:
@@ -120,7 +117,7 @@ def compare(first: Result | Sequence[Result], second: Result | Sequence[Result])
     rows = {}
     for key, gain in gains.items():
         low, high = gain.interval or (float("nan"), float("nan"))
-        rows[ROWS[key]] = {"difference": 100 * gain.value, "low": 100 * low, "high": 100 * high, "p": gain.p}
+        rows[METRICS[key]] = {"difference": 100 * gain.value, "low": 100 * low, "high": 100 * high, "p": gain.p}
     return pd.DataFrame.from_dict(rows, orient="index").astype(float)
 
 

@@ -20,13 +20,13 @@ from duplex.features.examples import Examples
 from duplex.labels import Bools, LabelSpace, World, frequency_groups
 from duplex.library.inputs import RunInputs
 from duplex.methods.base import Method, PrimitiveVectors
+from duplex.metric_table import METRICS
 from duplex.training.calibration import Calibration, feasible_compositions
 from duplex.training.checkpoint import Record
 from duplex.training.method_checks import unchanged_inputs
 from duplex.training.scoring import ScoringResult, ScoringTask, score_split, score_term_sums
 
 FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
-TERM_METRICS = ("seen", "unseen", "hm", "auc")
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, 
     records = {}
     for names, accumulator in sums.items():
         metrics = flatten(measure(accumulator.competitors(), rounds=0))
-        records[f"terms_{'+'.join(names)}"] = {key: metrics[key] for key in TERM_METRICS if key in metrics}
+        records[f"terms_{'+'.join(names)}"] = {key: metrics[key] for key in METRICS if key in metrics}
     return records
 
 

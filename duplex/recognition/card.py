@@ -10,12 +10,13 @@ from typing import Any
 import pandas as pd
 from torch import Tensor
 
+from duplex.metric_table import METRICS, interval_text, number
+
 SCORE_TERMS = (  # with the tensor that each needs
     *(("visual", "visual"), ("gaussian", "likelihood.rows"), ("semantic", "semantic")),
     *(("factors", "states"), ("gaussian_factors", "primitives.states.weight")),
 )
 NOTES = "<!-- Text below this line is kept when the model is written again. -->"
-HEADLINE = (("S", "seen"), ("U", "unseen"), ("HM", "hm"), ("AUC", "auc"))
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ def _counts(counts: Mapping[str, Any]) -> str:
 
 def _metrics(metrics: Mapping[str, Any]) -> str:
     rows = [
-        f"| {label} | {metrics[key]:.2f} | {metrics[f'{key}_low']:.2f}–{metrics[f'{key}_high']:.2f} |"
-        for label, key in HEADLINE
+        f"| {title} | {number(metrics[key])} | {interval_text(metrics, key, '.2f')} |"
+        for key, title in METRICS.items()
         if f"{key}_low" in metrics
     ]
     return "\n".join(["| | % | 95 % |", "|---|---|---|", *rows]) if rows else "The run was not evaluated."

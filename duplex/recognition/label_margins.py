@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import UsageError
+from duplex.evaluation.retrieval import most_similar
 from duplex.labels import Ints
 
 Floats = NDArray[np.float64]
@@ -80,12 +81,8 @@ def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
     The 20 images in `features` that are most similar to a query vote for their own labels, each with the weight
     `exp(20 cosine)`, so that nearer images count more. A class without images gets -inf.
     """
+    near, cosines = most_similar(queries, features, NEIGHBOURS)
     votes = np.zeros((len(queries), count))
-    k = min(NEIGHBOURS, len(features))
-    for start in range(0, len(queries), 1024):
-        cosines = queries[start : start + 1024] @ features.T
-        near = np.argpartition(-cosines, k - 1, axis=1)[:, :k]
-        weights = np.exp(SHARPNESS * np.take_along_axis(cosines, near, 1))
-        rows = np.repeat(np.arange(len(cosines)), k)
-        np.add.at(votes, (start + rows, labels[near].ravel()), weights.ravel())
+    rows = np.repeat(np.arange(len(queries)), near.shape[1])
+    np.add.at(votes, (rows, labels[near].ravel()), np.exp(SHARPNESS * cosines).ravel())
     return np.where(np.bincount(labels, minlength=count) > 0, votes / votes.sum(1, keepdims=True), -np.inf)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,9 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from duplex.features.image_files import BadImageFile, read_image
+from duplex.evaluation.retrieval import most_similar
+from duplex.features.image_files import thumbnail
 
-THUMBNAIL = 96  # pixels
+cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
 
 
 @dataclass(frozen=True)
@@ -36,26 +35,12 @@ class Neighbours:
 
     def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
         """Return path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
-        cosines = self.features @ _unit(feature)
-        best = np.argsort(-cosines, kind="stable")[:count]
-        records: list[Any] = self.manifest.iloc[best][["image", "state", "object"]].to_dict("records")
+        best, cosines = most_similar(_unit(feature)[None], self.features, count)
+        records: list[Any] = self.manifest.iloc[best[0]][["image", "state", "object"]].to_dict("records")
         return [
-            {**record, "cosine": round(float(cosine), 4), "thumbnail": thumbnail(self.root / record["image"])}
-            for record, cosine in zip(records, cosines[best], strict=True)
+            {**record, "cosine": round(float(cosine), 4), "thumbnail": cached_thumbnail(self.root / record["image"])}
+            for record, cosine in zip(records, cosines[0], strict=True)
         ]
-
-
-@lru_cache(maxsize=512)
-def thumbnail(path: Path) -> str | None:
-    """Return an image file as a small JPEG in a data URL; None if it cannot be read."""
-    try:
-        image = read_image(path)
-    except BadImageFile:
-        return None
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
-    out = io.BytesIO()
-    image.save(out, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode("ascii")
 
 
 def _unit(x: NDArray[np.float32]) -> NDArray[np.float32]:

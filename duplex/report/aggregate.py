@@ -10,20 +10,17 @@ from statistics import fmean
 from typing import Any
 
 from duplex.errors import DuplexError
-from duplex.labels import GROUPS, SPLITS, WORLDS
-from duplex.report.blocks import MISSING
+from duplex.labels import GROUPS, WORLDS
+from duplex.metric_table import METRICS, MISSING, interval_text
 from duplex.system.files import os_reason, require_file
 
 Tree = dict[str, Any]
 SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of thresholds that a run does not use
 GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # in summaries -> the averaged field of a run
 VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # numbers of the table `validation` -> of a run
-TABLES = {*WORLDS, *SPLITS, *SOURCES, *GROUPINGS, "shares", "validation"}  # names of nested tables
-TERMS, PREFIXES = "terms_", ("terms_", "top_", "recipe_")  # prefixes of further nested tables
+TERMS = "terms_"  # prefix of tables with some summands of the score only
 BAD_IMAGES = "bad_images"  # key of the unreadable images: their list in extraction.json, their number in metrics.json
-LARGEST = 1e30
 NO_RUN = "no run of params.yaml is evaluated yet; `dvc repro` trains and evaluates them"
-HEADLINE = ("seen", "unseen", "hm", "auc")
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
 BY_SOURCE = ("hm", "auc", "auc_low", "auc_high")  # metrics that are averaged for each source of feasibility too
 SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in artifacts/metrics.json, after validation
@@ -33,21 +30,23 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
     """Average metrics over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
-    runs: (data set, method) -> metrics of each seed.
-
     `auc_se`: standard error of the mean over seeds (0 for one seed). `auc_low`, `auc_high`: means over seeds of the 95
     % intervals over images. Besides worlds there are the keys `validation`, AUC on validation images; `terms_...`, such
     as `terms_semantic+visual`, metrics of the closed world with only these summands of the score; `groups`, the
     accuracy of each frequency group; `groups_at_ends`, that accuracy at the ends of the seen–unseen curve. Numbers that
     are undefined for a seed are left out.
+
+    Args:
+        runs: (data set, method) -> metrics of each seed.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
-        worlds = {world: [record[world] for record in records if world in record] for world in WORLDS}
         summaries: dict[str, dict[str, float]] = {}
         if validation := _validation(records):
             summaries["validation"] = validation
-        summaries |= {world: _summary(known) for world, known in worlds.items() if known}
+        for world in WORLDS:
+            if known := [record[world] for record in records if world in record]:
+                summaries[world] = _summary(known)
         for name in records[0] if records else ():
             if name.startswith(TERMS) and all(name in record for record in records):
                 summaries[name] = _summary([record[name] for record in records])
@@ -82,7 +81,6 @@ def headlines(table: Aggregate) -> Aggregate:
 
 
 def _validation(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return means and standard errors over seeds of validation AUC in the closed and open world, as name -> value."""
     summary: dict[str, float] = {}
     for name, key in VALIDATION.items():
         centre = _mean_of(records, key) if records else None
@@ -97,53 +95,43 @@ def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    summary: dict[str, float] = {}
-    for name in HEADLINE:
-        centre = _mean_of(records, name)
-        if centre is None:
-            continue
-        summary[name], summary[f"{name}_se"] = centre, standard_error([record[name] for record in records])
-        for end in ("low", "high"):
-            if (value := _mean_of(records, f"{name}_{end}")) is not None:
-                summary[f"{name}_{end}"] = value
+    means: dict[str, float | None] = {}
+    for name in METRICS:
+        means[name] = _mean_of(records, name)
+        if means[name] is not None:
+            means[f"{name}_se"] = standard_error([record[name] for record in records])
+            means |= {f"{name}_{end}": _mean_of(records, f"{name}_{end}") for end in ("low", "high")}
     for source in SOURCES:
         tables = [at_threshold(record, source) for record in records]
-        means = {f"{name}_by_{source}": _mean_of(tables, name) for name in BY_SOURCE}
-        summary |= {name: value for name, value in means.items() if value is not None}
-        if f"auc_by_{source}" in summary:
-            summary[f"auc_by_{source}_se"] = standard_error([table["auc"] for table in tables])
+        means |= {f"{name}_by_{source}": _mean_of(tables, name) for name in BY_SOURCE}
+        if means[f"auc_by_{source}"] is not None:
+            means[f"auc_by_{source}_se"] = standard_error([table["auc"] for table in tables])
     if (value := _mean_of(records, "auc_all")) is not None:
-        summary |= {"auc_all": value, "auc_all_se": standard_error([record["auc_all"] for record in records])}
-    for name in ALSO_AVERAGED:
-        if (value := _mean_of(records, name)) is not None:
-            summary[name] = value
-    return {**summary, "seeds": len(records)}
+        means |= {"auc_all": value, "auc_all_se": standard_error([record["auc_all"] for record in records])}
+    means |= {name: _mean_of(records, name) for name in ALSO_AVERAGED}
+    return {name: value for name, value in means.items() if value is not None} | {"seeds": len(records)}
 
 
 def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """Return a run's open-world metrics with implausible pairs excluded by a threshold; empty without a threshold.
+    """A run's open-world metrics with implausible pairs excluded by a threshold; empty without a threshold.
 
-    record: the run's metrics of the open world.
-    source: how plausibility is measured: `words` (by word vectors) or `likelihood` (by the method's likelihood).
+    Args:
+        record: the run's metrics of the open world.
+        source: how plausibility is measured: `words` (by word vectors) or `likelihood` (by the method's likelihood).
     """
     other: Mapping[str, Any] = record.get(source, {})
     return record if used_source(record) == source else other
 
 
 def used_source(record: Mapping[str, Any]) -> str | None:
-    """Return by what a run excludes implausible pairs in the open world; None if it excludes none.
-
-    Either `words` (similarity of word vectors) or `likelihood` (of the pair, as the method estimates it).
-
-    record: the run's metrics of the open world.
-    """
+    """By what a run excludes implausible pairs in the open world, `words` or `likelihood`; None if it excludes none."""
     if "threshold" not in record:
         return None
     return "likelihood" if "by_likelihood" in record else "words"
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Return the standard error of the mean; 0 for one value."""
+    """Standard error of the mean; 0 for one value."""
     if len(values) < 2:
         return 0.0
     centre = fmean(values)
@@ -151,70 +139,54 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
-    """Read a JSON file of metrics by data set and method (or by method and seed); raise `DuplexError` if it is missing.
+    """Read a JSON file of metrics by data set and method (or by method and seed); `command` is the one that writes it.
 
-    command: the shell command that writes the file, for error messages.
+    Raises:
+        DuplexError: if the file is missing or damaged.
     """
-    metrics = read_numbers(path, command, names=2)
+    metrics = read_numbers(path, command)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
     return metrics
 
 
-def read_numbers(path: Path, command: str, *, names: int = 0) -> Tree | None:
-    """Read a JSON file of numbers and nested tables; None if the file does not exist.
-
-    names: number of outer levels whose keys are names of data sets, methods or seeds.
-    command: the shell command that writes the file, for error messages.
-
-    NaN and infinite numbers are read as None. Raise `DuplexError` for other contents.
-    """
+def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
+    """Read a JSON file of numbers, with NaN and infinite ones as None; None if the file does not exist."""
     try:
         require_file(path)
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-        _check(record, names, "the file")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
-    except (ValueError, TypeError, RecursionError) as error:
+    except ValueError as error:
         raise DuplexError(f"{path} does not hold results in JSON ({error}); `{command} -f` writes it again") from error
-    return dict(record)
-
-
-def _check(record: object, names: int, place: str) -> None:
-    if not isinstance(record, Mapping):
-        raise TypeError(f"{place} is not a table")
-    for key, value in record.items():
-        if names or key in TABLES or key.startswith(PREFIXES):
-            _check(value, max(0, names - 1), key)
-        elif place == "groups" and isinstance(value, Mapping):
-            _check(value, 0, key)
-        elif key == BAD_IMAGES and isinstance(value, list):
-            if not all(isinstance(each, Mapping) and type(each.get("row")) is int for each in value):
-                raise TypeError(f"{key} is {value!r:.40}, not a list of images with their rows")
-        elif not (value is None or (isinstance(value, int | float) and abs(value) < LARGEST)):
-            raise TypeError(f"{key} is {value!r:.40}, not a number")
+    if not isinstance(record, dict):
+        raise DuplexError(f"{path} does not hold results in JSON (no table); `{command} -f` writes it again")
+    return record
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:
-    """Return metrics averaged over seeds as rows of text: a header, then one row per data set, world and method.
+    """Metrics averaged over seeds as rows of text: a header, then one row per data set, world and method.
 
     Two columns are of the open world: `all pairs` is the AUC with every pair as a candidate, `by words` the AUC with
     the feasibility threshold by word vectors, as in the published protocol.
     """
     extra = {"all pairs": "auc_all", "by words": "auc_by_words"}
-    rows = [["data set", "world", "method", "S", "U", "HM", "AUC", "AUC 95 %", *extra]]
+    rows = [["data set", "world", "method", *METRICS.values(), "AUC 95 %", *extra]]
     for dataset, methods in table.items():
         worlds = [world for world in WORLDS if any(world in summaries for summaries in methods.values())]
         for world in worlds:
             for method, summaries in methods.items():
                 summary = summaries.get(world, {})
-                several = summary.get("seeds", 1) > 1
-                names = (*HEADLINE, *extra.values())
-                errors = {n: f"{summary[f'{n}_se']:.1f}" if several else MISSING for n in names if n in summary}
-                cells = [f"{summary[n]:.1f} ± {errors[n]}" if n in errors else MISSING for n in names]
-                low, high = summary.get("auc_low"), summary.get("auc_high")
-                interval = MISSING if low is None or high is None else f"{low:.1f}–{high:.1f}"
-                rows.append([dataset, world, method, *cells[: len(HEADLINE)], interval, *cells[len(HEADLINE) :]])
+                main = [_with_error(summary, name) for name in METRICS]
+                more = [_with_error(summary, name) for name in extra.values()]
+                rows.append([dataset, world, method, *main, interval_text(summary), *more])
     return rows
+
+
+def _with_error(summary: Mapping[str, float], name: str) -> str:
+    if name not in summary:
+        return MISSING
+    error = f"{summary[f'{name}_se']:.1f}" if summary.get("seeds", 1) > 1 else MISSING
+    return f"{summary[name]:.1f} ± {error}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-MISSING = "–"
+from duplex.metric_table import MISSING
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,20 @@ class TableCell:
 
 
 def text_cell(text: str) -> TableCell:
-    """Return a table cell that shows a text and sorts by it."""
+    """Cell that shows a text and sorts by it."""
     return TableCell(text, text)
+
+
+def number_cell(
+    value: float | None, form: str = "{:.1f}", source: str = "", *, spread: str = "", tip: str = ""
+) -> TableCell:
+    """Cell that shows a number in a format and sorts by it; a dash for None."""
+    return TableCell(MISSING) if value is None else TableCell(form.format(value), value, source, 0, spread, tip)
+
+
+def count_cell(count: int, source: str = "") -> TableCell:
+    """Cell with a whole number, its thousands separated."""
+    return number_cell(int(count), "{:,}", source)
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Column:
 
 
 def columns(*titles: str, texts: int = 1) -> list[Column]:
-    """Return column headings with the given titles; the first `texts` columns hold text, the others numbers."""
+    """Column headings with the given titles; the first `texts` columns hold text, the others numbers."""
     return [Column(title, place >= texts) for place, title in enumerate(titles)]
 
 
@@ -137,8 +149,11 @@ class Matrix:
         table = []
         for name, counts in zip(self.names, self.counts, strict=True):
             total = max(1, sum(counts))
-            tips = (f"{name} answered as {other}: {n} of {total}" for n, other in zip(counts, self.names, strict=True))
-            table.append((name, [(n, n / total, tip) for n, tip in zip(counts, tips, strict=True)]))
+            cells = [
+                (count, count / total, f"{name} answered as {other}: {count} of {total}")
+                for count, other in zip(counts, self.names, strict=True)
+            ]
+            table.append((name, cells))
         return table
 
 

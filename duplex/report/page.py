@@ -1,7 +1,8 @@
-"""Write a report to files: a self-contained HTML page, a Markdown page, and one SVG file per figure."""
+"""Render the blocks of a report: a self-contained HTML page, Markdown, SVG files, and HTML for a notebook."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
@@ -10,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from duplex.report.blocks import Block, Report, TableRow
+from duplex.report.blocks import Block, Figure, Report, TableRow
 from duplex.report.charts import standalone_svg
 from duplex.system.files import replace_folder, write_json
 
@@ -19,16 +20,21 @@ MARK = '<meta name="generator" content="duplex">'  # in the head of every page
 
 
 def is_page(path: Path) -> bool:
-    """Return whether a file is an HTML page that `render_page` wrote, and so may be overwritten."""
+    """Whether a file is an HTML page that `render_page` wrote, and so may be overwritten."""
     with path.open("rb") as file:
         return MARK.encode() in file.read(1000)
 
 
-def render_page(report: Report) -> str:
-    """Return the report as an HTML page, with styles, script, drawings and images embedded."""
+def render_page(report: Report, mark: str = MARK) -> str:
+    """The report as an HTML page, with styles, script, drawings and images embedded; `mark` stands in its head."""
     *styles, script = (files("duplex.report").joinpath(name).read_text(encoding="utf-8") for name in (*STYLES, SCRIPT))
     template = _environment().get_template("page.html.j2")
-    return template.render(report=report, mark=Markup(MARK), style=Markup("\n".join(styles)), script=Markup(script))
+    return template.render(report=report, mark=Markup(mark), style=Markup("\n".join(styles)), script=Markup(script))
+
+
+def render_notebook(title: str, blocks: Sequence[Block]) -> str:
+    """Tables and figures as HTML for a notebook, which has its own style sheet."""
+    return _environment().get_template("notebook.html.j2").render(title=title, blocks=blocks)
 
 
 def render_markdown(report: Report) -> str:
@@ -38,11 +44,12 @@ def render_markdown(report: Report) -> str:
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
     """Write a report to files and return the path of its HTML page, index.html.
 
-    folder: gets index.html and report.md.
-    figures: folder that gets the figures as SVG files.
-    numbers: file name -> JSON record, for further files in `folder`.
-
     Both folders are replaced as a whole, because their old files may be links into DVC's cache.
+
+    Args:
+        folder: gets index.html and report.md.
+        figures: folder that gets the figures as SVG files.
+        numbers: file name -> JSON record, for further files in `folder`.
     """
     with replace_folder(figures) as fresh:
         for figure in report.figures:
@@ -56,10 +63,7 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
 
 
 def _environment() -> Environment:
-    """Return the Jinja environment for the report's templates.
-
-    HTML templates escape all values; Markdown templates escape those with the filter `md`.
-    """
+    """Templates of HTML escape all values; Markdown templates escape those with the filter `md`."""
     environment = Environment(
         loader=PackageLoader("duplex.report", ""),
         autoescape=select_autoescape(["html.j2"]),
@@ -68,18 +72,27 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    drawing = lambda figure: Markup(figure.svg)  # noqa: E731 - `charts` escapes its texts
-    environment.filters.update(drawing=drawing, md=plain_markdown, md_row=_markdown_row, groupby_runs=_runs)
+    environment.filters.update(
+        drawing=lambda figure: Markup(figure.svg),  # `charts` escapes its texts
+        data_uri=_data_uri,
+        md=plain_markdown,
+        md_row=_markdown_row,
+        groupby_runs=_runs,
+    )
     return environment
 
 
+def _data_uri(figure: Figure) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(standalone_svg(figure.svg).encode()).decode("ascii")
+
+
 def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
-    """Group adjacent report blocks of one kind as (kind, blocks), so that figures stand side by side."""
+    """Adjacent blocks of one kind as (kind, blocks), so that figures stand side by side."""
     return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: block.kind)]
 
 
 def plain_markdown(text: object) -> str:
-    """Return a text on one line with all special characters of Markdown escaped, for paragraphs and table cells."""
+    """A text on one line with all special characters of Markdown escaped, for paragraphs and table cells."""
     out = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for mark in "\\`*_[]|":
         out = out.replace(mark, "\\" + mark)
@@ -90,6 +103,6 @@ def _markdown_row(row: TableRow) -> str:
     cells = []
     for cell in row.cells:
         text = plain_markdown(cell.text)
-        text = f"**{text}**" if cell.rank == 1 else f"<u>{text}</u>" if cell.rank == 2 else text
-        cells.append(f"{text} {cell.spread}".strip())
+        form = {1: "**{}**", 2: "<u>{}</u>"}.get(cell.rank, "{}")
+        cells.append(f"{form.format(text)} {cell.spread}".strip())
     return "| " + " | ".join(cells) + " |"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from duplex.labels import WORLDS
-from duplex.report import frequency_tables, tables
+from duplex.metric_table import MISSING
+from duplex.report import tables
 from duplex.report.blocks import (
-    MISSING,
     Block,
     Note,
     Report,
@@ -26,14 +26,36 @@ from duplex.report.blocks import (
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
 from duplex.report.results import DatasetResults, Results
 
+PACKAGES = ("duplex", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
+ENCODER = (
+    "encoder",
+    "architecture",
+    "weights",
+    "preprocessing",
+    "precision",
+    "dim",
+    "manifest",
+    "torch",
+    "open_clip_torch",
+)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Git revision and package versions that a report was made with."""
+
+    revision: str = "not in a git repository"
+    versions: dict[str, str] = field(default_factory=dict)
+
 
 def build_report(
     results: Results, origin: Provenance, image_parts: Mapping[str, Sequence[ReportPart]] | None = None
 ) -> Report:
     """Build the report of all data sets.
 
-    origin: git revision and package versions.
-    image_parts: data set -> further report parts, which need images or a trained method.
+    Args:
+        origin: git revision and package versions.
+        image_parts: data set -> further report parts, which need images or a trained method.
     """
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
     provenance = ReportSection("provenance", "Provenance", [provenance_part(results, origin)])
@@ -48,17 +70,17 @@ def build_report(
 
 
 def dataset_section(results: Results, data: DatasetResults, image_parts: Sequence[ReportPart]) -> ReportSection:
-    curves = [figure for world in WORLDS if (figure := curve_figure(data, world))]
-    training = training_figures(data)
-    graph = [make(results, data) for make in (frequency_tables.graph_table, frequency_tables.curve_ends_table)]
+    curves: list[Block] = [figure for world in WORLDS if (figure := curve_figure(data, world))]
+    graph = (tables.graph_table(results, data), tables.curve_ends_table(results, data))
+    no_curves = Note("No run has predictions of seen and unseen pairs.", "dvc repro")
+    no_training = Note("No run has a training history of more than one epoch.")
+    recipes = tables.run_recipe_tables(data)
     parts = [
         ReportPart("Results", _results(results, data)),
-        ReportPart(
-            "Seen against unseen", curves or [Note("No run has predictions of seen and unseen pairs.", "dvc repro")]
-        ),
-        *([ReportPart("Fine-tuned blocks", recipes)] if (recipes := tables.recipe_tables(data)) else []),
-        ReportPart("Training", training or [Note("No run has a training history of more than one epoch.")]),
-        ReportPart("Training frequency", [frequency_tables.group_table(data), *filter(None, graph)]),
+        ReportPart("Seen against unseen", curves or [no_curves]),
+        *([ReportPart("Fine-tuned blocks", recipes)] if recipes else []),
+        ReportPart("Training", training_figures(data) or [no_training]),
+        ReportPart("Training frequency", [tables.frequency_table(data), *filter(None, graph)]),
         ReportPart("Ablations", _ablations(results, data)),
         ReportPart("Cost", [tables.efficiency_table(results, data)]),
         *image_parts,
@@ -68,7 +90,7 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
 
 
 def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
-    """Return the report parts with data, then one part `Not shown` with the notes of all parts without data."""
+    """The report parts with data, then one part `Not shown` with the notes of all parts without data."""
     filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
     notes = [
         replace(block, text=f"{part.title}: {block.text}")
@@ -93,11 +115,8 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
-    """Return a data set's ablations as report blocks: tables, and plots against the prototypes' momentum lambda.
-
-    Tables of single score terms (summands of the score) and a note on ablations that were not run are included.
-    """
-    entries, spec = tables.ablation_tables(results, data), tables.read_package_yaml("tables.yaml")
+    entries = tables.ablation_tables(results, data)
+    spec = tables.read_package_yaml("tables.yaml")
     finished = [block for _, block in entries if not isinstance(block, Note)]
     missing = [title for title, block in entries if isinstance(block, Note)]
     curves = lambda_figures(data, spec["sensitivity"])
@@ -107,30 +126,8 @@ def _ablations(results: Results, data: DatasetResults) -> list[Block]:
     return [*finished, *tables.term_tables(results, data), *notes, *curves]
 
 
-PACKAGES = ("duplex", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
-ENCODER = (
-    "encoder",
-    "architecture",
-    "weights",
-    "preprocessing",
-    "precision",
-    "dim",
-    "manifest",
-    "torch",
-    "open_clip_torch",
-)
-
-
-@dataclass(frozen=True)
-class Provenance:
-    """Git revision and package versions that a report was made with."""
-
-    revision: str = "not in a git repository"
-    versions: dict[str, str] = field(default_factory=dict)
-
-
 def find_provenance() -> Provenance:
-    """Return the git revision of the current folder and the versions of installed packages."""
+    """The git revision of the current folder and the versions of installed packages."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
@@ -140,22 +137,22 @@ def find_provenance() -> Provenance:
 
 
 def _revision() -> str:
-    """Return the git commit, plus `with changes` if tracked files other than pipeline outputs differ from it."""
+    """The git commit, plus `with changes` if tracked files other than pipeline outputs differ from it."""
+
+    def git(*arguments: str) -> str:
+        result = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, timeout=20)
+        return result.stdout.strip()
+
     try:
-        commit = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!artifacts", ":!dvc.lock")
+        commit = git("rev-parse", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!artifacts", ":!dvc.lock")
     except (OSError, subprocess.SubprocessError):
         return Provenance.revision
     return f"{commit} with changes" if changed else commit
 
 
-def _git(*arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, timeout=20)
-    return result.stdout.strip()
-
-
 def provenance_part(results: Results, origin: Provenance) -> ReportPart:
-    """Return a table of git revision, seeds and package versions, and a table per data set on its encoder."""
+    """A table of git revision, seeds and package versions, and a table per data set on its encoder."""
     common = [("git revision", origin.revision), ("seeds", ", ".join(map(str, results.seeds)))]
     common += list(origin.versions.items())
     blocks = [_pairs("This run", common)]

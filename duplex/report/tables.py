@@ -1,45 +1,51 @@
-"""Build the tables of the report: results, feasibility, ablations, score terms, costs, counts of the data.
+"""Tables of the report: results, feasibility, ablations, score terms, training frequency, recipes, costs, counts.
 
-Score terms are the summands of a method's score.
+Every number cites its source: a JSON file and a pointer into it. Score terms are the summands of a method's score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
+from typing import Any
 
 from ruamel.yaml import YAML
 
+from duplex.labels import GROUPS
+from duplex.metric_table import METRICS, MISSING, OPEN_METRICS, PART_METRICS, TIPS, interval_of, interval_text
 from duplex.report.aggregate import SOURCES, TERMS, Tree, at_threshold, used_source
-from duplex.report.blocks import MISSING, Block, Column, Note, Table, TableCell, TableRow, columns, text_cell
-from duplex.report.results import DatasetResults, Results
-from duplex.report.table_cells import (
-    METRICS,
-    auc_interval_cell,
-    json_pointer,
-    mean_cell,
-    metric_cells,
-    ranked,
-    run_cell,
-    value_cell,
-)
+from duplex.report.blocks import Block, Column, Note, Table, TableCell, TableRow, columns, number_cell, text_cell
+from duplex.report.results import DatasetResults, Results, RunRecord
 
-OPEN = (("auc_all", "AUC, all pairs"), ("auc_by_words", "AUC, by words"))
-PARTS = (("hm_at_val_bias", "HM, validation bias"), ("state_accuracy", "state"), ("object_accuracy", "object"))
-TIPS = {
-    "S": "accuracy on images of seen pairs when unseen pairs are excluded",
-    "U": "accuracy on images of unseen pairs when seen pairs are excluded",
-    "HM": "best harmonic mean of seen and unseen accuracy over all biases",
-    "AUC": "area under the seen–unseen curve",
-    "AUC 95 %": "interval over test images, mean of the seeds' intervals",
-    "AUC, all pairs": "open world with every pair a candidate, no feasibility threshold",
-    "AUC, by words": "open world with the feasibility threshold by words that validation chose: the published protocol",
-    "HM, validation bias": "harmonic mean at the bias chosen on validation, which predictions use",
-    "state": "accuracy of the predicted state, no bias",
-    "object": "accuracy of the predicted object, no bias",
+NUMBERS = tuple(Column(title, tip=TIPS[title]) for title in METRICS.values())
+RECIPE = "recipe_"  # prefix of the recipes in a run's metrics
+COUNTS = {
+    "compositions": "{:,.0f}",
+    "train_images": "{:,.0f}",
+    "train_percent": "{:.1f}",
+    "test_images": "{:,.0f}",
+    "test_percent": "{:.1f}",
 }
-NUMBERS = tuple(Column(title, tip=TIPS[title]) for _, title in METRICS)
+GRAPH = ("codebook without graph", "with graph", "gain")
+TERMS_NOTE = (
+    "Score terms of one trained method, evaluated without the others and weighted as in the whole score: semantic "
+    "prototypes (semantic), visual prototypes (visual), states and objects by prompts (factors), pairs by closed-form "
+    "prototypes (gaussian), states and objects by closed-form prototypes (gaussian_factors)."
+)
+FEASIBILITY_NOTE = (
+    "Unseen pairs with a feasibility below the threshold, which has the best validation AUC, are excluded; with "
+    "evaluation.feasibility: auto only if the gain on unseen validation pairs without a part in the choice exceeds "
+    "twice its standard error. Feasibility comes from word vectors (the published protocol) or from the method's "
+    "likelihood. “Used” counts runs; the others use another source, or no threshold. Mean over seeds."
+)
+RECIPE_NOTE = (
+    "The chosen one is bold. A recipe is adopted if its validation AUC exceeds that of the best cheaper one by more "
+    "than the standard error of the difference over validation images. More blocks replace fewer ones if their AUC is "
+    "higher at all."
+)
 
 
 @lru_cache
@@ -49,16 +55,96 @@ def read_package_yaml(name: str) -> Tree:
     return dict(YAML(typ="safe", pure=True).load(text))
 
 
+def json_pointer(file: str, *keys: object) -> str:
+    """`file#/a/b` for the keys a, b: a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
+    return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+def value_at(tree: Any, keys: Sequence[str]) -> Any:
+    """The value at `keys` of a nested mapping; None if a key is missing."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
+    """Table rows in which the two largest numbers of each given column are marked; ties share a rank."""
+    grid = [list(row.cells) for row in rows]
+    for place in places:
+        numbers = (line[place].value for line in grid)
+        values = sorted({number for number in numbers if isinstance(number, int | float)}, reverse=True)
+        for line in grid:
+            value = line[place].value
+            if isinstance(value, int | float) and value in values[:2] and len(values) > 1:
+                line[place] = replace(line[place], rank=1 + values.index(value))
+    return [TableRow(cells, row.quoted) for cells, row in zip(grid, rows, strict=True)]
+
+
+def metric_cells(values: Tree, place: Sequence[str], names: Iterable[str] = METRICS) -> list[TableCell]:
+    """A cell per metric, with its standard error over seeds and its source.
+
+    Args:
+        values: metrics by name.
+        place: file of the metrics and the keys that lead to them, which cells cite.
+    """
+    cells = []
+    for name in names:
+        value, error = values.get(name), values.get(f"{name}_se")
+        if value is None:
+            cells.append(TableCell(MISSING))
+            continue
+        spread = f"± {error:.1f}" if error is not None and values.get("seeds", 1) > 1 else ""
+        ends = interval_of(values, name)
+        tip = f"{value:.2f}" if ends is None else f"{value:.2f}; 95 % over images: {ends[0]:.1f} to {ends[1]:.1f}"
+        cells.append(number_cell(value, source=json_pointer(*place, name), spread=spread, tip=tip))
+    return cells
+
+
+def auc_interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
+    """The 95 % interval of AUC; `place` as for `metric_cells`."""
+    ends = interval_of(values)
+    if ends is None:
+        return TableCell(MISSING)
+    sources = " ".join(json_pointer(*place, f"auc_{end}") for end in ("low", "high"))
+    return TableCell(interval_text(values), ends[0], sources)
+
+
+def run_cell(
+    runs: Iterable[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
+) -> TableCell:
+    """Mean over runs of the number at `keys` of their files; arguments as for `mean_cell`."""
+    return mean_cell([(run, keys) for run in runs], form, part, scale)
+
+
+def mean_cell(
+    places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
+) -> TableCell:
+    """Mean of one number per run, whose keys may differ between runs.
+
+    Args:
+        places: each run with the keys that lead to its number.
+        form: format string.
+        part: which of a run's files, as the name of a field of `RunRecord`.
+        scale: factor to multiply the mean by.
+    """
+    values = [value_at(getattr(run, part), keys) for run, keys in places]
+    numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    if not places or len(numbers) < len(places):
+        return TableCell(MISSING)
+    sources = " ".join(json_pointer(run.files[part], *keys) for run, keys in places)
+    return number_cell(math.fsum(numbers) / len(numbers) * scale, form, sources)
+
+
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Return a table of S, U, HM and AUC of all methods in the closed or open world; None without results.
+    """S, U, HM and AUC of all methods in the closed or open world; None without results.
 
     If the data set is a published benchmark, published numbers are added below.
     """
     ours = {method: worlds[world] for method, worlds in data.summary.items() if world in worlds}
     if not ours:
         return None
+    further = {**OPEN_METRICS, **PART_METRICS} if world == "open" else PART_METRICS
     rows = []
-    further = (*OPEN, *PARTS) if world == "open" else PARTS
     for method, values in ours.items():
         place = (results.metrics_file, data.name, method, world)
         interval = auc_interval_cell(values, place)
@@ -72,27 +158,24 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
     if quoted:
         note += f" Rows marked “quoted” are published numbers from {read_package_yaml('quoted.yaml')['source']}."
         note += " Their open world has a feasibility threshold by words." if world == "open" else ""
-    others = (Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *(title for _, title in further)))
+    others = [Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *further.values())]
     header = [*columns("method"), *NUMBERS, *others]
     return Table(f"{data.name}, {world} world", header, [*rows, *quoted], note)
 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
-    """Return table rows with published results on a data set; empty if it is no published benchmark.
+    """Rows with published results on a data set; empty if it is no published benchmark.
 
-    A data set is a benchmark if its name and its numbers of states, objects and pairs are the benchmark's.
-
-    further: number of empty cells at the end of each row.
+    Args:
+        further: number of empty cells at the end of each row.
     """
     table, benchmark = read_package_yaml("quoted.yaml"), benchmark_of(data)
-    if benchmark is None:
-        return []
     rows = []
     for row in [*table.get(world, ()), *(table["backbones"] if world == "closed" else ())]:
         if benchmark in row:
             errors = row.get("errors", {}).get(benchmark, [None] * 4)
             numbers = [
-                TableCell(f"{value:.1f}", value, spread="" if error is None else f"± {error:.1f}")
+                number_cell(value, spread="" if error is None else f"± {error:.1f}")
                 for value, error in zip(row[benchmark], errors, strict=True)
             ]
             name = TableCell(f"{row['method']} (quoted)", row["method"], tip=f"published, {row['backbone']}")
@@ -101,24 +184,71 @@ def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow
 
 
 def benchmark_of(data: DatasetResults) -> str | None:
-    """Return the name of the published benchmark that has a data set's name and counts; None if there is none."""
+    """The published benchmark that has a data set's name and its numbers of states, objects and pairs, if any."""
     if data.statistics is None:
         return None
     counts = {key: data.statistics.get(key) for key in ("states", "objects")}
     counts["train_pairs"] = data.statistics.get("train", {}).get("seen")
-    known = read_package_yaml("quoted.yaml")["benchmarks"]
-    return next(
-        (name for name in known if normalised_name(name) == normalised_name(data.name) and known[name] == counts), None
-    )
+    for name, known in read_package_yaml("quoted.yaml")["benchmarks"].items():
+        if normalised_name(name) == normalised_name(data.name) and known == counts:
+            return str(name)
+    return None
 
 
 def normalised_name(name: str) -> str:
-    """Return a name in lower case with letters and digits only, by which names are compared."""
+    """A name in lower case with letters and digits only, by which names are compared."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
+def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
+    """Measured and published HM and AUC of a published benchmark; None if no measured method is published."""
+    published, benchmark = read_package_yaml("quoted.yaml"), benchmark_of(data)
+    here = [name for name, worlds in data.summary.items() if world in worlds]
+    rows = []
+    for entry in published.get(world, ()):
+        ours = _measured_as(entry["method"], here)
+        if benchmark in entry and ours is not None:
+            place = (results.metrics_file, data.name, ours, world)
+            cells = _published_cells(data.summary[ours][world], place, entry[benchmark])
+            rows.append(TableRow([text_cell(entry["method"]), text_cell(ours), *cells]))
+    if not rows:
+        return None
+    header = [
+        *columns("method", "name here", "HM published", "HM measured", texts=2),
+        Column("AUC published", tip="20-point sweep, which underestimates AUC by up to 0.8 %"),
+        Column("AUC measured", tip="exact, mean over seeds"),
+        Column("difference", tip="measured AUC minus published AUC"),
+        Column("95 %", tip="interval of the difference over test images; the published number counts as exact"),
+    ]
+    note = f"Published numbers are quoted from {published['source']}."
+    if world == "open":
+        note += " Both have a feasibility threshold by words, chosen on validation images: the published protocol."
+    return Table(f"{data.name}, {world} world: measured and published", header, rows, note)
+
+
+def _measured_as(published: str, here: Sequence[str]) -> str | None:
+    named = read_package_yaml("quoted.yaml")["names"].get(published)  # in params.yaml, if it differs
+    for name in here:
+        if name == named or (named is None and normalised_name(name) == normalised_name(published)):
+            return name
+    return None
+
+
+def _published_cells(values: Tree, place: Sequence[str], published: Sequence[float]) -> list[TableCell]:
+    end = "_by_words" if "auc_by_words" in values else ""  # the published protocol, if the run has its numbers
+    cells = []
+    for name, number in zip((f"hm{end}", f"auc{end}"), published[2:], strict=True):
+        cells += [number_cell(number), number_cell(values.get(name), source=json_pointer(*place, name))]
+    gain, low, high = (
+        None if value is None else value - published[3]
+        for value in (values.get(f"{name}{end}") for name in ("auc", "auc_low", "auc_high"))
+    )
+    text = MISSING if low is None or high is None else f"{low:+.1f} to {high:+.1f}"
+    return [*cells, number_cell(gain, "{:+.1f}"), TableCell(text, low)]
+
+
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Return a table of feasibility thresholds, which exclude implausible pairs in the open world, and of their effect.
+    """Feasibility thresholds, which exclude implausible pairs in the open world, and their effect.
 
     A row is a method with a source of feasibility, `words` (word vectors) or `likelihood`. None if no run has a
     threshold.
@@ -135,24 +265,18 @@ def feasibility_table(data: DatasetResults) -> Table | None:
                 continue
             places = [("open",) if name == source else ("open", source) for name in used]
             cited = list(zip(runs.values(), places, strict=True))
-            numbers = (mean_cell([(run, (*keys, key)) for run, keys in cited], form) for key, form in forms.items())
-            count = text_cell(f"{used.count(source)} of {len(used)}")
-            rows.append(TableRow([text_cell(method), text_cell(source), count, *numbers]))
+            numbers = [mean_cell([(run, (*keys, key)) for run, keys in cited], form) for key, form in forms.items()]
+            texts = (method, source, f"{used.count(source)} of {len(used)}")
+            rows.append(TableRow([*map(text_cell, texts), *numbers]))
     if not rows:
         return None
-    titles = "threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "gain on pairs left out"
-    note = (
-        "Unseen pairs with a feasibility below the threshold, which has the best validation AUC, are excluded; with "
-        "evaluation.feasibility: auto only if the gain on unseen validation pairs without a part in the choice exceeds "
-        "twice its standard error. Feasibility comes from word vectors (the published protocol) or from the method's "
-        "likelihood. “Used” counts runs; the others use another source, or no threshold. Mean over seeds."
-    )
+    titles = ("threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "gain on pairs left out")
     header = columns("method", "source", "used", *titles, "standard error", "test AUC", texts=3)
-    return Table(f"Feasibility in the open world: {data.name}", header, rows, note)
+    return Table(f"Feasibility in the open world: {data.name}", header, rows, FEASIBILITY_NOTE)
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
-    """Return the tables of ablations that `tables.yaml` lists, as (title, table); without runs a note, not a table."""
+    """The tables of ablations that `tables.yaml` lists, as (title, table); without runs a note, not a table."""
     spec = read_package_yaml("tables.yaml")
     tables: list[tuple[str, Table | Note]] = []
     for entry in spec["tables"]:
@@ -170,10 +294,7 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
 
 
 def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
-    """Return an ablation's closed-world metrics, and the file and keys under which they are stored.
-
-    names: names of ablations or methods; the first with metrics counts. Both results are empty if none has metrics.
-    """
+    """Closed-world metrics of the first ablation or method in `names` that has some, and their file and keys."""
     for name in [names] if isinstance(names, str) else names:
         for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
             if "closed" in table.get(name, {}):
@@ -181,15 +302,8 @@ def _ablation(results: Results, data: DatasetResults, names: str | list[str]) ->
     return {}, ()
 
 
-TERMS_NOTE = (
-    "Score terms of one trained method, evaluated without the others and weighted as in the whole score: semantic "
-    "prototypes (semantic), visual prototypes (visual), states and objects by prompts (factors), pairs by closed-form "
-    "prototypes (gaussian), states and objects by closed-form prototypes (gaussian_factors)."
-)
-
-
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
-    """Return, per method, a table of its accuracy by single score terms (summands of the score) and by sums of them.
+    """Per method, a table of its accuracy by single score terms (summands of the score) and by sums of them.
 
     A note precedes the tables. Empty if no method has several score terms.
     """
@@ -208,8 +322,87 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
     return [Note(TERMS_NOTE), *tables] if tables else []
 
 
+def frequency_table(data: DatasetResults) -> Table | Note:
+    """Each method's accuracy by the pairs' frequency in training, without a bias on unseen pairs.
+
+    The groups are head, medium, tail (by number of training images) and unseen. A note if no run has such accuracies.
+    """
+    methods = {
+        method: list(runs.values())
+        for method, runs in data.runs.items()
+        if runs and all(run.metrics.get("groups") for run in runs.values())
+    }
+    if not methods:
+        metrics = [run.metrics for runs in data.runs.values() for run in runs.values()]
+        if any("open" in worlds and "closed" not in worlds for worlds in metrics):
+            return Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
+        return Note("No run has metrics by frequency group.", "dvc repro")
+    first = next(iter(methods.values()))[0]
+    rows = []
+    for group in first.metrics["groups"]:
+        counts = [run_cell([first], ("groups", group, key), form) for key, form in COUNTS.items()]
+        accuracies = [run_cell(runs, ("groups", group, "accuracy"), "{:.1f}") for runs in methods.values()]
+        rows.append(TableRow([text_cell(group), *counts, *accuracies]))
+    note = (
+        "Pairs by number of training images: head is the top 20 %, medium the next 30 %, tail the rest; unseen pairs "
+        "have none. Accuracy without bias, closed world, percent, mean over seeds."
+    )
+    titles = [key.replace("_percent", " %").replace("_", " ") for key in COUNTS]
+    return Table(f"Accuracy by training frequency: {data.name}", columns("group", *titles, *methods), rows, note)
+
+
+def graph_table(results: Results, data: DatasetResults) -> Table | None:
+    """Accuracy by the pairs' frequency in training, with and without the Duplex paper's local graph.
+
+    The graph updates prototypes by messages from images. Rows are head, medium, tail and unseen pairs; the bias on
+    unseen pairs is 0. None unless both ablations (with, without) were run.
+    """
+    cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
+    rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
+    if not rows:
+        return None
+    note = "Accuracy without bias, closed world, percent, mean over the ablations' seeds."
+    return Table(f"Training frequency and the graph: {data.name}", columns("group", *GRAPH), rows, note)
+
+
+def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
+    """Accuracy at the ends of the seen–unseen curve, with and without the Duplex paper's local graph.
+
+    Rows are head, medium, tail, all seen and unseen pairs. None unless both ablations (with, without) were run.
+    """
+    runs = [run for seeds in data.runs.values() for run in seeds.values()]
+    rows = []
+    for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix
+        place = ("closed", "seen") if group == "seen" else ("groups_at_ends", group)
+        counted = ("closed", "images_seen") if group == "seen" else ("groups", group, "test_images")
+        images = [run_cell([run], counted, "{:,.0f}") for run in runs]
+        if cells := _graph_cells(results, data, *place):
+            count = next((cell for cell in images if cell.source), TableCell(MISSING))
+            rows.append(TableRow([text_cell(group), count, *cells]))
+    if not any(row.cells[0].text in GROUPS for row in rows):
+        return None
+    note = (
+        "Accuracy at the ends of the curve: head, medium, tail and all seen pairs when unseen pairs are excluded (so "
+        "that seen is S), unseen pairs when seen pairs are excluded (U). Closed world, percent, mean over seeds."
+    )
+    caption = f"Training frequency and the graph at the curve's ends: {data.name}"
+    return Table(caption, columns("group", "test images", *GRAPH), rows, note)
+
+
+def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
+    """An accuracy without and with the local graph, and the gain; empty if one of the two ablations lacks it."""
+    pair = read_package_yaml("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
+    names = (pair["without"], pair["with"])
+    values = [value_at(data.ablations, (name, *place)) for name in names]
+    if None in values:
+        return []
+    sources = [json_pointer(results.ablations_file, data.name, name, *place) for name in names]
+    cells = [number_cell(value, source=source) for value, source in zip(values, sources, strict=True)]
+    return [*cells, number_cell(values[1] - values[0], "{:+.1f}", " ".join(sources))]
+
+
 def efficiency_table(results: Results, data: DatasetResults) -> Table:
-    """Return a table of each method's costs (parameters, memory, seconds per epoch and test), with its HM and AUC."""
+    """Each method's costs (parameters, memory, seconds per epoch and test), with its HM and AUC."""
     rows = []
     for method, runs in data.runs.items():
         seeds = list(runs.values())
@@ -222,8 +415,17 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
             run_cell(seeds, ("seconds_per_epoch",), "{:.2f} s", "timing"),
             run_cell(seeds, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
         ]
-        rows.append(TableRow([text_cell(method), *cells, *metric_cells(closed, place, METRICS[2:])]))
-    titles = "trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "test split", "HM", "AUC"
+        rows.append(TableRow([text_cell(method), *cells, *metric_cells(closed, place, ("hm", "auc"))]))
+    titles = (
+        "trained parameters",
+        "fine-tuned blocks",
+        "prototypes",
+        "peak memory",
+        "epoch",
+        "test split",
+        "HM",
+        "AUC",
+    )
     note = (
         "Mean over seeds. Memory is the peak of the process in training. Times depend on the machine; they include the "
         "fine-tuned blocks of the encoder, but not its frozen ones."
@@ -232,94 +434,61 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
-    """Return a table of a data set's numbers of states, objects, pairs and images; a note if they are not known."""
-    stats = data.statistics
-    if stats is None:
+    """A data set's numbers of states, objects, pairs and images; a note if they are not known."""
+    if data.statistics is None:
         return Note("The data set has no statistics.", f"dvc repro prepare@{data.name}")
     places: dict[str, tuple[str, ...]] = {"states": ("states",), "objects": ("objects",)}
     places |= {"train pairs": ("train", "seen"), "train images": ("train", "images")}
     counts = {"seen pairs": "seen", "unseen pairs": "unseen", "images": "images"}
     places |= {f"{split} {title}": (split, key) for split in ("val", "test") for title, key in counts.items()}
-    cells = {title: value_cell(stats, data.statistics_file, place, "{:,.0f}") for title, place in places.items()}
-    if (tree := data.extraction) is not None:
-        cells["feature cache"] = value_cell(tree, data.extraction_file, ("bytes",), "{:,.1f} MB", 1e-6)
-        cells["unreadable images"] = value_cell(tree, data.extraction_file, ("bad",), "{:,.0f}")
+    cells = {}
+    for title, keys in places.items():
+        source = json_pointer(data.statistics_file, *keys)
+        cells[title] = number_cell(value_at(data.statistics, keys), "{:,.0f}", source)
+    if data.extraction is not None:
+        size, bad = data.extraction.get("bytes"), data.extraction.get("bad")
+        megabytes = None if size is None else 1e-6 * size
+        cells["feature cache"] = number_cell(megabytes, "{:,.1f} MB", json_pointer(data.extraction_file, "bytes"))
+        cells["unreadable images"] = number_cell(bad, "{:,.0f}", json_pointer(data.extraction_file, "bad"))
     rows = [TableRow([text_cell(title), cell]) for title, cell in cells.items()]
     return Table(f"Counts: {data.name}", columns("item", "count"), rows)
 
 
-def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Return a table that compares measured with published HM and AUC, for a data set that is a published benchmark.
-
-    None for other data sets, and if no measured method is published.
-    """
-    benchmark = benchmark_of(data)
-    if benchmark is None:
-        return None
-    rows = []
-    here = [name for name, worlds in data.summary.items() if world in worlds]
-    for entry in read_package_yaml("quoted.yaml").get(world, ()):
-        named = read_package_yaml("quoted.yaml")["names"].get(entry["method"])  # in params.yaml, if it differs
-        ours = next(
-            (
-                n
-                for n in here
-                if n == named or (named is None and normalised_name(n) == normalised_name(entry["method"]))
-            ),
-            None,
-        )
-        if benchmark in entry and ours is not None:
-            values, published = data.summary[ours][world], entry[benchmark]
-            cells = [text_cell(entry["method"]), text_cell(ours)]
-            end = "_by_words" if "auc_by_words" in values else ""  # the published protocol, if the run has its numbers
-            for name, number in zip((f"hm{end}", f"auc{end}"), published[2:], strict=True):
-                value, source = values.get(name), json_pointer(results.metrics_file, data.name, ours, world, name)
-                measured = TableCell(MISSING) if value is None else TableCell(f"{value:.1f}", value, source)
-                cells += [TableCell(f"{number:.1f}", number), measured]
-            names = (f"auc{end}", f"auc_low{end}", f"auc_high{end}")
-            gain, low, high = (None if each is None else each - published[3] for each in map(values.get, names))
-            text = MISSING if low is None or high is None else f"{low:+.1f} to {high:+.1f}"
-            rows.append(TableRow([*cells, TableCell(f"{gain:+.1f}", gain), TableCell(text, low)]))
-    if not rows:
-        return None
-    header = [
-        *columns("method", "name here", "HM published", "HM measured", texts=2),
-        Column("AUC published", tip="20-point sweep, which underestimates AUC by up to 0.8 %"),
-        Column("AUC measured", tip="exact, mean over seeds"),
-        Column("difference", tip="measured AUC minus published AUC"),
-        Column("95 %", tip="interval of the difference over test images; the published number counts as exact"),
-    ]
-    note = f"Published numbers are quoted from {read_package_yaml('quoted.yaml')['source']}."
-    if world == "open":
-        note += " Both have a feasibility threshold by words, chosen on validation images: the published protocol."
-    return Table(f"{data.name}, {world} world: measured and published", header, rows, note)
-
-
-def recipe_tables(data: DatasetResults) -> list[Block]:
-    """Return a table per run with `finetune: auto`, which chooses the number of fine-tuned blocks on validation images.
-
-    A line is a recipe that was tried: number of blocks, learning rate and validation AUC.
-    """
-    forms = {"rate": "{:g}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}", "gain_error": "{:.1f}"}
-    forms |= {"epoch": "{:.0f}"}
-    header = columns("blocks", "chosen", "rate", "val AUC", "standard error", "gain", "its error", "epoch", texts=2)
-    tables: list[Block] = []
+def run_recipe_tables(data: DatasetResults) -> list[Table]:
+    """A table of recipes per run with `finetune: auto`, which chooses the fine-tuned blocks on validation images."""
+    tables = []
     for method, runs in data.runs.items():
         for seed, run in runs.items():
-            rows = []
-            numbered = {int(name.removeprefix(RECIPE)): name for name in run.metrics if name.startswith(RECIPE)}
-            for _, key in sorted(numbered.items()):
-                recipe = run.metrics[key]
-                cells = [mean_cell([(run, (key, name))], form) for name, form in forms.items()]
-                chosen = "chosen" if recipe.get("chosen") else ""
-                rows.append(TableRow([text_cell(f"{recipe['blocks']:.0f}"), text_cell(chosen), *cells]))
-            if rows:
-                tables.append(Table(f"Fine-tuned blocks of {method}, seed {seed}", header, rows, RECIPE_NOTE))
+            keys = sorted(
+                (key for key in run.metrics if key.startswith(RECIPE)), key=lambda key: int(key[len(RECIPE) :])
+            )
+            recipes = [{**run.metrics[key], "recipe": f"{run.metrics[key]['blocks']:.0f}"} for key in keys]
+            if recipes:
+                sources = [json_pointer(run.files["metrics"], key) for key in keys]
+                caption = f"Fine-tuned blocks of {method}, seed {seed}"
+                tables.append(recipe_table(caption, recipes, "blocks", sources))
     return tables
 
 
-RECIPE = "recipe_"
-RECIPE_NOTE = (
-    "A recipe is adopted if its validation AUC exceeds that of the best cheaper one by more than the standard error of "
-    "the difference over validation images. More blocks replace fewer ones if their AUC is higher at all."
-)
+def recipe_table(
+    caption: str, recipes: Sequence[Mapping[str, Any]], heading: str, sources: Sequence[str] = ()
+) -> Table:
+    """Recipes (settings of training) compared on validation images.
+
+    Args:
+        heading: of the column with the recipes' names.
+        recipes: mappings with `recipe` (a name), validation `auc`, `chosen`, `epoch` and further results.
+        sources: places of the recipes in a JSON file, which cells cite.
+    """
+    forms = {"rate": "{:g}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}", "gain_error": "{:.1f}"}
+    forms |= {"accuracy": "{:.1f}", "epoch": "{:.0f}"}
+    titles = {"rate": "learning rate", "auc": "validation AUC", "error": "standard error"}
+    titles |= {"gain": "gain over the best before", "gain_error": "its error"}
+    titles |= {"accuracy": "accuracy, %", "epoch": "best epoch"}
+    shown = [name for name in forms if any(recipe.get(name) is not None for recipe in recipes)]
+    rows = []
+    for recipe, source in zip(recipes, sources or [""] * len(recipes), strict=True):
+        name = TableCell(recipe["recipe"], recipe["recipe"], rank=1 if recipe.get("chosen") else 0)
+        cells = [number_cell(recipe.get(key), forms[key], source and f"{source}/{key}") for key in shown]
+        rows.append(TableRow([name, *cells]))
+    return Table(caption, columns(heading, *(titles[name] for name in shown)), rows, RECIPE_NOTE)

@@ -12,8 +12,7 @@ from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, RunInputs, load_inputs
 from duplex.methods.base import Method
 from duplex.methods.registry import checked_needs, find_method
-from duplex.report.prototype_retrieval import RetrievalContext
-from duplex.report.thumbnails import thumbnails_under
+from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.stages.outdated_runs import require_current_run
 from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint
 

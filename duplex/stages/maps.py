@@ -13,8 +13,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.labels import Ints
 from duplex.library.run_training import start_method
-from duplex.report.maps import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_maps, map_count
-from duplex.report.prototype_retrieval import embed
+from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_maps, map_count
+from duplex.report.images import embed_images
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
 from duplex.stages.inventory import run_with_prototypes
 from duplex.system.files import write_text
@@ -33,7 +33,7 @@ def run(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) ->
 
 
 def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
-    """Return what maps show of a run: its test images and prototypes, and its visual prototypes before training."""
+    """What maps show of a run: its test images and prototypes, and its visual prototypes before training."""
     method, labels, test = run.method.inspectable(), run.inputs.labels, run.inputs.examples["test"]
     start = None
     if method.visual is not None:
@@ -41,7 +41,7 @@ def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
         untrained = start_method(kind, run.method.options, run.method.task, run.inputs, seed, cpu).eval()
         start = untrained.inspectable().visual
     raw = normalize(test.cls, dim=-1).numpy()
-    trained = embed(method, test).z
+    trained = embed_images(method, test).z
     return Scene(
         labels=labels,
         compositions=test.compositions.numpy(),

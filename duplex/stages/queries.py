@@ -17,8 +17,7 @@ from duplex.features.encoding import OutputSpec
 from duplex.features.image_files import BadImageFile, read_image
 from duplex.labels import LabelSpace, prompt_name
 from duplex.recognition.image_inputs import encode
-from duplex.report.prototype_retrieval import Hit, prototype_hits
-from duplex.report.swaps import swap_hits
+from duplex.report.images import Hit, prototype_hits, swap_hits
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
 from duplex.stages.inventory import featured_run
 from duplex.training.checkpoint import is_checkpoint, read_record

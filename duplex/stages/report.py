@@ -19,15 +19,25 @@ from duplex.data.prepared_source import require_prepared
 from duplex.errors import DuplexError
 from duplex.features.checks import open_cache, read_identity
 from duplex.features.importing import require_imported
-from duplex.report.aggregate import BAD_IMAGES, NO_RUN, Aggregate, Tree, aggregate, headlines
-from duplex.report.blocks import ReportPart
+from duplex.report.aggregate import BAD_IMAGES, NO_RUN, Aggregate, Tree, aggregate, headlines, read_numbers
+from duplex.report.answers import predicted_parts
+from duplex.report.blocks import Block, Figure, Note, ReportPart
+from duplex.report.figures import map_figures
+from duplex.report.images import (
+    RetrievedTexts,
+    missing_images_note,
+    prototype_blocks,
+    retrieve_texts,
+    swap_blocks,
+    thumbnails_under,
+)
 from duplex.report.page import write_report
 from duplex.report.page_sections import build_report, find_provenance
-from duplex.report.results import DatasetResults, Results, read_run, read_tree
-from duplex.report.run_table import run_table
+from duplex.report.results import DatasetResults, Results, read_predictions, read_run, read_table, run_table
 from duplex.stages.ablate import is_outdated
+from duplex.stages.featured_run import load_featured_run
+from duplex.stages.inventory import featured_run
 from duplex.stages.outdated_runs import metrics_difference, run_difference
-from duplex.stages.report_images import image_parts
 from duplex.system.files import replace_file, write_json, write_text
 from duplex.system.progress import track
 from duplex.training.checkpoint import read_record
@@ -40,7 +50,8 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
 
     A data set without evaluated runs is left out of the page, unless no data set has any.
 
-    write_metrics: also write `artifacts/metrics.json`, which git tracks, as the pipeline's stage does.
+    Args:
+        write_metrics: also write `artifacts/metrics.json`, which git tracks, as the pipeline's stage does.
     """
     runs, not_evaluated = evaluated_runs(params, paths)
     warn_of_outdated(params, paths)
@@ -51,15 +62,13 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
     if write_metrics:
         write_json(paths.metrics, headlines(summary))
     params = with_datasets(params, {dataset for dataset, _ in runs})
-    names = params.run
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
     write_text(paths.runs, run_table(results, changed_options(params)).to_csv(index=False, lineterminator="\n"))
     parts: dict[str, list[ReportPart]] = {}
     numbers: dict[str, object] = {}
-    for dataset in track(names.datasets, "report", len(names.datasets)):
-        images = image_parts(params, dataset, paths)
-        parts[dataset] = images.parts
-        numbers |= images.numbers
+    for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
+        parts[dataset], more = image_parts(params, dataset, paths)
+        numbers |= more
     report = build_report(results, find_provenance(), parts)
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(results)), ("training", training_table(results))):
@@ -71,10 +80,8 @@ def run(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics
 def evaluated_runs(
     params: Params, paths: ArtifactPaths
 ) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
-    """Return the metrics of the runs that params.yaml names, by data set and method, with one entry per seed.
-
-    Also return the names of the runs without metrics, by data set.
-    """
+    """The metrics of the runs that params.yaml names, by data set and method with one entry per seed; and the names of
+    the runs without metrics, by data set."""
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
     for dataset in params.run.datasets:
@@ -107,38 +114,42 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
             )
     for dataset, method in product(params.run.datasets, params.run.methods):
         for seed in params.run.seeds:
-            run = paths.run(dataset, method, seed)
-            metrics = read_tree(run.metrics)
-            if metrics is None or not run.checkpoint.is_file():
-                continue
-            with suppress(DuplexError):  # a damaged checkpoint is reported where it is used
-                record = read_record(run.checkpoint)
-                difference = run_difference(record, params, dataset, method, seed, paths)
-                difference = difference or metrics_difference(record, metrics, params, method)
-                if difference:
-                    print(
-                        f"duplex: {run.metrics} does not match {method} in params.yaml: {difference}; the report "
-                        "shows it as it is, and `dvc repro` makes it again",
-                        file=sys.stderr,
-                    )
-                    break
+            if difference := _difference(params, dataset, method, seed, paths):
+                print(
+                    f"duplex: {paths.run(dataset, method, seed).metrics} does not match {method} in params.yaml: "
+                    f"{difference}; the report shows it as it is, and `dvc repro` makes it again",
+                    file=sys.stderr,
+                )
+                break
+
+
+def _difference(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str | None:
+    run = paths.run(dataset, method, seed)
+    metrics = read_numbers(run.metrics)
+    if metrics is None or not run.checkpoint.is_file():
+        return None
+    with suppress(DuplexError):  # a damaged checkpoint is reported where it is used
+        record = read_record(run.checkpoint)
+        difference = run_difference(record, params, dataset, method, seed, paths)
+        return difference or metrics_difference(record, metrics, params, method)
+    return None
 
 
 def with_datasets(params: Params, evaluated: Set[str]) -> Params:
-    """Return `params` with `run.datasets` reduced to evaluated data sets; unchanged if none is left."""
+    """`params` with `run.datasets` reduced to evaluated data sets; unchanged if none is left."""
     shown = tuple(dataset for dataset in params.run.datasets if dataset in evaluated)
     return params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})}) if shown else params
 
 
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
-    """Return the metrics of a data set's runs, as method -> metrics of each seed, and the names of runs without any.
+    """The metrics of a data set's runs, as method -> metrics of each seed, and the names of runs without any.
 
     Metrics of a method with `shown_as: NAME` are returned under NAME, in the worlds of the method's option `world`.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
     for name, seed in product(params.run.methods, params.run.seeds):
-        entry, record = params.entry(name), read_tree(paths.run(dataset, name, seed).metrics)
+        entry, record = params.entry(name), read_numbers(paths.run(dataset, name, seed).metrics)
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
@@ -151,12 +162,9 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
-    """Read all that the report shows about the runs of params.yaml: results, ablations, statistics of the data sets.
-
-    summary: means of the runs' metrics over seeds.
-    """
+    """Read all that the report shows about the runs of params.yaml; `summary`: means of their metrics over seeds."""
     table = paths.ablations / "metrics.json"
-    ablations = read_tree(table, names=2) or {}
+    ablations = read_numbers(table) or {}
     datasets = [
         DatasetResults(
             name=dataset,
@@ -167,9 +175,9 @@ def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Re
             },
             shown_as={name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None},
             ablations=ablations.get(dataset, {}),
-            statistics=read_tree(paths.statistics(dataset)),
+            statistics=read_numbers(paths.statistics(dataset)),
             statistics_file=paths.statistics(dataset).as_posix(),
-            extraction=read_tree(paths.extraction(dataset)),
+            extraction=read_numbers(paths.extraction(dataset)),
             extraction_file=paths.extraction(dataset).as_posix(),
             identity=_identity(paths.features(dataset)),
         )
@@ -185,12 +193,8 @@ def _check_images(data: DatasetResults, paths: ArtifactPaths) -> None:
     manifest = paths.manifest(data.name)
     if not manifest.is_file():
         return
-    listed = (data.extraction or {}).get(BAD_IMAGES, [])
-    if not isinstance(listed, list):
-        raise DuplexError(
-            f"{data.extraction_file}: {BAD_IMAGES} is not a list; `duplex extract -d {data.name}` writes it again"
-        )
-    images, bad = read_manifest(manifest), [each["row"] for each in listed]
+    images = read_manifest(manifest)
+    bad = [each["row"] for each in (data.extraction or {}).get(BAD_IMAGES, [])]
     wanted = images[(images["split"] == "test") & ~images.index.isin(bad)]["image"].to_dict()
     for method, runs in data.runs.items():
         for seed, run in runs.items():
@@ -204,10 +208,7 @@ def _check_images(data: DatasetResults, paths: ArtifactPaths) -> None:
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return what params.yaml sets for each run's method, as (data set, method) -> kind, world and options.
-
-    Defaults are left out. The table of runs shows these settings.
-    """
+    """What params.yaml sets for each run's method, without defaults: (data set, method) -> kind, world and options."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -218,7 +219,6 @@ def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def _identity(path: Path) -> dict[str, str]:
-    """Return what a feature cache was computed with (encoder, weights, …), or {} if the file does not exist."""
     if not path.is_file():
         return {}
     with open_cache(path) as file:
@@ -226,10 +226,7 @@ def _identity(path: Path) -> dict[str, str]:
 
 
 def curve_table(results: Results) -> pd.DataFrame:
-    """Return the seen–unseen curves averaged over seeds, with intervals, in percent, as a table for `dvc plots`.
-
-    `dvc plots` draws one curve per value of the column `series`.
-    """
+    """The mean seen–unseen curves, in percent; `dvc plots` draws one curve per value of the column `series`."""
     rows = [
         (f"{data.name} {method} {world}", *values)
         for data in results.datasets
@@ -241,7 +238,7 @@ def curve_table(results: Results) -> pd.DataFrame:
 
 
 def training_table(results: Results) -> pd.DataFrame:
-    """Return the validation AUC by epoch, in percent, of every run trained for more than one epoch."""
+    """The validation AUC by epoch, in percent, of every run trained for more than one epoch."""
     rows = [
         (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
         for data in results.datasets
@@ -251,3 +248,58 @@ def training_table(results: Results) -> pd.DataFrame:
         for epoch, auc in zip(run.history["epoch"], run.history["val_auc"], strict=True)
     ]
     return pd.DataFrame(rows, columns=["series", "epoch", "val_auc"])
+
+
+def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
+    """A data set's report parts with example answers, errors, nearest images and t-SNE maps, from one run.
+
+    A missing file becomes a note. The numbers that the parts cite are returned too, as file name -> JSON record.
+    """
+    chosen = featured_run(params, dataset, paths)
+    files = paths.run(dataset, *chosen)
+    root = params.dataset(dataset).source.root
+    manifest = paths.manifest(dataset)
+    if not manifest.exists():
+        note = Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")
+        return [ReportPart("Examples", [note])], {}
+    missing = missing_images_note(root, read_manifest(manifest)["image"].tolist(), dataset)
+    retrieved, texts, numbers = _retrieved(params, dataset, chosen, paths, missing)
+    predictions = read_predictions(files.predictions)
+    parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
+    if predictions is not None:
+        notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}."), *missing]
+        source = files.predictions.as_posix()
+        parts = predicted_parts(predictions, source, thumbnails_under(root), notes, texts)
+    return [*parts, *retrieved, _maps(dataset, paths.maps(dataset))], numbers
+
+
+def _retrieved(
+    params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
+) -> tuple[list[ReportPart], RetrievedTexts, dict[str, object]]:
+    """Parts with images nearest to prototypes, nearest texts, and numbers; a note if files or the text tower are
+    missing."""
+    name = f"retrieval-{dataset}.json"
+    try:
+        context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()
+    except DuplexError as error:
+        note = Note(f"Not available: {error}")
+        return [ReportPart("Images nearest to prototypes", [note])], RetrievedTexts(), {}
+    file = (paths.report / name).as_posix()
+    prototypes, precisions = prototype_blocks(context, file)
+    swaps, swapped = swap_blocks(context, file)
+    texts = retrieve_texts(context, file)
+    parts = [
+        ReportPart("Images nearest to prototypes", [*missing, *prototypes]),
+        ReportPart("Swapped states and objects", [*missing, *swaps]),
+    ]
+    return parts, texts, {name: {**precisions, **swapped, **texts.numbers}}
+
+
+def _maps(dataset: str, path: Path) -> ReportPart:
+    table = read_table(path)
+    if table is None:
+        return ReportPart("Maps", [Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")])
+    figures: list[Figure] = []
+    for names in (("prototypes", "before", "after"), ("semantic", "visual", "combined")):
+        figures += map_figures(table, dataset, names)
+    return ReportPart("Maps", figures or [Note("No method of `run:` has visual prototypes to map.")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from duplex.data.prepared_source import require_prepared
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import ROOT
+from duplex.features.image_files import thumbnail
 from duplex.features.importing import require_imported
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
@@ -25,8 +27,10 @@ from duplex.labels import Ints, LabelSpace
 from duplex.layers.factors import unit
 from duplex.methods.with_finetuning import WithFinetuning
 from duplex.recognition.label_margins import LabelMargins, Way, margins
+from duplex.report.blocks import Gallery, Group, Line, Report, ReportPart, ReportSection, Strip, Thumb
+from duplex.report.page import MARK, render_page
 from duplex.stages.trained_runs import best_run, folder_difference
-from duplex.system.files import sha256
+from duplex.system.files import sha256, write_text
 
 OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels that a list was made from
 
@@ -87,6 +91,41 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
     out = out.iloc[order].reset_index(drop=True)
     out.insert(0, "rank", np.arange(1, len(out) + 1))
     return out
+
+
+def write_suspects_page(
+    path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path, list_sha256: str
+) -> None:
+    """Write an HTML page of images whose labels are likely wrong, each with its current and its suggested label.
+
+    Args:
+        rows: lines of the list of suspects, in the order of the page.
+        root: folder of the image files.
+        list_sha256: of the file that holds the list, stored in the page so that `is_page_of` recognises it.
+    """
+    thumbs = []
+    for row in rows:
+        label = f"{row['state']} {row['object']}"
+        lines = [
+            Line(f"rather {row['better_state']} {row['better_object']}", False),
+            Line(f"{row['rank']}. {row['image']}"),
+        ]
+        thumbs.append(Thumb(thumbnail(root / row["image"]), label, f"image labelled {label}", lines=lines))
+    caption = "Below each image: its label, the label that fits better, and its rank. The most suspicious come first."
+    part = ReportPart("Most suspicious first", [Gallery([Group("", [Strip("", thumbs)])], caption)])
+    lead = "Correct the columns state and object of suspects.csv, which lists these images."
+    report = Report(title, lead, [ReportSection("suspects", "Suspicious labels", [part])])
+    write_text(path, render_page(report, MARK + _meta(list_sha256)))
+
+
+def is_page_of(path: Path, list_sha256: str) -> bool:
+    """Whether a file is the HTML page of the list of suspected wrong labels whose file has this sha256."""
+    with path.open("rb") as file:
+        return _meta(list_sha256).encode() in file.read(1000)
+
+
+def _meta(list_sha256: str) -> str:
+    return f'<meta name="suspects" content="{list_sha256}">'
 
 
 def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:

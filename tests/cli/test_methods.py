@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from duplex.cli.methods import headline
+from duplex.metric_table import headline
 
 METRICS = {"seen": 41.304, "unseen": 20.0, "hm": 18.2, "auc": 6.9, "auc_low": 6.1, "auc_high": 7.8}
 

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from duplex.errors import UsageError
 from duplex.evaluation import retrieval
-from duplex.evaluation.retrieval import confusions, nearest, precision
+from duplex.evaluation.retrieval import nearest, precision
 
 SMALL = st.integers(-2, 2).map(float)  # small whole numbers: cosines tie often
 
@@ -68,10 +68,3 @@ def test_unit_rows_have_length_one_and_zeros_stay_zero():
 def test_precision_is_the_share_of_wanted_labels():
     label = np.array([4, 4, 1, 1, 1, 7])
     assert precision(np.array([[0, 2], [5, 5]]), label, np.array([4, 7])) == 0.75
-
-
-def test_confusions_are_the_wrong_pairs_most_frequent_first():
-    pairs, counts = confusions(np.array([1, 0, 2, 1, 2, 1, 0]), np.array([1, 2, 0, 0, 0, 1, 0]))
-    assert pairs.tolist() == [[2, 0], [0, 2], [1, 0]] and counts.tolist() == [2, 1, 1]
-    pairs, counts = confusions(np.arange(3), np.arange(3))
-    assert pairs.shape == (0, 2) and counts.shape == (0,)

@@ -25,9 +25,6 @@ from duplex.features.inspection import inspect
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache, open_features
 from duplex.labels import LabelSpace
-from duplex.report.aggregate import aggregate, metrics_table
-from duplex.report.curves import margins_of
-from duplex.report.results import read_predictions, read_tree
 from duplex.system.hdf5 import InvalidHDF5, read_attribute
 from duplex.training.checkpoint import load_checkpoint, read_record, save_checkpoint
 from tests.methods.world import small_method, small_task
@@ -43,7 +40,6 @@ WORDS = {
     "binary": [b"\0" * 8, b"\xff" * 8, b"\x01\x00\x00\x00", b"\x7f", b"\x89HDF\r\n\x1a\n", b"TREE", b"PK\x03\x04"],
 }
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
-METRICS = {"closed": {"seen": 1.0, "auc": 0.5, "auc_low": 0.1}, "groups": {"head": {"accuracy": 1.0}}, "val_auc": 3.0}
 
 
 def edits(kind: str) -> st.SearchStrategy[list[tuple[float, str, bytes]]]:
@@ -82,11 +78,6 @@ def scores_h5(folder: Path) -> bytes:
         file["target"], file["seen"] = np.arange(6) % 4, np.array([1, 1, 0, 0])
         file["state"] = np.array(["a", "b", "a", "b"], "S")
     return (folder / "seed.h5").read_bytes()
-
-
-def predictions(_: Path) -> bytes:
-    rows = [f"{i},a{i}.jpg,red star,{i % 2},1,0.{i},red star,red moon,blue star,closed" for i in range(6)]
-    return ("row,image,label,seen,right,margin,top1,top2,top3,world\n" + "\n".join(rows) + "\n").encode()
 
 
 def manifest(_: Path) -> bytes:
@@ -138,16 +129,6 @@ def try_scores(path: Path) -> None:
             _check_message(error)
 
 
-def try_metrics(path: Path) -> None:
-    metrics_table(aggregate({("a", "m"): [read_tree(path) or {}]}))
-
-
-def try_predictions(path: Path) -> None:
-    table = read_predictions(path)
-    if table is not None:
-        margins_of(table, "closed")
-
-
 KINDS: dict[str, tuple[str, str, Callable[[Path], bytes], Callable[[Path], object]]] = {
     "params": ("p.yaml", "yaml", lambda _: (ROOT / "params.yaml").read_bytes(), load_params),
     "manifest": ("m.csv", "csv", manifest, read_manifest),
@@ -156,8 +137,6 @@ KINDS: dict[str, tuple[str, str, Callable[[Path], bytes], Callable[[Path], objec
     "scores_npz": ("s.npz", "binary", scores_npz, try_scores),
     "scores_h5": ("s.h5", "binary", scores_h5, try_scores),
     "checkpoint": ("c.safetensors", "json", checkpoint, try_checkpoint),
-    "metrics": ("m.json", "json", lambda _: json.dumps(METRICS).encode(), try_metrics),
-    "predictions": ("p.csv", "csv", predictions, try_predictions),
 }
 
 

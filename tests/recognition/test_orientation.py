@@ -12,8 +12,8 @@ pytest.importorskip("fastapi")
 
 from duplex import Recognizer, open_features
 from duplex.features.extraction import extract
+from duplex.features.image_files import thumbnail
 from duplex.recognition.image_inputs import open_image
-from duplex.report.thumbnails import thumbnail
 from tests.recognition.serving import RunningServer
 
 STORED = {  # orientation -> how the pixels of an upright image are stored

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.uncertainty import Components
 from duplex.report.charts import Chart, Series, draw, standalone_svg, ticks
-from duplex.report.curves import margins_of, mean_curve, unseen_at
 from duplex.report.figures import draw_map, tones_of
-from duplex.report.results import DatasetResults, read_table
+from duplex.report.results import DatasetResults, margins_of, mean_curve, read_table, unseen_at
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 

@@ -11,7 +11,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
 from duplex.evaluation.uncertainty import NAMES
 from duplex.labels import LabelSpace
-from duplex.report.maps import Scene, compute_maps
+from duplex.report.figures import Scene, compute_maps
 from duplex.stages import maps, queries
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,8 +18,18 @@ from duplex.labels import LabelSpace
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.factors import unit
 from duplex.layers.gaussian_prototypes import ClosedForm
-from duplex.report.learning_curve import DRAWS, ClosedFormAnswers, LearningCurve, draw_share, extrapolate
-from duplex.report.next_images import NextImages, expected_gain, mean_variances, pair_counts
+from duplex.report.answers import WRONG, answers_of, most_confused, wrong_answers_part
+from duplex.report.more_images import (
+    DRAWS,
+    ClosedFormAnswers,
+    LearningCurve,
+    NextImages,
+    draw_share,
+    expected_gain,
+    extrapolate,
+    mean_variances,
+    pair_counts,
+)
 from tests.report.own_data import examples_of, manifest
 
 LABELS = LabelSpace(("a", "b", "c"), ("x", "y"), {"train": np.array([0, 1, 4]), "test": np.array([2, 5])})
@@ -57,14 +68,18 @@ def test_matrix_confusions_and_wrong_answers_equal_those_of_a_loop(images) -> No
     for target, answer, _ in images:
         matrix[target // 2, answer // 2] += 1
     assert data.matrix(LABELS.state_of, 3).tolist() == matrix.tolist()
+    answers = answers_of(data, pd.DataFrame({"image": [str(i) for i in range(len(images))]}))
     pairs = Counter((t, a) for t, a, _ in images if t != a)
-    confused = data.confused(3)
-    assert [each.count for each in confused] == sorted(pairs.values(), reverse=True)[:3]
-    for each in confused:
-        assert each.places.tolist() == [i for i, (t, a, _) in enumerate(images) if (t, a) == (each.label, each.answer)]
-        assert each.count == len(each.places) and each.images == sum(t == each.label for t, *_ in images)
+    confused = most_confused(answers)
+    assert [len(found) for _, _, found, _ in confused] == sorted(pairs.values(), reverse=True)
+    for label, answer, found, total in confused:
+        pair = [(LABELS.name(t), LABELS.name(a)) for t, a, _ in images]
+        assert found == [str(i) for i, each in enumerate(pair) if each == (label, answer)]
+        assert total == sum(each[0] == label for each in pair)
     wrong = sorted((i for i, (t, a, _) in enumerate(images) if t != a), key=lambda i: -images[i][2])
-    assert data.wrong(4).tolist() == wrong[:4]
+    part = wrong_answers_part(answers, lambda image: None)
+    thumbs = [] if part is None else part.blocks[0].groups[0].strips[0].thumbs
+    assert [thumb.alt.partition(",")[0] for thumb in thumbs] == [str(i) for i in wrong[:WRONG]]
 
 
 def test_accuracy_has_the_expected_share_of_new_pairs() -> None:

@@ -100,8 +100,8 @@ def test_recipes_are_listed_with_the_chosen_one_in_bold(data) -> None:
          "chosen": True},
     ]  # fmt: skip
     text = render_markdown(own_report(replace(data, recipes=rows)))
-    assert "| nothing trained | 20.0 ± 2.0 | – | 50.0 | 0 |" in text
-    assert "| **prompts** | 25.0 | +5.0 | – | 3 |" in text
+    assert "| nothing trained | 20.0 | 2.0 | – | – | 50.0 | 0 |" in text
+    assert "| **prompts** | 25.0 | – | +5.0 | 1.0 | – | 3 |" in text
 
 
 def test_equal_data_give_equal_bytes(data, written, tmp_path) -> None:

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 
-from duplex.report.run_table import COLUMNS, run_table
+from duplex.report.results import RUN_COLUMNS, run_table
 from duplex.stages.report import read_results
 
 
@@ -17,7 +17,7 @@ def table(project) -> pd.DataFrame:
 
 
 def test_there_is_one_line_per_run_and_world(project, table):
-    assert tuple(table.columns) == COLUMNS
+    assert tuple(table.columns) == RUN_COLUMNS
     found = list(table[["dataset", "method", "seed", "world"]].itertuples(index=False, name=None))
     worlds = {"clip": ("closed", "open"), "duplex": ("closed",), "duplex_open": ("open",)}
     assert found == [("own", name, seed, world) for name, both in worlds.items() for seed in (0, 1) for world in both]

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 
 from duplex.config.params import load_params
-from duplex.report import frequency_tables, table_cells, tables
+from duplex.report import tables
+from duplex.report.answers import predicted_parts
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.figures import lambda_figures
+from duplex.report.images import RetrievedTexts
 from duplex.report.page_sections import dataset_section
-from duplex.report.predictions import accuracy_tables, confused_table, example_predictions
 from duplex.report.results import DatasetResults, Results, RunRecord
 from duplex.report.tables import published_table
 from tests.projects import SHIPPED
@@ -91,8 +92,8 @@ def test_counts_include_the_size_of_the_cache():
 def test_the_best_two_numbers_of_a_column_are_marked():
     rows = [TableRow([TableCell("a", "a"), TableCell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)]
     rows.append(TableRow([TableCell("b"), TableCell("–")]))
-    assert [row.cells[1].rank for row in table_cells.ranked(rows, [1])] == [0, 1, 1, 2, 0]
-    assert [row.cells[1].rank for row in table_cells.ranked(rows[:1], [1])] == [0]
+    assert [row.cells[1].rank for row in tables.ranked(rows, [1])] == [0, 1, 1, 2, 0]
+    assert [row.cells[1].rank for row in tables.ranked(rows[:1], [1])] == [0]
 
 
 def run_of(**world: object) -> RunRecord:
@@ -206,17 +207,21 @@ def test_every_row_of_the_ablation_tables_exists_in_params():
 
 
 def test_pointers_escape_slash_and_tilde():
-    assert table_cells.json_pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
+    assert tables.json_pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
 
 
 def test_notes_name_an_omitted_closed_world():
     of_open = DatasetResults("own", {}, {"m": {0: run_of(auc=1.0)}})
     nothing = DatasetResults("own", {}, {"m": {0: RunRecord({})}})
-    said = [frequency_tables.group_table(data) for data in (of_open, nothing)]
+    said = [tables.frequency_table(data) for data in (of_open, nothing)]
     assert said[0] == Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(said[1], Note) and said[1].command == "dvc repro"
-    table = pd.DataFrame({"world": ["open"], "seen": [1], "right": [1], "label": ["a b"]})
-    notes = [example_predictions(rows, lambda _: None, {}) for rows in (table, table[:0])]
+    table = pd.DataFrame(
+        {"world": ["open"], "seen": [1], "right": [1], "label": ["a b"], "top1": ["a b"], "image": ["a"]}
+    )
+    notes = [
+        predicted_parts(rows, "p.csv", lambda _: None, [], RetrievedTexts())[0].blocks[0] for rows in (table, table[:0])
+    ]
     assert notes[0] == Note("Examples need the closed world, which evaluation.worlds in params.yaml omits.")
     assert isinstance(notes[1], Note) and notes[1].command == "dvc repro"
 
@@ -224,16 +229,16 @@ def test_notes_name_an_omitted_closed_world():
 def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():
     rows = [("a", "b", 2), ("a", "a", 2), ("b", "a", 2), ("c", "c", 1), ("d", "d", 3), ("e", "a", 1), ("e", "b", 1)]
     answers = [(label, top1) for label, top1, times in rows for _ in range(times)]
-    table = pd.DataFrame(answers, columns=["label", "top1"]).assign(world="closed")
+    table = pd.DataFrame(answers, columns=["label", "top1"]).assign(world="closed", image="a.png", row=0)
     table = table.assign(right=(table["label"] == table["top1"]).astype(int), seen=(table["label"] < "d").astype(int))
     texts = [
         [[cell.text for cell in row.cells] for row in one.rows]
-        for one in (confused_table(table, "p.csv"), *accuracy_tables(table, "p.csv"))
+        for one in predicted_parts(table, "p.csv", lambda _: None, [], RetrievedTexts())[1].blocks
     ]
     assert texts == [
         [["a", "b", "2", "4"], ["b", "a", "2", "2"], ["e", "a", "1", "2"], ["e", "b", "1", "2"]],
-        [["b", "seen", "2", "0.0"], ["e", "unseen", "2", "0.0"]],
-        [["d", "unseen", "3", "100.0"], ["c", "seen", "1", "100.0"]],
+        [["b", "seen", "2", "0.0", "a (2)"], ["e", "unseen", "2", "0.0", "a (1)"]],
+        [["d", "unseen", "3", "100.0", "–"], ["c", "seen", "1", "100.0", "–"]],
     ]
 
 
@@ -246,7 +251,7 @@ def graph_results(*names: str) -> Results:
 
 def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
     whole = graph_results("static", "duplex_five")
-    table = frequency_tables.graph_table(whole, whole.datasets[0])
+    table = tables.graph_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [column.title for column in table.columns] == ["group", "codebook without graph", "with graph", "gain"]
     assert [[cell.text for cell in row.cells] for row in table.rows] == [
@@ -257,7 +262,7 @@ def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
     parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
     assert parts["Training frequency"][-1] == table
     for one in (graph_results("static"), graph_results("duplex_five"), graph_results()):
-        assert frequency_tables.graph_table(one, one.datasets[0]) is None
+        assert tables.graph_table(one, one.datasets[0]) is None
 
 
 def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
@@ -269,7 +274,7 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
         {"groups": {"head": {"test_images": 1200}}, "closed": {"images_seen": 1500}}, files={"metrics": "m.json"}
     )
     whole = Results((DatasetResults("own", {}, ablations=ablations, runs={"m": {0: run}}),))
-    table = frequency_tables.curve_ends_table(whole, whole.datasets[0])
+    table = tables.curve_ends_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [[cell.text for cell in row.cells] for row in table.rows] == [
         ["head", "1,200", "80.0", "79.5", "-0.5"],
@@ -279,7 +284,7 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
     assert table.rows[2].cells[3].source == "ablations/metrics.json#/own/duplex_five/closed/seen"
     assert table.rows[0].cells[1].source == "m.json#/groups/head/test_images"
     without, data = graph_results("static", "duplex_five"), graph_results("static").datasets[0]
-    assert frequency_tables.curve_ends_table(without, data) is None
+    assert tables.curve_ends_table(without, data) is None
 
 
 def test_a_method_is_compared_with_its_published_numbers():

@@ -17,8 +17,8 @@ from torch import Tensor
 from duplex.features.examples import Examples
 from duplex.methods.base import Inspectable
 from duplex.methods.registry import make_method, parse_options
-from duplex.report.predictions import example_predictions
-from duplex.report.prototype_retrieval import (
+from duplex.report.answers import example_gallery
+from duplex.report.images import (
     RetrievalContext,
     RetrievedTexts,
     nearest_texts,
@@ -112,10 +112,10 @@ def test_kinds_without_semantic_prototypes_have_no_texts(kind: str, row: dict[st
 
 def test_examples_without_texts_show_the_best_three_only() -> None:
     row = {"row": 20, "image": "a.png", "label": "red heart", "world": "closed", "seen": 1, "right": 1}
-    predictions = pd.DataFrame([{**row, "top1": "red heart", "top2": "red star", "top3": "hollow star"}])
-    plain = example_predictions(predictions, lambda image: None, {})
+    predictions = pd.DataFrame([{**row, "answer": "red heart", "top2": "red star", "top3": "hollow star"}])
+    plain = example_gallery(predictions, lambda image: None, {})
     viewing = context_of(reader(), features(len(OWN), 1).float())
-    both = example_predictions(predictions, lambda image: None, retrieve_texts(viewing, "some.json").lines)
+    both = example_gallery(predictions, lambda image: None, retrieve_texts(viewing, "some.json").lines)
     shown, more = (one.groups[0].strips[0].thumbs[0].lines for one in (plain, both))  # type: ignore[union-attr]
     assert [line.text for line in shown] == ["red heart", "red star", "hollow star"]
     assert [dataclasses.replace(line, head=False) for line in more[1:4]] == list(shown)

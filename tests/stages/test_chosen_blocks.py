@@ -13,7 +13,7 @@ from duplex.errors import UsageError
 from duplex.library import chosen_blocks, finetuned_recipes
 from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.report.results import DatasetResults, read_run
-from duplex.report.tables import recipe_tables
+from duplex.report.tables import run_recipe_tables
 from duplex.stages import evaluate, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
@@ -75,8 +75,8 @@ def test_the_choice_and_its_table_are_in_the_run_and_in_the_report(params, folde
         dict(recipe) for recipe in record.recipes
     ]
     run = read_run(files)
-    (table,) = recipe_tables(DatasetResults("own", {}, {"auto": {0: run}}))
-    assert [row.cells[1].text for row in table.rows].count("chosen") == 1
+    (table,) = run_recipe_tables(DatasetResults("own", {}, {"auto": {0: run}}))
+    assert [row.cells[0].rank for row in table.rows].count(1) == 1
     assert [row.cells[0].text for row in table.rows] == [f"{recipe['blocks']:.0f}" for recipe in record.recipes]
 
 

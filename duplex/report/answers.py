@@ -1,0 +1,303 @@
+"""Parts of a page on a model's answers for test images: examples, confusions, accuracies and probabilities.
+
+The report and the page of one data set share them. `answers` is a table with a line per image: `image` (its name),
+`label`, `answer`, whether the pair is `seen` in training, and whether the answer is `right`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from duplex.evaluation.answered_images import AnsweredImages, LabelAccuracy
+from duplex.labels import Ints, prompt_name
+from duplex.metric_table import MISSING
+from duplex.report.blocks import (
+    Block,
+    Column,
+    Figure,
+    Gallery,
+    Group,
+    Line,
+    Matrix,
+    Note,
+    ReportPart,
+    Strip,
+    Table,
+    TableRow,
+    Thumb,
+    columns,
+    count_cell,
+    number_cell,
+    text_cell,
+)
+from duplex.report.charts import Chart, Mark, Series, draw
+from duplex.report.images import RetrievedTexts, Thumbnails
+
+AT_BIAS = "At the bias on unseen pairs that was chosen on validation."
+TextLines = Mapping[int, Sequence[Line]]  # nearest texts of test images, by row of the manifest
+ROWS = 300  # of a table
+EACH, SHOWN = 4, 10  # images per group of examples, rows per table of the report
+MATRIX = 24  # labels of a confusion matrix
+CONFUSED = 8  # confused pairs with thumbnails
+WRONG = 32  # thumbnails of wrong answers
+KINDS = ("seen pairs", "unseen pairs")  # with and without training images
+
+
+def answers_of(answered: AnsweredImages, manifest: pd.DataFrame) -> pd.DataFrame:
+    """The table `answers` for images with a model's answers."""
+    names = answered.labels.names
+    return pd.DataFrame(
+        {
+            "image": manifest["image"].to_numpy()[answered.rows],
+            "label": names(answered.target),
+            "answer": names(answered.answer),
+            "seen": answered.is_seen,
+            "right": answered.right,
+            "probability": answered.probability,
+        }
+    )
+
+
+def predicted_parts(
+    predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
+) -> list[ReportPart]:
+    """The report parts `Examples` and `Errors` on one run's predictions.
+
+    Args:
+        predictions: contents of the file `source`, which tables cite.
+        notes: blocks shown above the examples.
+        texts: the texts (semantic prototypes) nearest to each test image.
+    """
+    answers = predictions[predictions["world"] == "closed"].rename(columns={"top1": "answer"})
+    few = min(SHOWN, answers["label"].nunique() // 2)
+    tables = [
+        confused_table(answers, "Most confused pairs, closed world", SHOWN, source),
+        pair_table(answers, "Recognised worst, closed world", few, source),
+        pair_table(answers, "Recognised best, closed world", few, source, best=True),
+    ]
+    examples: Block = example_gallery(answers, thumbnails, texts.lines)
+    if not len(answers):
+        examples = Note("No closed-world predictions exist.", "dvc repro")
+        if len(predictions):
+            examples = Note("Examples need the closed world, which evaluation.worlds in params.yaml omits.")
+    return [ReportPart("Examples", [*notes, examples, *texts.blocks]), ReportPart("Errors", tables)]
+
+
+def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines) -> Gallery:
+    """Test images of seen and unseen pairs, right and wrong, with their best three answers and nearest texts."""
+    groups = []
+    for seen, right in ((True, True), (False, True), (True, False), (False, False)):
+        rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
+        places = np.unique(np.linspace(0, max(len(rows) - 1, 0), EACH).astype(int))[: len(rows)]
+        thumbs = [_example(row, thumbnails, texts.get(row["row"], ())) for _, row in rows.iloc[places].iterrows()]
+        if thumbs:
+            kind = "Seen" if seen else "Unseen"
+            groups.append(Group(f"{kind} pairs, {'right' if right else 'wrong'}", [Strip("", thumbs)]))
+    caption = "Below each test image: its label and the three best predictions, at the bias chosen on validation"
+    more = "; then the three closed-world pairs whose semantic prototypes are nearest, with their cosines"
+    return Gallery(groups, f"{caption}{more if texts else ''}.")
+
+
+def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Line]) -> Thumb:
+    best = [row[key] for key in ("answer", "top2", "top3") if isinstance(row.get(key), str) and row[key]]
+    lines = [Line(name, name == row["label"]) for name in best]
+    if texts:
+        lines = [Line("all score terms:", head=True), *lines, Line("text alone:", head=True), *texts]
+    return Thumb(thumbnails(row["image"]), row["label"], f"test image labelled {row['label']}", lines=lines)
+
+
+def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]]:
+    """Wrong answers, the most frequent first: label, answer, images, and number of images with the label."""
+    images = answers["label"].value_counts()
+    wrong = answers[answers["label"] != answers["answer"]]
+    groups = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))
+    return [(label, answer, rows["image"].tolist(), int(images[label])) for (label, answer), rows in groups]
+
+
+def confused_table(answers: pd.DataFrame, caption: str, limit: int, source: str = "") -> Table:
+    """The pairs that are most often confused: label, answer, number of images, of how many."""
+    rows = [
+        TableRow([text_cell(label), text_cell(answer), count_cell(len(images), source), count_cell(total, source)])
+        for label, answer, images, total in most_confused(answers)[:limit]
+    ]
+    return Table(caption, columns("label", "answer", "images", "of", texts=2), rows, AT_BIAS if source else "")
+
+
+def pair_table(
+    answers: pd.DataFrame,
+    caption: str,
+    limit: int = ROWS,
+    source: str = "",
+    *,
+    best: bool = False,
+    train: Mapping[str, int] | None = None,
+) -> Table:
+    """Accuracy by pair, the worst or the best first; of equal accuracies, those with the most images come first.
+
+    Args:
+        source: file of the answers, which cells cite.
+        train: number of training images by pair, for a column.
+    """
+    pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
+    shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
+    rivals: dict[str, str] = {}
+    for label, answer, images, _ in most_confused(answers):
+        rivals.setdefault(label, f"{answer} ({len(images)})")
+    rows = []
+    for label, seen, images, share in shown.itertuples():
+        cells = [text_cell(label), text_cell("seen" if seen else "unseen")]
+        if train is not None:
+            cells.append(count_cell(train.get(label, 0)))
+        cells += [count_cell(images, source), number_cell(100 * float(share), source=source)]
+        rows.append(TableRow([*cells, text_cell(rivals.get(label, MISSING))]))
+    titles = ["test images", "right, %"] if train is None else ["training images", "test images", "right, %"]
+    header = [*columns("pair", "in training", *titles, texts=2), Column("most often taken for", False)]
+    note = AT_BIAS if source else ""
+    if train is not None and len(pairs) > limit:
+        note = f"The first {limit} of {len(pairs)}."
+    return Table(caption, header, rows, note)
+
+
+def accuracy_parts(answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series) -> list[ReportPart]:
+    """Tables of a model's accuracy: overall, by state, by object and by pair.
+
+    Args:
+        training: label of each training image, by image.
+    """
+    train = training.value_counts().to_dict()
+    labels = answered.labels
+    states = _primitive_table("state", answered.accuracies(labels.state_of), labels.states)
+    objects = _primitive_table("object", answered.accuracies(labels.object_of), labels.objects)
+    return [
+        ReportPart("Overall", [_overall_table(answered)]),
+        ReportPart("By state", [states]),
+        ReportPart("By object", [objects]),
+        ReportPart("By pair", [pair_table(answers, "Accuracy of pairs, the lowest first", train=train)]),
+    ]
+
+
+def _overall_table(answered: AnsweredImages) -> Table:
+    labels, rows = answered.labels, []
+    right = [answered.right]
+    right += [part(answered.answer) == part(answered.target) for part in (labels.state_of, labels.object_of)]
+    for name, mask in zip(KINDS, (answered.is_seen, ~answered.is_seen), strict=True):
+        if mask.any():
+            shares = [number_cell(100 * float(each[mask].mean())) for each in right]
+            rows.append(TableRow([text_cell(name), count_cell(mask.sum()), *shares]))
+    header = columns("test images of", "images", "pair right, %", "state right, %", "object right, %")
+    note = "The answer is the most probable pair. Seen pairs have training images, unseen ones have none."
+    return Table("Accuracy of answers as listed", header, rows, note)
+
+
+def _primitive_table(kind: str, groups: Sequence[LabelAccuracy], labels: Sequence[str]) -> Table:
+    names = [prompt_name(name) for name in labels]
+    rows = []
+    for group in sorted(groups, key=lambda group: group.percent)[:ROWS]:
+        cells = [text_cell(names[group.label])]
+        for place in range(len(KINDS)):
+            cells += [count_cell(group.images[place]), number_cell(group.percent_of(place))]
+        rival = MISSING if group.rival is None else f"{names[group.rival[0]]} ({group.rival[1]})"
+        rows.append(TableRow([*cells, text_cell(rival)]))
+    header = [Column(kind, False)]
+    for name in KINDS:
+        header += [Column(f"images of {name}"), Column(f"{kind} right, %")]
+    header.append(Column("most often taken for", False))
+    note = f"The first {ROWS} of {len(groups)}." if len(groups) > ROWS else ""
+    return Table(f"Accuracy of the {kind}, the lowest first", header, rows, note)
+
+
+def confusion_parts(
+    answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails | None
+) -> list[ReportPart]:
+    """The confusion matrices of states and objects, and the most confused pairs, with images if there are any.
+
+    Args:
+        training: label of each training image, by image.
+    """
+    labels = answered.labels
+    parts = []
+    for title, part, names in (
+        ("States", labels.state_of, labels.states),
+        ("Objects", labels.object_of, labels.objects),
+    ):
+        if len(names) > 1:
+            parts.append(ReportPart(title, [_matrix(answered.matrix(part, len(names)), names, title)]))
+    if not answered.right.all():
+        confused: Block = confused_table(answers, "Most confused pairs", CONFUSED)
+        if thumbnails is not None:
+            confused = _confused_gallery(answers, training, thumbnails)
+        parts.append(ReportPart("Pairs", [confused]))
+    return parts
+
+
+def _matrix(counts: Ints, names: Sequence[str], title: str) -> Matrix:
+    """Confusion matrix of the 24 labels with the most errors.
+
+    Args:
+        counts: number of images by label (row) and answer (column). Labels that do not occur are left out.
+    """
+    errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
+    occurring = np.flatnonzero(counts.sum(0) + counts.sum(1))
+    shown = np.sort(occurring[np.argsort(-errors[occurring], kind="stable")][:MATRIX])
+    note = "A row is a label, a column an answer; a number counts test images."
+    if len(shown) < len(occurring):
+        note += f" The {len(shown)} of {len(occurring)} with the most errors."
+    block = counts[np.ix_(shown, shown)].tolist()
+    return Matrix(f"{title}: label against answer", [prompt_name(names[i]) for i in shown], block, note)
+
+
+def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails) -> Gallery:
+    """Images of the most confused pairs, each beside training images of the answer."""
+
+    def thumbs(images: Sequence[str], name: str, right: bool | None) -> list[Thumb]:
+        return [Thumb(thumbnails(image), name, f"image labelled {name}", right) for image in images[:EACH]]
+
+    groups = []
+    for label, answer, images, total in most_confused(answers)[:CONFUSED]:
+        strips = [Strip("answered wrongly", thumbs(images, label, False))]
+        if examples := training.index[training == answer].tolist():
+            strips.append(Strip(f"training images of {answer}", thumbs(examples, answer, None)))
+        groups.append(Group(f"{label} answered as {answer}: {len(images)} of {total}", strips))
+    return Gallery(groups, "The most frequent wrong answers on test images.")
+
+
+def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> ReportPart | None:
+    """The wrong answers that have the highest probability; None without any, or if no image is on this machine."""
+    wrong = answers[~answers["right"]].sort_values("probability", ascending=False, kind="stable")
+    if thumbnails is None or not len(wrong):
+        return None
+    thumbs = []
+    for each in wrong.head(WRONG).itertuples():
+        lines = [Line(f"answer: {each.answer}", False), Line(f"probability {100 * each.probability:.0f} %")]
+        alt = f"{each.image}, labelled {each.label}"
+        thumbs.append(Thumb(thumbnails(each.image), each.label, alt, False, lines))
+    count = f"All {len(wrong)}" if len(wrong) == len(thumbs) else f"The first {len(thumbs)} of {len(wrong)}"
+    caption = f"{count} wrong answers on test images, the most probable first; some may be wrong labels."
+    return ReportPart("Most probable first", [Gallery([Group("", [Strip("", thumbs)])], caption)])
+
+
+def probability_part(answered: AnsweredImages) -> ReportPart:
+    """The reliability diagram (accuracy by probability) and its calibration error."""
+    groups = answered.reliability
+    places = np.flatnonzero(groups.images)
+    x = (100 * groups.probability[places]).tolist()
+    y = (100 * groups.accuracy[places]).tolist()
+    marks = [
+        Mark(a, b, f"probability {a:.0f} %, right {b:.0f} %, {n} images")
+        for a, b, n in zip(x, y, groups.images[places].tolist(), strict=True)
+    ]
+    ideal = Series("as often right as probable", [0.0, 100.0], [0.0, 100.0], tone=6)
+    line = Series("answers", x, y, marks=marks, tone=0)
+    error = 100 * groups.calibration_error
+    alt = f"accuracy of answers by their probability; expected calibration error {error:.1f} %"
+    drawing = draw(Chart(alt, "probability of the answer, %", "right answers, %", [line, ideal]))
+    share = f"{100 * answered.new_share:g} %"
+    caption = (
+        f"Expected calibration error {error:.1f} %: the mean distance of accuracy and probability over "
+        f"{len(groups.images)} bins, with images weighted so that {share} are of unseen pairs. "
+        "Points below the diagonal are answers that are surer than they are right."
+    )
+    return ReportPart("Reliability", [Figure("reliability", drawing, caption)])

@@ -1,0 +1,340 @@
+"""Parts of the report with test images: those nearest to a method's prototypes, to texts and to swapped factors.
+
+Semantic prototypes are computed from prompts, visual ones from images. Nearest means the largest cosine, as in the
+Duplex paper's qualitative figure; the bias on unseen pairs is not used. A swap joins the state part of one image's
+feature with the object part of another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from duplex.errors import UsageError
+from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.retrieval import nearest, precision
+from duplex.features.examples import Examples
+from duplex.features.image_files import thumbnail
+from duplex.labels import Bools, Ints, LabelSpace
+from duplex.methods.base import Inspectable
+from duplex.report.blocks import (
+    Block,
+    Gallery,
+    Group,
+    Line,
+    Note,
+    Strip,
+    Table,
+    TableRow,
+    Thumb,
+    columns,
+    number_cell,
+    text_cell,
+)
+from duplex.report.tables import json_pointer
+
+NEAREST = 4  # images shown per prototype
+TEXTS = 3  # nearest texts of an image
+SHOWN = 4  # pairs in the gallery of prototypes
+SWAP_NEAREST, SWAPS_SHOWN = 5, 3
+BLOCK = 4096
+Array = NDArray[np.float32]
+Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in the manifest
+NO_FACTORS = "this method has no state and object factors to swap; choose another with --method"
+
+
+def thumbnails_under(root: Path) -> Thumbnails:
+    """Function from an image's path in the folder `root` to its thumbnail: a data URI, None if unreadable."""
+    return lambda image: thumbnail(root / image)
+
+
+def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
+    """A note if none of a data set's images is in the folder `root`; else an empty list."""
+    if any((root / image).is_file() for image in images):
+        return []
+    return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]
+
+
+@dataclass(frozen=True)
+class EmbeddedImages:
+    """A trained method's features of the test images, and their state and object parts if it computes such factors."""
+
+    z: Array | None  # z^c [n, d], of unit length; None if the method has none
+    text_space: Array | None  # [n, d] features that semantic prototypes are compared with
+    states: Array | None  # z^s [n, d]; None without state and object factors
+    objects: Array | None  # z^o [n, d]
+
+    def in_space_of(self, prototype_kind: str) -> Array:
+        """The features that the method compares with its prototypes of a kind: `semantic` or `visual`."""
+        features = self.text_space if prototype_kind == "semantic" else self.z
+        assert features is not None
+        return features
+
+
+def embed_images(method: Inspectable, examples: Examples) -> EmbeddedImages:
+    """Images' features and their factors (state and object parts), computed by a method in batches of images."""
+    inputs = examples.inputs
+    starts = range(0, len(next(iter(inputs.values()))), BLOCK)
+    blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
+    z = None if method.features is None else torch.cat([method.features(block) for block in blocks]).cpu().numpy()
+    in_text_space = method.text_space_features
+    text_space = z if in_text_space is None else torch.cat([in_text_space(block) for block in blocks]).cpu().numpy()
+    if method.factors is None:
+        return EmbeddedImages(z, text_space, None, None)
+    states, objects = zip(*(method.factors(block) for block in blocks), strict=True)
+    return EmbeddedImages(z, text_space, torch.cat(states).cpu().numpy(), torch.cat(objects).cpu().numpy())
+
+
+@dataclass(frozen=True)
+class RetrievalContext:
+    """What retrieval needs: a method with features and prototypes, the test images and their thumbnails."""
+
+    method: Inspectable
+    labels: LabelSpace
+    test: Examples
+    images: Sequence[str]  # names of the test images
+    thumbnails: Thumbnails
+
+    @property
+    def compositions(self) -> Ints:
+        return self.test.compositions.cpu().numpy()
+
+    @cached_property
+    def embedded_images(self) -> EmbeddedImages:
+        return embed_images(self.method, self.test)
+
+    @property
+    def has_prototypes(self) -> bool:
+        has_any = self.method.semantic or self.method.visual
+        return self.embedded_images.z is not None and bool(has_any)
+
+    def prototypes(self, compositions: Ints) -> dict[str, Array]:
+        """Prototypes of C compositions: kind (`semantic`, `visual`) -> [C, d], for kinds that the method has."""
+        kinds = {"semantic": self.method.semantic, "visual": self.method.visual}
+        return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
+
+    def joined(self, states: Array, objects: Array) -> Array:
+        """Features [Q, d] from state parts [Q, d] and object parts [Q, d] of other images, by the learned fusion
+        (the Duplex paper's Eq. 11). Without one, the parts are concatenated, so that the cosine of two results is the
+        mean of the parts' cosines."""
+        if self.method.fuse is None:
+            return np.concatenate([states, objects], axis=1)
+        return np.asarray(self.method.fuse(torch.from_numpy(states), torch.from_numpy(objects)).cpu())
+
+
+@dataclass(frozen=True)
+class Hit:
+    """Test image found by retrieval, with its cosine to the query."""
+
+    row: int  # among the test images
+    image: str
+    label: str
+    cosine: float
+    right: bool  # whether it is labelled with the composition that was looked for
+
+
+def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
+    """The `top` test images nearest to each prototype of a composition: kind (`semantic`, `visual`) -> hits.
+
+    Raises:
+        UsageError: if the method has no prototypes.
+    """
+    if not context.has_prototypes:
+        raise UsageError("this method has no prototypes; choose another with --method")
+    hits = {}
+    for kind, prototype in context.prototypes(np.array([composition])).items():
+        rows, cosines = nearest(prototype, context.embedded_images.in_space_of(kind), top)
+        hits[kind] = _hits(context, rows[0], cosines[0], composition)
+    return hits
+
+
+def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int) -> list[Hit]:
+    """The `top` test images nearest to a state part [1, d] joined with another image's object part [1, d].
+
+    Raises:
+        UsageError: if the method has no state and object factors.
+    """
+    embedded = context.embedded_images
+    if embedded.states is None or embedded.objects is None:
+        raise UsageError(NO_FACTORS)
+    gallery = context.joined(embedded.states, embedded.objects)
+    rows, cosines = nearest(context.joined(states, objects), gallery, top)
+    return _hits(context, rows[0], cosines[0], -1)
+
+
+def _hits(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:
+    labels = context.compositions
+    return [
+        Hit(row, context.images[row], context.labels.name(int(labels[row])), cosine, bool(labels[row] == wanted))
+        for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True)
+    ]
+
+
+def _thumb(context: RetrievalContext, hit: Hit) -> Thumb:
+    alt = f"test image labelled {hit.label}"
+    return Thumb(context.thumbnails(hit.image), hit.label, alt, hit.right, [Line(f"cosine {hit.cosine:.3f}")])
+
+
+def _masks(seen: Bools) -> dict[str, Bools]:
+    """Masks of the `seen`, `unseen` and `all` images or pairs by name; empty ones are left out."""
+    masks: dict[str, Bools] = {"seen": seen, "unseen": ~seen, "all": np.ones_like(seen)}
+    return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+def _shares_table(
+    caption: str, heading: str, numbers: Mapping[str, Any], place: tuple[str, str], titles: Mapping[str, str], note: str
+) -> Table:
+    """Table of percentages by row and by group of pairs (seen, unseen, all).
+
+    Args:
+        numbers: row name -> group of pairs -> percentage.
+        place: file and key where the numbers are stored, which cells cite.
+        titles: row name -> text of the first column.
+    """
+    rows = []
+    for name, title in titles.items():
+        cells = [number_cell(value, source=json_pointer(*place, name, kind)) for kind, value in numbers[name].items()]
+        rows.append(TableRow([text_cell(title), *cells]))
+    return Table(caption, columns(heading, *numbers[next(iter(titles))]), rows, note)
+
+
+def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
+    """Blocks on the test images nearest to each prototype, and the numbers that they cite from the JSON file `file`."""
+    if not context.has_prototypes:
+        return [Note("The method has no prototypes.")], {}
+    present = np.unique(context.compositions)
+    shares = {}
+    for kind, prototypes in context.prototypes(present).items():
+        rows, _ = nearest(prototypes, context.embedded_images.in_space_of(kind), NEAREST)
+        shares[kind] = {
+            name: 100 * precision(rows[mask], context.compositions, present[mask])
+            for name, mask in _masks(context.labels.seen[present]).items()
+        }
+    note = "Share of the four nearest test images that have the prototype's label, mean over the test pairs, percent."
+    titles = {kind: f"{kind} prototypes" for kind in shares}
+    caption = "Precision among the four nearest images"
+    table = _shares_table(caption, "of", shares, (file, "precision_at_4"), titles, note)
+    return [table, _prototype_gallery(context, present)], {"precision_at_4": shares}
+
+
+def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
+    """The images nearest to the prototypes of the seen and unseen pairs with the most test images."""
+    counts = np.bincount(context.compositions, minlength=context.labels.size)[present]
+    order = present[np.argsort(-counts, kind="stable")]
+    seen = context.labels.seen[order]
+    groups = []
+    for kind, pairs in (("seen", order[seen]), ("unseen", order[~seen])):
+        for composition in pairs[: SHOWN // 2].tolist():
+            strips = [
+                Strip(f"nearest to the {prototype} prototype", [_thumb(context, hit) for hit in hits])
+                for prototype, hits in prototype_hits(context, composition, NEAREST).items()
+            ]
+            groups.append(Group(f"{context.labels.name(composition)} ({kind})", strips))
+    return Gallery(groups, "Test images nearest to a pair's prototypes, with their labels and cosines.")
+
+
+@dataclass(frozen=True)
+class RetrievedTexts:
+    """Texts (semantic prototypes) nearest to each test image, for the report; empty if the method has none."""
+
+    lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
+    blocks: Sequence[Block] = ()
+    numbers: Mapping[str, Any] = field(default_factory=dict)  # cited by `blocks`
+
+
+def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
+    """The compositions of the three texts (semantic prototypes) nearest to each test image, and the cosines.
+
+    Both are [n, 3], the nearest first. None if the method has no semantic prototypes.
+    """
+    if context.method.semantic is None or context.embedded_images.text_space is None:
+        return None
+    candidates = context.labels.candidates("closed", "test")
+    texts = context.method.semantic(candidates).cpu().numpy()
+    places, cosines = nearest(context.embedded_images.text_space, texts, TEXTS)
+    return candidates[places], cosines
+
+
+def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
+    """The texts nearest to each test image, and a table of how often they are right, citing the JSON file `file`."""
+    nearest_three = nearest_texts(context)
+    if nearest_three is None:
+        return RetrievedTexts()
+    compositions, cosines = nearest_three
+    right: Bools = compositions == context.compositions[:, None]
+    names = [context.labels.names(column) for column in compositions.T]
+    lines = {
+        row: [Line(f"{cosines[i, k]:.3f} {names[k][i]}", bool(right[i, k])) for k in range(len(names))]
+        for i, row in enumerate(context.test.rows.tolist())
+    }
+    hits = {"first": right[:, 0], "among_three": np.any(right, axis=1)}
+    masks = _masks(context.labels.seen[context.compositions])
+    shares = {name: {kind: 100 * float(hit[mask].mean()) for kind, mask in masks.items()} for name, hit in hits.items()}
+    titles = {"first": "the nearest text", "among_three": "one of the nearest three"}
+    note = "Share of test images whose label it is, by cosine of feature and semantic prototype, closed world, percent."
+    table = _shares_table("Image to text", "label is", shares, (file, "texts"), titles, note)
+    return RetrievedTexts(lines, [table], {"texts": shares})
+
+
+def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
+    """Blocks on swaps between test images, and the numbers that they cite from the JSON file `file`.
+
+    One swap looks for each test pair: the state of an image A with it and another object, joined with the object of an
+    image B with it and another state.
+    """
+    if context.embedded_images.states is None or context.embedded_images.objects is None:
+        return [Note("The method has no state and object factors to swap.")], {}
+    numbers, gallery = _swap_all(context, context.embedded_images.states, context.embedded_images.objects)
+    forms = {"questions": "{}", "first_right": "{:.1f}"}
+    cells = [number_cell(value, forms[key], json_pointer(file, "swap", key)) for key, value in numbers.items()]
+    header = columns("swaps", "nearest image right, %", texts=0)[: len(cells)]
+    note = "One swap per test pair: how often the nearest other image shows exactly the state of A and the object of B."
+    return [Table("Swapped factors", header, [TableRow(cells)], note), gallery], {"swap": numbers}
+
+
+def _swap_all(context: RetrievalContext, states: Array, objects: Array) -> tuple[dict[str, float], Gallery]:
+    """Numbers of the swaps (`questions`, and `first_right`: percent with the right nearest image), and a gallery."""
+    compositions = context.compositions
+    found = [_sources_of_swap(context, pair) for pair in np.unique(compositions).tolist()]
+    swaps = [swap for swap in found if swap is not None]
+    if not swaps:
+        return {"questions": 0}, Gallery([], "No two test images have a state and an object of another test pair.")
+    wanted, a, b = (np.array(column) for column in zip(*swaps, strict=True))
+    gallery = context.joined(states, objects)
+    rows, cosines = nearest(context.joined(states[a], objects[b]), gallery, SWAP_NEAREST + 2)
+    groups = []
+    firsts = []
+    unseen_first = np.argsort(context.labels.seen[wanted], kind="stable")[:SWAPS_SHOWN]
+    for q, (pair, *sources) in enumerate(swaps):
+        others = [place for place, row in enumerate(rows[q]) if row not in sources][:SWAP_NEAREST]
+        firsts.append(bool(others) and compositions[rows[q, others[0]]] == pair)
+        if q in unseen_first:
+            hits = _hits(context, rows[q, others], cosines[q, others], pair)
+            groups.append(_swap_group(context, sources, pair, [_thumb(context, hit) for hit in hits]))
+    caption = "The state of A joined with the object of B, and the test images nearest to it (A and B left out)."
+    return {"questions": len(swaps), "first_right": 100 * float(np.mean(firsts))}, Gallery(groups, caption)
+
+
+def _sources_of_swap(context: RetrievalContext, wanted: int) -> tuple[int, int, int] | None:
+    compositions, labels = context.compositions, context.labels
+    has_state = labels.state_of(compositions) == wanted // len(labels.objects)
+    has_object = labels.object_of(compositions) == wanted % len(labels.objects)
+    a = np.flatnonzero(has_state & ~has_object)
+    b = np.flatnonzero(has_object & ~has_state)
+    return (wanted, int(a[0]), int(b[0])) if a.size and b.size else None
+
+
+def _swap_group(context: RetrievalContext, sources: Sequence[int], wanted: int, thumbs: list[Thumb]) -> Group:
+    pair = []
+    for row, role in zip(sources, ("A: its state", "B: its object"), strict=True):
+        name = context.labels.name(int(context.compositions[row]))
+        pair.append(Thumb(context.thumbnails(context.images[row]), name, f"source image {role}", None, [Line(role)]))
+    strips = [Strip("sources", pair), Strip("nearest to A's state and B's object", thumbs)]
+    return Group(f"→ {context.labels.name(wanted)}", strips)

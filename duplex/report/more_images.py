@@ -1,0 +1,268 @@
+"""What more labelled images would bring: accuracy by number of training images, and the pairs to label next.
+
+The classifier is in closed form: prototypes computed by least squares from frozen features in seconds, nothing is
+trained. Each fit has its own temperature and prior, from validation images, and all labelled pairs as candidates.
+
+The learning curve is measured on test images and extrapolated to twice as many training images. These are drawn at
+random within every pair, at least one image per pair, so that seen pairs stay seen.
+
+Pairs are ranked by the variance of their mean feature in the closed form and by their validation errors. In coordinates
+where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`: effects of state and
+object, and an interaction of variance `v` (duplex/layers/additive.py). With `n_c` images of pair `c`, `H` the matrix of
+the normal equations for `beta`, and `k = 1/v`,
+
+    V_c = 1 / (n_c + k) + (k / (n_c + k))^2 u_c' H^-1 u_c        variance of theta_c in every direction
+    V_c / (1 + V_c)                                              share by which one more image reduces V_c
+    e_c = (wrong_c + e) / (validated_c + 1)                      share of errors, shrunk to the share e of all pairs
+    gain_c = e_c V_c / (1 + V_c)
+
+where `wrong_c` of the `validated_c` validation images of the pair are answered wrongly. The order of `gain` is a
+heuristic: it assumes that errors of a pair fall in proportion to the variance of its mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.confidence import NEW_SHARE, fit_probabilities
+from duplex.evaluation.reliability import image_weights
+from duplex.features.examples import Examples
+from duplex.labels import Bools, Ints, LabelSpace
+from duplex.layers.additive import NormalEquations, PairMeans
+from duplex.layers.class_statistics import ClassStatistics
+from duplex.layers.factors import unit
+from duplex.layers.gaussian_prototypes import ClosedForm
+
+SHARES = (0.25, 0.5, 1.0)
+DRAWS = 5  # of each share below 1
+BLOCK_SCORES = 1 << 22  # scores in memory at once
+FITTED_SCORES = 1 << 22  # of validation images, from which temperature and prior are fitted
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Point of a learning curve: the accuracies of several random draws of the same number of training images."""
+
+    images: int  # number of training images
+    accuracies: tuple[float, ...]  # percent
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.accuracies))
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Accuracy of a closed-form classifier by number of training images, and an extrapolation to twice as many."""
+
+    points: tuple[CurvePoint, ...]
+    slope: float  # beta of `extrapolate`
+    doubled: float  # accuracy in percent expected of twice as many images: an extrapolation
+
+    @classmethod
+    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> LearningCurve | None:
+        """Measure a closed-form classifier's accuracy with a quarter, half and all of the training images.
+
+        None if there are so few images that two of these numbers are equal. `examples`: split -> frozen features.
+        """
+        train = examples["train"].compositions.numpy()
+        points = []
+        for share in SHARES:
+            draws = [draw_share(train, share, seed) for seed in range(DRAWS if share < 1 else 1)]
+            fits = [ClosedFormAnswers.of(examples, labels, rows, "test") for rows in draws]
+            points.append(CurvePoint(len(draws[0]), tuple(fit.accuracy for fit in fits)))
+        images = [point.images for point in points]
+        if len(set(images)) < len(SHARES):
+            return None
+        return cls(tuple(points), *extrapolate(images, [p.mean for p in points], len(examples["test"])))
+
+
+def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
+    """Draw a random share of the images of every pair, at least one per pair; return their indices, ascending.
+
+    compositions: pair of each image [N].
+    """
+    generator = np.random.default_rng(seed)
+    rows = [
+        generator.permutation(members)[: max(1, int(share * len(members) + 0.5))]
+        for members in (np.flatnonzero(compositions == pair) for pair in np.unique(compositions))
+    ]
+    return np.sort(np.concatenate(rows))
+
+
+def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
+    """Fit a power law to a learning curve's errors; return its slope beta, and the accuracy for twice as many images.
+
+        log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
+
+    images: number of training images per point of the curve; the last one is doubled.
+    accuracies: percent, per point.
+    measured: number of test images; e counts as at least half an image.
+    """
+    error = np.maximum(100 - np.array(accuracies), 50 / measured)
+    beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
+    return float(beta), 100 - float(min(100.0, np.exp(alpha + beta * np.log(2 * images[-1]))))
+
+
+@dataclass(frozen=True)
+class ClosedFormAnswers:
+    """Answers of a closed-form classifier (nothing trained) for the images of one split."""
+
+    model: ClosedForm
+    target: Ints  # [N] compositions
+    answer: Ints  # [N]
+    is_seen: Bools  # [N] whether training shows the label
+
+    @classmethod
+    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
+        """Fit a closed-form classifier to training images, calibrate it on validation images, and classify a split.
+
+        examples: split -> frozen features with compositions.
+        rows: indices of the training images to use.
+        split: split whose images are answered: `train`, `val` or `test`.
+        """
+        train, chosen = examples["train"], torch.from_numpy(rows)
+        shape = len(labels.states), len(labels.objects)
+        statistics = ClassStatistics.of(unit(train.cls[chosen]), train.compositions[chosen], *shape)
+        model = ClosedForm.fit(statistics).to(torch.float32)
+        candidates = labels.candidates("closed", "train")
+        target = examples[split].compositions.numpy()
+        place = _best_candidates(model, candidates, examples, split, labels.is_seen(candidates))
+        return cls(model, target, candidates[place], labels.is_seen(target))
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy in percent, in which images of unseen pairs together have the weight `NEW_SHARE`, 0.1."""
+        return 100 * float(image_weights(self.is_seen, NEW_SHARE) @ (self.answer == self.target))
+
+
+def _best_candidates(
+    model: ClosedForm, candidates: Ints, examples: Mapping[str, Examples], split: str, seen: Bools
+) -> Ints:
+    """Return the position of the most probable candidate for each image of a split [N].
+
+    Temperature and prior of the probabilities are fitted to validation images.
+    """
+    scorer, val = model.scorer(torch.from_numpy(candidates)), examples["val"]
+
+    def log_p(cls: Tensor) -> Tensor:
+        return scorer(unit(cls).float()).log_softmax(1)
+
+    count = min(len(val), max(1, FITTED_SCORES // len(candidates)))
+    rows = torch.from_numpy(np.linspace(0, len(val) - 1, count).astype(int))
+    label = np.searchsorted(candidates, val.compositions[rows].numpy())
+    confidence = fit_probabilities(log_p(val.cls[rows]).double(), label, seen)
+    prior: Floats = confidence.log_prior(seen, np.ones_like(seen))
+    shift = torch.from_numpy(prior * confidence.temperature).float()  # the argmax of log p / T + prior
+    step = max(1, BLOCK_SCORES // len(candidates))
+    return np.concatenate([(log_p(part) + shift).argmax(1).numpy() for part in examples[split].cls.split(step)])
+
+
+@dataclass(frozen=True)
+class NextImages:
+    """Labelled pairs of a data set, ranked by the expected gain from one more image of the pair."""
+
+    pairs: Ints  # [P] compositions, the largest gain first
+    images: Ints  # [P] labelled images, of all splits
+    variance: Floats  # V [P]
+    validated: Ints  # [P] validation images of pairs that training shows
+    wrong: Ints  # [P] of these
+    gain: Floats  # [P]
+    shrinkage: float  # k
+    errors: tuple[float, float] | None  # percent wrong on validation images of pairs of larger and smaller variance
+
+    @classmethod
+    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
+        """Rank the labelled pairs by expected gain, from image counts of all splits and errors on validation images.
+
+        The errors are those of a closed-form classifier, fitted to the training images.
+
+        examples: split -> frozen features with compositions.
+        """
+        answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
+        shape, k, ridge = answers.model.shape, answers.model.shrinkage, answers.model.settings.ridge
+        counts = pair_counts(examples, labels, ("train", "val", "test"))
+        pairs = np.flatnonzero(counts)
+        variance = mean_variances(counts, k, ridge, shape)[pairs]
+        right = answers.answer == answers.target
+        seen, size = answers.is_seen, labels.size
+        validated = np.bincount(answers.target[seen], minlength=size)[pairs]
+        wrong = np.bincount(answers.target[seen & ~right], minlength=size)[pairs]
+        gain = expected_gain(variance, wrong, validated)
+        order = np.argsort(-gain, kind="stable")
+        before = mean_variances(pair_counts(examples, labels, ("train",)), k, ridge, shape)[answers.target]
+        pairs, variance, validated, wrong = pairs[order], variance[order], validated[order], wrong[order]
+        errors = _errors_by_variance(before, right)
+        return cls(pairs, counts[pairs], variance, validated, wrong, gain[order], k, errors)
+
+
+def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tuple[str, ...]) -> Ints:
+    """Return the number of images of every composition [M*N], summed over `splits`, for M states and N objects."""
+    compositions = np.concatenate([examples[split].compositions.numpy() for split in splits])
+    return np.bincount(compositions, minlength=labels.size)
+
+
+def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
+    """Return the posterior variance of every composition's mean feature [M*N], given its number of images.
+
+    counts: number of images of every composition [M*N].
+    k: inverse variance of the pairs' interactions (deviations from state + object effect); weighs like k images.
+    ridge: penalty on the effects of states and objects.
+    shape: (M, N), numbers of states and of objects.
+    """
+    m, n = shape
+    seen = torch.from_numpy(np.flatnonzero(counts))
+    number = torch.from_numpy(counts).double()
+    nothing = torch.zeros(len(seen), 0, dtype=torch.float64)
+    normal = NormalEquations(PairMeans(seen // n, seen % n, number[seen], nothing, shape), 1 / k, ridge)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))  # H^-1 [1 + M + N, 1 + M + N]
+    of_effects = _quadratic(inverse, m)  # u_c' H^-1 u_c [M, N]
+    rest = k / (number + k)
+    variance: Floats = (1 / (number + k) + rest**2 * of_effects.flatten()).numpy()
+    return variance
+
+
+def _quadratic(inverse: Tensor, states: int) -> Tensor:
+    """Return `u' H^-1 u` [M, N], the variance that a pair's mean has from the estimates of state and object effects.
+
+    u: design row of the pair (1, one-hot state, one-hot object).
+    inverse: H^-1, inverse matrix of the normal equations.
+    states: number of states, M.
+    """
+    own = inverse.diagonal()
+    s, o = slice(1, 1 + states), slice(1 + states, None)
+    by_state = own[s] + 2 * inverse[0, s]
+    by_object = own[o] + 2 * inverse[0, o]
+    return inverse[0, 0] + by_state[:, None] + by_object + 2 * inverse[s, o]
+
+
+def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
+    """Return the expected gain [P] from one more labelled image of each pair, as a number to rank pairs by.
+
+    variance: of the pair's mean feature [P].
+    wrong, validated: numbers of wrong and of all validation images of the pair [P].
+    """
+    overall = wrong.sum() / max(1, validated.sum())
+    errors = (wrong + overall) / (validated + 1)
+    gain: Floats = errors * variance / (1 + variance)
+    return gain
+
+
+def _errors_by_variance(variance: Floats, right: Bools) -> tuple[float, float] | None:
+    """Return the percentage of wrong answers on images whose pair has a variance above the median, and on the others.
+
+    The comparison shows whether variance predicts errors. None if a group is empty.
+
+    variance: for each image, the posterior variance of its pair's mean feature [N].
+    right: whether the answer is right [N].
+    """
+    larger = variance > np.median(variance)
+    if larger.all() or not larger.any():
+        return None
+    return 100 * float((~right[larger]).mean()), 100 * float((~right[~larger]).mean())
