@@ -7,6 +7,7 @@ The report and the page of one data set share them. `answers` is a table with a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -43,6 +44,7 @@ EACH, SHOWN = 4, 10  # images per group of examples, rows per table of the repor
 MATRIX = 24  # labels of a confusion matrix
 CONFUSED = 8  # confused pairs with thumbnails
 WRONG = 32  # thumbnails of wrong answers
+RIVAL = Column("taken for", False, "the most frequent wrong answer, and its number of images")
 KINDS = ("seen pairs", "unseen pairs")  # with and without training images
 
 
@@ -113,7 +115,7 @@ def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]
     """Wrong answers, the most frequent first: label, answer, images, and number of images with the label."""
     images = answers["label"].value_counts()
     wrong = answers[answers["label"] != answers["answer"]]
-    groups = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))
+    groups: list[Any] = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))
     return [(label, answer, rows["image"].tolist(), int(images[label])) for (label, answer), rows in groups]
 
 
@@ -152,9 +154,11 @@ def pair_table(
         if train is not None:
             cells.append(count_cell(train.get(label, 0)))
         cells += [count_cell(images, source), number_cell(100 * float(share), source=source)]
-        rows.append(TableRow([*cells, text_cell(rivals.get(label, MISSING))]))
+        if not best:
+            cells.append(text_cell(rivals.get(label, MISSING)))
+        rows.append(TableRow(cells))
     titles = ["test images", "right, %"] if train is None else ["training images", "test images", "right, %"]
-    header = [*columns("pair", "in training", *titles, texts=2), Column("most often taken for", False)]
+    header = [*columns("pair", "in training", *titles, texts=2), *([] if best else [RIVAL])]
     note = AT_BIAS if source else ""
     if train is not None and len(pairs) > limit:
         note = f"The first {limit} of {len(pairs)}."
@@ -167,7 +171,7 @@ def accuracy_parts(answered: AnsweredImages, answers: pd.DataFrame, training: pd
     Args:
         training: label of each training image, by image.
     """
-    train = training.value_counts().to_dict()
+    train: dict[Any, int] = training.value_counts().to_dict()
     labels = answered.labels
     states = _primitive_table("state", answered.accuracies(labels.state_of), labels.states)
     objects = _primitive_table("object", answered.accuracies(labels.object_of), labels.objects)
@@ -180,7 +184,8 @@ def accuracy_parts(answered: AnsweredImages, answers: pd.DataFrame, training: pd
 
 
 def _overall_table(answered: AnsweredImages) -> Table:
-    labels, rows = answered.labels, []
+    labels = answered.labels
+    rows = []
     right = [answered.right]
     right += [part(answered.answer) == part(answered.target) for part in (labels.state_of, labels.object_of)]
     for name, mask in zip(KINDS, (answered.is_seen, ~answered.is_seen), strict=True):
@@ -204,7 +209,7 @@ def _primitive_table(kind: str, groups: Sequence[LabelAccuracy], labels: Sequenc
     header = [Column(kind, False)]
     for name in KINDS:
         header += [Column(f"images of {name}"), Column(f"{kind} right, %")]
-    header.append(Column("most often taken for", False))
+    header.append(RIVAL)
     note = f"The first {ROWS} of {len(groups)}." if len(groups) > ROWS else ""
     return Table(f"Accuracy of the {kind}, the lowest first", header, rows, note)
 
@@ -270,7 +275,8 @@ def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> 
     if thumbnails is None or not len(wrong):
         return None
     thumbs = []
-    for each in wrong.head(WRONG).itertuples():
+    shown: list[Any] = list(wrong.head(WRONG).itertuples())
+    for each in shown:
         lines = [Line(f"answer: {each.answer}", False), Line(f"probability {100 * each.probability:.0f} %")]
         alt = f"{each.image}, labelled {each.label}"
         thumbs.append(Thumb(thumbnails(each.image), each.label, alt, False, lines))

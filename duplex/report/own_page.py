@@ -125,7 +125,7 @@ def _facts(data: OwnData) -> list[tuple[str, str]]:
         ("labelled pairs", f"{pairs:,}"),
     ]
     if data.answered is not None and len(data.answered):
-        facts.append((f"accuracy, {100 * data.answered.new_share:g} % new", f"{data.answered.accuracy:.1f} %"))
+        facts.append((f"accuracy, {100 * data.answered.new_share:g} % unseen", f"{data.answered.accuracy:.1f} %"))
     return [*facts, *data.facts]
 
 

@@ -108,10 +108,11 @@ def write_suspects_page(
         label = f"{row['state']} {row['object']}"
         lines = [
             Line(f"rather {row['better_state']} {row['better_object']}", False),
-            Line(f"{row['rank']}. {row['image']}"),
+            Line(str(row["image"])),
         ]
-        thumbs.append(Thumb(thumbnail(root / row["image"]), label, f"image labelled {label}", lines=lines))
-    caption = "Below each image: its label, the label that fits better, and its rank. The most suspicious come first."
+        name = f"{row['rank']}. {label}"
+        thumbs.append(Thumb(thumbnail(root / row["image"]), name, f"image labelled {label}", lines=lines))
+    caption = "Below each image: its rank and label, the label that fits better, and its file."
     part = ReportPart("Most suspicious first", [Gallery([Group("", [Strip("", thumbs)])], caption)])
     lead = "Correct the columns state and object of suspects.csv, which lists these images."
     report = Report(title, lead, [ReportSection("suspects", "Suspicious labels", [part])])

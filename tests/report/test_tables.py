@@ -238,7 +238,7 @@ def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():
     assert texts == [
         [["a", "b", "2", "4"], ["b", "a", "2", "2"], ["e", "a", "1", "2"], ["e", "b", "1", "2"]],
         [["b", "seen", "2", "0.0", "a (2)"], ["e", "unseen", "2", "0.0", "a (1)"]],
-        [["d", "unseen", "3", "100.0", "–"], ["c", "seen", "1", "100.0", "–"]],
+        [["d", "unseen", "3", "100.0"], ["c", "seen", "1", "100.0"]],
     ]
 
 
