@@ -54,7 +54,8 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
     curves = data.curves[world]
     if not curves:
         return None
-    tones, series = tones_of(data), []
+    tones = tones_of(data)
+    series = []
     for method, curve in curves.items():
         seen, unseen, low, high = (values.tolist() for values in (curve.seen, curve.unseen, curve.low, curve.high))
         points = list(zip(seen, unseen, strict=True))[::4]
@@ -70,17 +71,16 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Return method name -> number of its colour, the same in all figures of a data set.
-
-    The names under which the report shows methods (option `shown_as`) are keys, too.
-    """
+    """Method -> number of its colour, the same in all figures of a data set; keys are also the names under which the
+    report shows methods (option `shown_as`)."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:
     """Plot validation AUC and the sum of losses by epoch, for the methods that train; empty if none does."""
-    figures, legend = [], "Lines: mean over seeds. Bands: lowest to highest seed."
+    legend = "Lines: mean over seeds. Bands: lowest to highest seed."
+    figures = []
     for title, label, value, caption in (
         ("validation AUC", "validation AUC, %", lambda history: 100 * history["val_auc"], "Validation AUC by epoch."),
         ("training loss", "sum of losses", _total_loss, "Training loss, all terms."),
@@ -95,20 +95,18 @@ def training_figures(data: DatasetResults) -> list[Figure]:
 
 
 def _by_epoch(data: DatasetResults, value: Callable[[pd.DataFrame], pd.Series]) -> list[Series]:
-    """Return a line of a chart by epoch for each method that trains, averaged over seeds.
-
-    value: function from a training history (a table) to one number per epoch.
-    """
-    lines, tones = [], tones_of(data)
+    """A line per method that trains, averaged over seeds; `value`: training history -> one number per epoch."""
+    tones = tones_of(data)
+    lines = []
     for method, runs in data.runs.items():
         seeds = [run.history for run in runs.values() if run.history is not None and len(run.history) > 1]
         if not seeds:
             continue
         length = min(map(len, seeds))
-        x = [float(e) for e in seeds[0]["epoch"][:length]]
         table = np.stack([value(history).to_numpy(dtype=float)[:length] for history in seeds])  # [seeds, epochs]
         known = ~np.isnan(table).any(axis=0)
-        x, table = [e for e, k in zip(x, known, strict=True) if k], table[:, known]
+        x = seeds[0]["epoch"].to_numpy(dtype=float)[:length][known].tolist()
+        table = table[:, known]
         y = table.mean(axis=0)
         marks = [Mark(a, b, f"{method}, epoch {a:g}: {b:.2f}", len(x) <= 25) for a, b in zip(x, y, strict=True)]
         lines.append(Series(method, x, y, table.min(axis=0), table.max(axis=0), marks, tones[method]))
@@ -123,7 +121,8 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
     """Plot AUC and HM of ablations against lambda, the momentum of the prototypes' updates, with standard errors.
 
-    places: a mapping per ablation, with its lambda as `value` and its name as `run`.
+    Args:
+        places: a mapping per ablation, with its lambda as `value` and its name as `run`.
     """
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
@@ -133,11 +132,10 @@ def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]
         if len(rows) < 2:
             continue
         x = [place for place, _ in rows]
-        y = [row[metric] for _, row in rows]
-        error = [row.get(f"{metric}_se", 0.0) for _, row in rows]
+        y = np.array([row[metric] for _, row in rows])
+        error = np.array([row.get(f"{metric}_se", 0.0) for _, row in rows])
         marks = [Mark(a, b, f"λ = {a:g}: {label} {b:.2f} ± {e:.2f}") for a, b, e in zip(x, y, error, strict=True)]
-        low, high = ([b + sign * e for b, e in zip(y, error, strict=True)] for sign in (-1, 1))
-        line = Series(label, x, y, low, high, marks)
+        line = Series(label, x, y.tolist(), (y - error).tolist(), (y + error).tolist(), marks)
         alt = f"{label} against the momentum λ on {data.name}, closed world."
         chart = Chart(alt, "λ", f"{label}, %", [line], from_zero=False)
         figures.append(Figure(slug(data.name, "lambda", metric), draw(chart), f"{label} by λ; band: standard error."))
@@ -158,17 +156,19 @@ class Scene:
 
 
 def map_count(scene: Scene) -> int:
-    """Return the number of t-SNE maps that `compute_maps` returns; it depends on the prototypes that the method has."""
+    """The number of t-SNE maps of a run; it depends on the prototypes that the method has."""
     return sum(1 for _ in _plans(scene))
 
 
 def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """Compute the t-SNE maps of a run's test images and prototypes; return one table with a row per point of each map.
+    """Compute the t-SNE maps of a run's test images and prototypes: one table with a row per point of each map.
 
-    tick: callback for progress, called with the number of finished optimisation steps over all maps; each of the
-        `map_count(scene)` maps takes `EARLY + STEPS` steps.
+    Args:
+        tick: callback for progress, called with the number of finished optimisation steps over all maps; each of the
+            `map_count(scene)` maps takes `EARLY + STEPS` steps.
     """
-    tables, done = [], 0
+    tables = []
+    done = 0
     for name, parts in _plans(scene):
         kinds, points, vectors = zip(*parts, strict=True)
         compositions = np.concatenate(points)
@@ -205,11 +205,10 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
 
 
 def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
-    """Return the compositions with the most test images, and the indices of the images to show in maps.
+    """The compositions with the most test images, and the indices of up to 40 images of each, evenly spaced.
 
-    Of each composition up to 40 images are shown, evenly spaced.
-
-    compositions: composition of each test image [n].
+    Args:
+        compositions: composition of each test image [n].
     """
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:CLASSES]])
@@ -221,10 +220,7 @@ def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
 
 
 def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
-    """Compute a repeatable t-SNE map [r, 2] of vectors [r, d], started from principal components, on one thread.
-
-    tick: progress callback, called with `done` (steps of maps finished before) plus this map's optimisation steps.
-    """
+    """A repeatable map [r, 2] of vectors [r, d], started from principal components, on one thread."""
     if len(vectors) < 5:  # too few for neighbourhoods: use the first two coordinates
         tick(done + EARLY + STEPS)
         return np.asarray(vectors[:, :2], dtype=np.float64)
@@ -262,11 +258,12 @@ def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """Return a t-SNE map as SVG: one `<g>` per label, with the label as hover text; prototypes are drawn above images.
+    """A t-SNE map as SVG: one `<g>` per label, with the label as hover text; prototypes are drawn above images.
 
-    rows: table of points.
-    hue_by: column of `rows` whose values are told apart by colour.
-    alt: text for screen readers.
+    Args:
+        rows: table of points.
+        hue_by: column of `rows` whose values are told apart by colour.
+        alt: text for screen readers.
     """
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}

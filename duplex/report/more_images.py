@@ -84,26 +84,28 @@ class LearningCurve:
 
 
 def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
-    """Draw a random share of the images of every pair, at least one per pair; return their indices, ascending.
+    """Draw a random share of the images of every pair, at least one per pair: their indices, ascending.
 
-    compositions: pair of each image [N].
+    Args:
+        compositions: pair of each image [N].
     """
     generator = np.random.default_rng(seed)
-    rows = [
-        generator.permutation(members)[: max(1, int(share * len(members) + 0.5))]
-        for members in (np.flatnonzero(compositions == pair) for pair in np.unique(compositions))
-    ]
+    rows = []
+    for pair in np.unique(compositions):
+        members = np.flatnonzero(compositions == pair)
+        rows.append(generator.permutation(members)[: max(1, int(share * len(members) + 0.5))])
     return np.sort(np.concatenate(rows))
 
 
 def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
-    """Fit a power law to a learning curve's errors; return its slope beta, and the accuracy for twice as many images.
+    """Fit a power law to a learning curve's errors: its slope beta, and the accuracy for twice as many images.
 
         log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
 
-    images: number of training images per point of the curve; the last one is doubled.
-    accuracies: percent, per point.
-    measured: number of test images; e counts as at least half an image.
+    Args:
+        images: number of training images per point of the curve; the last one is doubled.
+        accuracies: percent, per point.
+        measured: number of test images; e counts as at least half an image.
     """
     error = np.maximum(100 - np.array(accuracies), 50 / measured)
     beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
@@ -123,11 +125,13 @@ class ClosedFormAnswers:
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
         """Fit a closed-form classifier to training images, calibrate it on validation images, and classify a split.
 
-        examples: split -> frozen features with compositions.
-        rows: indices of the training images to use.
-        split: split whose images are answered: `train`, `val` or `test`.
+        Args:
+            examples: split -> frozen features with compositions.
+            rows: indices of the training images to use.
+            split: split whose images are answered: `train`, `val` or `test`.
         """
-        train, chosen = examples["train"], torch.from_numpy(rows)
+        train = examples["train"]
+        chosen = torch.from_numpy(rows)
         shape = len(labels.states), len(labels.objects)
         statistics = ClassStatistics.of(unit(train.cls[chosen]), train.compositions[chosen], *shape)
         model = ClosedForm.fit(statistics).to(torch.float32)
@@ -145,11 +149,9 @@ class ClosedFormAnswers:
 def _best_candidates(
     model: ClosedForm, candidates: Ints, examples: Mapping[str, Examples], split: str, seen: Bools
 ) -> Ints:
-    """Return the position of the most probable candidate for each image of a split [N].
-
-    Temperature and prior of the probabilities are fitted to validation images.
-    """
-    scorer, val = model.scorer(torch.from_numpy(candidates)), examples["val"]
+    """The position of the most probable candidate for each image of a split [N]."""
+    scorer = model.scorer(torch.from_numpy(candidates))
+    val = examples["val"]
 
     def log_p(cls: Tensor) -> Tensor:
         return scorer(unit(cls).float()).log_softmax(1)
@@ -179,42 +181,51 @@ class NextImages:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
-        """Rank the labelled pairs by expected gain, from image counts of all splits and errors on validation images.
+        """Rank the labelled pairs, by image counts of all splits and the closed form's errors on validation images.
 
-        The errors are those of a closed-form classifier, fitted to the training images.
-
-        examples: split -> frozen features with compositions.
+        Args:
+            examples: split -> frozen features with compositions.
         """
         answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
-        shape, k, ridge = answers.model.shape, answers.model.shrinkage, answers.model.settings.ridge
+        model = answers.model
+        ridge = model.settings.ridge
         counts = pair_counts(examples, labels, ("train", "val", "test"))
         pairs = np.flatnonzero(counts)
-        variance = mean_variances(counts, k, ridge, shape)[pairs]
+        variance = mean_variances(counts, model.shrinkage, ridge, model.shape)[pairs]
         right = answers.answer == answers.target
-        seen, size = answers.is_seen, labels.size
-        validated = np.bincount(answers.target[seen], minlength=size)[pairs]
-        wrong = np.bincount(answers.target[seen & ~right], minlength=size)[pairs]
+        seen = answers.is_seen
+        validated = np.bincount(answers.target[seen], minlength=labels.size)[pairs]
+        wrong = np.bincount(answers.target[seen & ~right], minlength=labels.size)[pairs]
         gain = expected_gain(variance, wrong, validated)
         order = np.argsort(-gain, kind="stable")
-        before = mean_variances(pair_counts(examples, labels, ("train",)), k, ridge, shape)[answers.target]
-        pairs, variance, validated, wrong = pairs[order], variance[order], validated[order], wrong[order]
-        errors = _errors_by_variance(before, right)
-        return cls(pairs, counts[pairs], variance, validated, wrong, gain[order], k, errors)
+        train_counts = pair_counts(examples, labels, ("train",))
+        before = mean_variances(train_counts, model.shrinkage, ridge, model.shape)[answers.target]
+        return cls(
+            pairs=pairs[order],
+            images=counts[pairs[order]],
+            variance=variance[order],
+            validated=validated[order],
+            wrong=wrong[order],
+            gain=gain[order],
+            shrinkage=model.shrinkage,
+            errors=_errors_by_variance(before, right),
+        )
 
 
 def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tuple[str, ...]) -> Ints:
-    """Return the number of images of every composition [M*N], summed over `splits`, for M states and N objects."""
+    """The number of images of every composition [M*N], summed over `splits`, for M states and N objects."""
     compositions = np.concatenate([examples[split].compositions.numpy() for split in splits])
     return np.bincount(compositions, minlength=labels.size)
 
 
 def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
-    """Return the posterior variance of every composition's mean feature [M*N], given its number of images.
+    """The posterior variance of every composition's mean feature [M*N], given its number of images.
 
-    counts: number of images of every composition [M*N].
-    k: inverse variance of the pairs' interactions (deviations from state + object effect); weighs like k images.
-    ridge: penalty on the effects of states and objects.
-    shape: (M, N), numbers of states and of objects.
+    Args:
+        counts: number of images of every composition [M*N].
+        k: inverse variance of the pairs' interactions (deviations from state + object effect); weighs like k images.
+        ridge: penalty on the effects of states and objects.
+        shape: (M, N), numbers of states and of objects.
     """
     m, n = shape
     seen = torch.from_numpy(np.flatnonzero(counts))
@@ -222,31 +233,23 @@ def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int])
     nothing = torch.zeros(len(seen), 0, dtype=torch.float64)
     normal = NormalEquations(PairMeans(seen // n, seen % n, number[seen], nothing, shape), 1 / k, ridge)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))  # H^-1 [1 + M + N, 1 + M + N]
-    of_effects = _quadratic(inverse, m)  # u_c' H^-1 u_c [M, N]
+    own = inverse.diagonal()
+    s = slice(1, 1 + m)
+    o = slice(1 + m, None)
+    by_state = own[s] + 2 * inverse[0, s]
+    by_object = own[o] + 2 * inverse[0, o]
+    of_effects = inverse[0, 0] + by_state[:, None] + by_object + 2 * inverse[s, o]  # u_c' H^-1 u_c [M, N]
     rest = k / (number + k)
     variance: Floats = (1 / (number + k) + rest**2 * of_effects.flatten()).numpy()
     return variance
 
 
-def _quadratic(inverse: Tensor, states: int) -> Tensor:
-    """Return `u' H^-1 u` [M, N], the variance that a pair's mean has from the estimates of state and object effects.
-
-    u: design row of the pair (1, one-hot state, one-hot object).
-    inverse: H^-1, inverse matrix of the normal equations.
-    states: number of states, M.
-    """
-    own = inverse.diagonal()
-    s, o = slice(1, 1 + states), slice(1 + states, None)
-    by_state = own[s] + 2 * inverse[0, s]
-    by_object = own[o] + 2 * inverse[0, o]
-    return inverse[0, 0] + by_state[:, None] + by_object + 2 * inverse[s, o]
-
-
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """Return the expected gain [P] from one more labelled image of each pair, as a number to rank pairs by.
+    """The expected gain [P] from one more labelled image of each pair, as a number to rank pairs by.
 
-    variance: of the pair's mean feature [P].
-    wrong, validated: numbers of wrong and of all validation images of the pair [P].
+    Args:
+        variance: of the pair's mean feature [P].
+        wrong, validated: numbers of wrong and of all validation images of the pair [P].
     """
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
@@ -255,13 +258,7 @@ def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
 
 
 def _errors_by_variance(variance: Floats, right: Bools) -> tuple[float, float] | None:
-    """Return the percentage of wrong answers on images whose pair has a variance above the median, and on the others.
-
-    The comparison shows whether variance predicts errors. None if a group is empty.
-
-    variance: for each image, the posterior variance of its pair's mean feature [N].
-    right: whether the answer is right [N].
-    """
+    """Percent wrong on images whose pair has a variance above the median, and on the others; None if one is empty."""
     larger = variance > np.median(variance)
     if larger.all() or not larger.any():
         return None

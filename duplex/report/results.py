@@ -121,6 +121,8 @@ def read_predictions(path: Path) -> pd.DataFrame | None:
     advice = f"`duplex evaluate {' '.join(map(' '.join, options))}` writes it again"
     table = read_table(path, advice)
     if table is not None:
+        if missing := {"row", "image", "label", "seen", "right", "margin", "top1", "world"} - set(table):
+            raise DuplexError(f"{path} has no column {min(missing)!r}; {advice}")
         require_own(table, path, advice)
     return table
 

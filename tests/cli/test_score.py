@@ -103,7 +103,7 @@ def test_text_has_metrics_top_k_and_counts(tmp_path: Path, arrays: dict[str, Any
     shown = run(path)
     assert "auc" in shown and "top-5" in shown and "seen and" in shown and "[" in shown
     lone = run(save(tmp_path / "b.npz", arrays | {"seen": np.ones(20, bool)}))
-    assert "unseen         -" in lone
+    assert "unseen         –" in lone
 
 
 def without(arrays: dict[str, Any], name: str) -> dict[str, Any]:

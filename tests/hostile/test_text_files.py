@@ -140,7 +140,6 @@ ROW = "0,a.jpg,red star,1,1,0.5,red star,red moon,blue star,closed"
     [
         "",
         "nonsense",
-        f"{HEADER}\n{ROW},more\n{ROW}\n",
         "\0" * 99,
         f'{HEADER}\n"{ROW}\n',
     ],
