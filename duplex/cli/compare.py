@@ -93,10 +93,7 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
 def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    """Return the seeds to compare and, per method, the `Margins` of its test images for each seed.
-
-    Margins are the biases at which images turn right or wrong. Raises `UsageError` if the runs' test images differ.
-    """
+    """The seeds to compare and, per method, the `Margins` of its test images for each seed."""
     from duplex.artifacts import ArtifactPaths
     from duplex.data.prepared_source import require_prepared
     from duplex.evaluation.curve import Margins
@@ -159,10 +156,7 @@ def _check_run(
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    """Return the seeds that both methods were evaluated with.
-
-    If there are none, return a list of one seed, which the error message for a missing run then names.
-    """
+    """The seeds that both methods were evaluated with; if none, one seed, which the message on a missing run names."""
     planned = [params.ablation_run.seeds if entry in params.ablations else params.run.seeds for entry in entries]
     seeds = sorted({*planned[0], *planned[1]})
     evaluated = [
@@ -172,10 +166,6 @@ def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]
 
 
 def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Path:
-    """Return the path of a run's predictions.csv, below `artifacts/`.
-
-    For an ablation that was run for the tables of the report, the file is below `ablations/runs/`.
-    """
     from duplex.artifacts import ArtifactPaths
 
     paths = ArtifactPaths()

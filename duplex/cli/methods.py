@@ -37,10 +37,7 @@ def show_params(
 
 
 def _entry(params: Params, name: str) -> dict[str, Any]:
-    """Return a method's entry in params.yaml as a dictionary, with default options filled in.
-
-    The keys `training` and `per_dataset` stay as they are written.
-    """
+    """A method's entry in params.yaml with default options filled in; `training` and `per_dataset` stay as written."""
     entry = params.entry(name)
     overrides = {"training": dict(entry.training), "per_dataset": dict(entry.per_dataset), "shown_as": entry.shown_as}
     overrides = {key: value for key, value in overrides.items() if value}

@@ -57,10 +57,7 @@ def score(
 
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
-    """Return the metrics of a score file as a dictionary: accuracies and AUC of the top k answers, k = `ks[0]`.
-
-    The metrics for the further k in `ks` are under the key `top`.
-    """
+    """Metrics of the top k answers, k = `ks[0]`; those for the further k are under the key `top`."""
     from duplex.evaluation.sampled import sampled_metrics
     from duplex.evaluation.scores import open_scores
 
@@ -91,7 +88,6 @@ def _path_in_errors(path: Path) -> Iterator[None]:
 
 
 def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
-    """Yield batches (slice of images, their scores) from a score file, with a progress bar on stderr."""
     from duplex.system.progress import track
 
     return track(scores.blocks(), scores.path.name, len(scores.steps))
@@ -100,7 +96,7 @@ def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
 def _measure(
     scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int
 ) -> tuple[TopCompetitors, list[dict[str, Any]]]:
-    """Read a score file; return score statistics (numbers per image), and top-k metrics for each k in `ks`."""
+    """Score statistics (numbers per image) of a score file, and top-k metrics for each k in `ks`."""
     from duplex.evaluation.accumulator import ScoreAccumulator
     from duplex.evaluation.metrics import measure
 

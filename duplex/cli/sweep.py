@@ -78,10 +78,7 @@ def sweep(
 
 
 def summary(report: SweepReport) -> str:
-    """Return the result of a sweep (many training runs) as one line of text.
-
-    An example is `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`.
-    """
+    """A line such as `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`."""
     trained = f"trained and evaluated in {report.seconds:.0f} s"
     runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
     outside = (report.outside_pipeline, "not tracked by DVC, since `run` of params.yaml lacks them")
@@ -91,12 +88,12 @@ def summary(report: SweepReport) -> str:
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """Return the names in a comma-separated text as a list; None for None."""
+    """The names in a comma-separated text; None for None."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
-    """Return the seeds in a text such as `0,2,5-9`; None for None."""
+    """The seeds in a text such as `0,2,5-9`; None for None."""
     seeds: list[int] = []
     for part in split_names(text) or []:
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)

@@ -61,10 +61,10 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:
-        """Return a `LabelAccuracy` per state, object or pair that occurs in the images' labels, in ascending order.
+        """A `LabelAccuracy` per state or object that occurs in the images' labels, in ascending order.
 
-        part: function that maps compositions to what is counted: `labels.state_of`, `labels.object_of`, or the identity
-            for pairs.
+        Args:
+            part: function that maps compositions to what is counted: `labels.state_of` or `labels.object_of`.
         """
         target, answer = part(self.target), part(self.answer)
         groups = []
@@ -78,11 +78,7 @@ class AnsweredImages:
         return groups
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Return the confusion matrix [size, size] of states or objects: images by label (row) and answer (column).
-
-        part: function that maps compositions to states or objects: `labels.state_of` or `labels.object_of`.
-        size: number of states or objects.
-        """
+        """The confusion matrix [size, size] of states or objects: images by label (row) and answer (column)."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)
 
@@ -105,5 +101,5 @@ class LabelAccuracy:
         return 100 * sum(self.right) / sum(self.images)
 
     def percent_of(self, kind: int) -> float | None:
-        """Return the label's accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if none."""
+        """The label's accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if none."""
         return 100 * self.right[kind] / self.images[kind] if self.images[kind] else None

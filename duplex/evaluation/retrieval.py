@@ -18,7 +18,7 @@ Vectors = NDArray[np.floating]
 
 
 def unit(vectors: Vectors) -> Floats:
-    """Return a matrix with rows scaled to length one; rows of zeros stay zero."""
+    """A matrix with rows scaled to length one; rows of zeros stay zero."""
     wide = np.asarray(vectors, dtype=np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     return np.asarray(np.divide(wide, length, out=np.zeros_like(wide), where=length > 0))
@@ -53,7 +53,7 @@ def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floa
 
 
 def _largest(similar: Floats, k: int) -> Ints:
-    """Return the columns [b, k] of each row's k largest values, descending; of equal values the lower column first."""
+    """The columns [b, k] of each row's k largest values, descending; of equal values the lower column first."""
     if not k:
         return np.empty((len(similar), 0), dtype=np.int64)
     last = np.partition(similar, -k, axis=1)[:, -k, None]
@@ -66,10 +66,11 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Return the share of retrieved items that have the wanted label, over all queries; NaN without any.
+    """The share of retrieved items that have the wanted label, over all queries; NaN without any.
 
-    rows: retrieved items of each query, as indices [Q, k].
-    labels: label of each item [N].
-    wanted: label that each query looks for [Q].
+    Args:
+        rows: retrieved items of each query, as indices [Q, k].
+        labels: label of each item [N].
+        wanted: label that each query looks for [Q].
     """
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")

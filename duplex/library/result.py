@@ -65,7 +65,7 @@ class Result:
         return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
 
     def table(self) -> pd.DataFrame:
-        """Return a table with a row for each of S, U, HM and AUC, in percent, and their 95 % intervals.
+        """A table with a row for each of S, U, HM and AUC, in percent, and their 95 % intervals.
 
         In the open world, another row has the AUC with every pair a candidate.
         """
@@ -100,13 +100,17 @@ class Result:
 
 
 def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
-    """Return a table of `second` minus `first` in S, U, HM, AUC: percentage points, bounds of a 95 % interval, p-value.
+    """Table of `second` minus `first` in S, U, HM, AUC: percentage points, bounds of a 95 % interval, p-value.
 
     For single results, the interval of AUC is DeLong's and the others come from a bootstrap over images; for lists, all
-    come from a bootstrap over runs and images. Raises `UsageError` for results on different images.
+    come from a bootstrap over runs and images.
 
-    first: a result, or a list with one per seed.
-    second: a result on the same images, or a list in the order of the same seeds.
+    Args:
+        first: a result, or a list with one per seed.
+        second: a result on the same images, or a list in the order of the same seeds.
+
+    Raises:
+        UsageError: for results on different images.
     """
     one: list[Any] = list(first) if isinstance(first, list | tuple) else [first]
     other: list[Any] = list(second) if isinstance(second, list | tuple) else [second]

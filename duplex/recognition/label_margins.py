@@ -31,15 +31,15 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Return, per image, the best other label, and how much higher the image's label scores (if low, suspicious).
+    """Per image, the best other label, and how much higher the image's label scores (if low, suspicious).
 
     An image is scored by the images of the other folds. Its margin is 0 if these do not have its label.
 
-    features: unit features of the images [n, d].
-    labels: class of each image [n].
-
-    way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
-    folds: number of parts that the images are divided into at random.
+    Args:
+        features: unit features of the images [n, d].
+        labels: class of each image [n].
+        way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
+        folds: number of parts that the images are divided into at random.
     """
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
@@ -50,7 +50,8 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
     fold = np.random.default_rng(seed).permutation(len(features)) % folds
     score = _by_prototypes if way == "run" else _by_neighbours
     for number in range(folds):
-        out, rest = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+        out = np.flatnonzero(fold == number)
+        rest = np.flatnonzero(fold != number)
         scores[out] = score(features[rest], label[rest], features[out], len(classes))
     rows = np.arange(len(features))
     own = scores[rows, label]
@@ -58,28 +59,23 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
     best = scores.argmax(1)
     other = scores[rows, best]
     undecided = ~np.isfinite(own) | ~np.isfinite(other)  # the other folds lack the class, or have no other class
-    own, other = (np.where(undecided, 0.0, side) for side in (own, other))
-    return LabelMargins(own - other, classes[best])
+    with np.errstate(invalid="ignore"):
+        return LabelMargins(np.where(undecided, 0.0, own - other), classes[best])
 
 
 def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return the cosine [B, K] of each query with the mean of each class; -inf for a class without images.
-
-    features, labels: unit features [n, d] and classes [n] of the images from which means are computed.
-    queries: unit features [B, d] to score.
-    count: number K of classes.
-    """
-    sums, sizes = np.zeros((count, features.shape[1])), np.bincount(labels, minlength=count)
+    """The cosine [B, K] of each query with the mean of each class; -inf for a class without images."""
+    sizes = np.bincount(labels, minlength=count)
+    sums = np.zeros((count, features.shape[1]))
     np.add.at(sums, labels, features)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
     return np.where(sizes > 0, queries @ (sums / np.maximum(norms, 1e-12)).T, -np.inf)
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return the share [B, K] of the votes that each class gets for `queries` [B, d].
+    """The share [B, K] of the votes that each class gets; -inf for a class without images.
 
-    The 20 images in `features` that are most similar to a query vote for their own labels, each with the weight
-    `exp(20 cosine)`, so that nearer images count more. A class without images gets -inf.
+    The 20 images that are most similar to a query vote for their own labels, each with the weight `exp(20 cosine)`.
     """
     near, cosines = most_similar(queries, features, NEIGHBOURS)
     votes = np.zeros((len(queries), count))

@@ -19,22 +19,17 @@ cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Index of n training images, to find those that are most similar to an image.
+    """Index of n training images, to find those that are most similar to an image."""
 
-    features: features of the training images [n, d].
-    manifest: table of the images' paths and labels, one line per image.
-    root: folder that the paths are relative to.
-    """
-
-    features: NDArray[np.float32]
-    manifest: pd.DataFrame
-    root: Path
+    features: NDArray[np.float32]  # [n, d]
+    manifest: pd.DataFrame  # paths and labels, one line per image
+    root: Path  # folder that the paths are relative to
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "features", _unit(self.features))
 
     def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-        """Return path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
+        """Path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
         best, cosines = most_similar(_unit(feature)[None], self.features, count)
         records: list[Any] = self.manifest.iloc[best[0]][["image", "state", "object"]].to_dict("records")
         return [

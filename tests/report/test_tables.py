@@ -72,7 +72,7 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     data = DatasetResults("shapes", {"duplex": line(20.0), "dual_finetuned": line(30.0)}, runs=runs)
     table = tables.efficiency_table(Results((data,)), data)
     titles = [column.title for column in table.columns]
-    said = {row.cells[0].text: dict(zip(titles, (cell.text for cell in row.cells), strict=True)) for row in table.rows}
+    said = {row[0]: dict(zip(titles, row, strict=True)) for row in texts(table)}
     asked = ("trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "AUC")
     assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "500 MB", "1.50 s", "20.0"]
     assert [said["dual_finetuned"][title] for title in asked] == ["726,592", "2", "–", "600 MB", "3.25 s", "30.0"]
@@ -96,6 +96,10 @@ def test_the_best_two_numbers_of_a_column_are_marked():
     assert [row.cells[1].rank for row in tables.ranked(rows[:1], [1])] == [0]
 
 
+def texts(table: Table) -> list[list[str]]:
+    return [[cell.text for cell in row.cells] for row in table.rows]
+
+
 def run_of(**world: object) -> RunRecord:
     return RunRecord({"open": world}, files={"metrics": "own/m/0/metrics.json"})
 
@@ -113,7 +117,7 @@ def test_each_source_of_feasibility_has_a_line_the_used_one_first():
     }
     table = tables.feasibility_table(dataclasses.replace(results("own").datasets[0], runs=runs))
     assert table is not None
-    assert [[row.cells[place].text for place in (0, 1, 2, 3, 7, 9)] for row in table.rows] == [
+    assert [[row[place] for place in (0, 1, 2, 3, 7, 9)] for row in texts(table)] == [
         ["both", "words", "1 of 1", "0.250", "-0.50", "3.0"],
         ["both", "likelihood", "0 of 1", "-2.000", "-0.50", "4.0"],
         ["turned", "likelihood", "1 of 1", "-2.000", "-0.50", "4.0"],
@@ -210,32 +214,13 @@ def test_pointers_escape_slash_and_tilde():
     assert tables.json_pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
 
 
-def test_notes_name_an_omitted_closed_world():
-    of_open = DatasetResults("own", {}, {"m": {0: run_of(auc=1.0)}})
-    nothing = DatasetResults("own", {}, {"m": {0: RunRecord({})}})
-    said = [tables.frequency_table(data) for data in (of_open, nothing)]
-    assert said[0] == Note("Frequency groups need the closed world, which evaluation.worlds in params.yaml omits.")
-    assert isinstance(said[1], Note) and said[1].command == "dvc repro"
-    table = pd.DataFrame(
-        {"world": ["open"], "seen": [1], "right": [1], "label": ["a b"], "top1": ["a b"], "image": ["a"]}
-    )
-    notes = [
-        predicted_parts(rows, "p.csv", lambda _: None, [], RetrievedTexts())[0].blocks[0] for rows in (table, table[:0])
-    ]
-    assert notes[0] == Note("Examples need the closed world, which evaluation.worlds in params.yaml omits.")
-    assert isinstance(notes[1], Note) and notes[1].command == "dvc repro"
-
-
 def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():
     rows = [("a", "b", 2), ("a", "a", 2), ("b", "a", 2), ("c", "c", 1), ("d", "d", 3), ("e", "a", 1), ("e", "b", 1)]
     answers = [(label, top1) for label, top1, times in rows for _ in range(times)]
     table = pd.DataFrame(answers, columns=["label", "top1"]).assign(world="closed", image="a.png", row=0)
     table = table.assign(right=(table["label"] == table["top1"]).astype(int), seen=(table["label"] < "d").astype(int))
-    texts = [
-        [[cell.text for cell in row.cells] for row in one.rows]
-        for one in predicted_parts(table, "p.csv", lambda _: None, [], RetrievedTexts())[1].blocks
-    ]
-    assert texts == [
+    errors = predicted_parts(table, "p.csv", lambda _: None, [], RetrievedTexts())[1]
+    assert [texts(block) for block in errors.blocks] == [
         [["a", "b", "2", "4"], ["b", "a", "2", "2"], ["e", "a", "1", "2"], ["e", "b", "1", "2"]],
         [["b", "seen", "2", "0.0", "a (2)"], ["e", "unseen", "2", "0.0", "a (1)"]],
         [["d", "unseen", "3", "100.0"], ["c", "seen", "1", "100.0"]],
@@ -254,7 +239,7 @@ def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
     table = tables.graph_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [column.title for column in table.columns] == ["group", "codebook without graph", "with graph", "gain"]
-    assert [[cell.text for cell in row.cells] for row in table.rows] == [
+    assert texts(table) == [
         ["head", "80.0", "79.5", "-0.5"],
         ["tail", "41.0", "45.2", "+4.2"],
     ]
@@ -276,7 +261,7 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
     whole = Results((DatasetResults("own", {}, ablations=ablations, runs={"m": {0: run}}),))
     table = tables.curve_ends_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
-    assert [[cell.text for cell in row.cells] for row in table.rows] == [
+    assert texts(table) == [
         ["head", "1,200", "80.0", "79.5", "-0.5"],
         ["tail", "–", "41.0", "45.2", "+4.2"],
         ["seen", "1,500", "41.0", "43.0", "+2.0"],
@@ -291,11 +276,11 @@ def test_a_method_is_compared_with_its_published_numbers():
     whole = results()
     whole.datasets[0].summary["dfsp_t2i"] = line(21.6)
     table = published_table(whole, whole.datasets[0], "closed")
-    texts = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in table.rows}
-    assert texts["CLIP"] == ["clip", "26.1", "10.0", "11.0", "10.0", "-1.0", "-1.0 to -1.0"]
-    assert texts["DFSP(t2i)"][0] == "dfsp_t2i" and texts["DFSP(t2i)"][-2] == "+1.0"
-    assert texts["Duplex"][-2] == "-3.7"
-    assert set(texts) == {"CLIP", "DFSP(t2i)", "Duplex"}
+    said = {name: others for name, *others in texts(table)}
+    assert said["CLIP"] == ["clip", "26.1", "10.0", "11.0", "10.0", "-1.0", "-1.0 to -1.0"]
+    assert said["DFSP(t2i)"][0] == "dfsp_t2i" and said["DFSP(t2i)"][-2] == "+1.0"
+    assert said["Duplex"][-2] == "-3.7"
+    assert set(said) == {"CLIP", "DFSP(t2i)", "Duplex"}
     assert table.rows[0].cells[5].source.endswith("#/mit-states/clip/closed/auc")
     del whole.datasets[0].summary["clip"]["closed"]["auc_low"]
     assert published_table(whole, whole.datasets[0], "closed").rows[0].cells[-1].text == "–"
