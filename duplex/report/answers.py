@@ -77,8 +77,8 @@ def predicted_parts(
     few = min(SHOWN, answers["label"].nunique() // 2)
     tables = [
         confused_table(answers, "Most confused pairs, closed world", SHOWN, source),
-        pair_table(answers, "Recognised worst, closed world", few, source),
         pair_table(answers, "Recognised best, closed world", few, source, best=True),
+        pair_table(answers, "Recognised worst, closed world", few, source),
     ]
     examples: Block = example_gallery(answers, thumbnails, texts.lines)
     if not len(answers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -96,7 +97,7 @@ def test_the_best_two_numbers_of_a_column_are_marked():
     assert [row.cells[1].rank for row in tables.ranked(rows[:1], [1])] == [0]
 
 
-def texts(table: Table) -> list[list[str]]:
+def texts(table: Any) -> list[list[str]]:
     return [[cell.text for cell in row.cells] for row in table.rows]
 
 
@@ -222,8 +223,8 @@ def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():
     errors = predicted_parts(table, "p.csv", lambda _: None, [], RetrievedTexts())[1]
     assert [texts(block) for block in errors.blocks] == [
         [["a", "b", "2", "4"], ["b", "a", "2", "2"], ["e", "a", "1", "2"], ["e", "b", "1", "2"]],
-        [["b", "seen", "2", "0.0", "a (2)"], ["e", "unseen", "2", "0.0", "a (1)"]],
         [["d", "unseen", "3", "100.0"], ["c", "seen", "1", "100.0"]],
+        [["b", "seen", "2", "0.0", "a (2)"], ["e", "unseen", "2", "0.0", "a (1)"]],
     ]
 
 
