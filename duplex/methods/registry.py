@@ -48,19 +48,9 @@ def installed_methods() -> dict[str, EntryPoint]:
     return installed_plugins(GROUP)
 
 
-def require_text_kind(kind: object) -> str:
-    """`kind` if it is a string; raises `UsageError` for anything else."""
-    if isinstance(kind, str):
-        return kind
-    name = getattr(kind, "__name__", None) if isinstance(kind, type) else None
-    hint = "" if name is None else f"; build a class directly: {name}(task, {name}.Options())"
-    expected = f"a name that `duplex methods` lists, or module:Class{hint}"
-    raise UsageError(f"the kind of method is {kind!r:.80}; expected {expected}")
-
-
 def method_source(kind: str) -> EntryPoint:
     """The entry point of an installed kind of method, or of `module:Class`; raises `UsageError` for other kinds."""
-    if ":" in require_text_kind(kind):
+    if ":" in kind:
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
     if kind not in known:
@@ -84,7 +74,7 @@ def find_method(kind: str) -> type[Method[Any]]:
 
     Raises `BrokenMethod`, which names the package, if the import fails or the class is no `Method`.
     """
-    if require_text_kind(kind) in _temporary:
+    if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")
     defined = getattr(sys.modules.get(module), "__dict__", {}).get(name.partition(".")[0])
@@ -130,7 +120,7 @@ def method_code(kind: str) -> str | None:
 
 def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
     """A method kind's options from a mapping; raises `OptionError` for unknown keys and wrong values."""
-    return find_method(require_text_kind(kind)).Options.from_dict(record)
+    return find_method(kind).Options.from_dict(record)
 
 
 def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
@@ -139,8 +129,7 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
     Raises `UsageError` if the task lacks an input that the method needs, or blocks are to be fine-tuned for a method
     that trains nothing.
     """
-    method_class = find_method(require_text_kind(kind))
-    _check_arguments(kind, method_class, options, task)
+    method_class = find_method(kind)
     for need in sorted(method_class.needs(options)):
         available = getattr(task, need) is not None if need in ("text", "words") else need in task.inputs
         if not available:
@@ -157,19 +146,6 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
     from duplex.methods.with_finetuning import WithFinetuning
 
     return WithFinetuning(method, task.finetuned_blocks())
-
-
-def _check_arguments(kind: str, method_class: type[Method[Any]], options: object, task: object) -> None:
-    from duplex.methods.base import TaskContext
-
-    if not isinstance(options, method_class.Options):
-        expected = method_class.Options.__name__
-        raise UsageError(
-            f"the options of {kind} are {options!r:.80}; expected {expected}(...), or for a table of "
-            f"keys and values parse_options({kind!r}, TABLE)"
-        )
-    if not isinstance(task, TaskContext):
-        raise UsageError(f"the task of {kind} is {task!r:.80}; expected a TaskContext")
 
 
 def describe_method(kind: str) -> dict[str, Any]:

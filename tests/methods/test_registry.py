@@ -115,13 +115,6 @@ def test_wrong_options_are_refused_where_they_are_made():
         registry.parse_options("prompts", {"codebook": "none"})
 
 
-def test_arguments_of_other_types_are_refused_by_name():
-    with pytest.raises(UsageError, match=r"the options of duplex are PromptOptions\(.*; expected DuplexOptions"):
-        make_method("duplex", PromptOptions(), small_task())
-    with pytest.raises(UsageError, match="the task of duplex is None; expected a TaskContext"):
-        make_method("duplex", DuplexOptions(), None)  # type: ignore[arg-type]
-
-
 def test_a_description_has_options_needs_and_provider():
     description = describe_method("prompts")
     assert description["needs"] == ["cls", "text"]
