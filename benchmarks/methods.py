@@ -92,7 +92,7 @@ class Bench:
     def _key(self, params: Params, name: str, seed: int) -> str:
         kind = params.entry(name).kind
         module = module_of(method_source(kind))
-        code = [code_hash(f"duplex.stages.{stage}", module) for stage in ("train", "evaluate")]
+        code = code_hash("train", "evaluate", modules=[module])
         finetune = params.finetune(name, self.dataset)
         options = params.method(name, self.dataset).to_dict(), params.training(self.dataset, name).to_dict()
         finetunes = [] if finetune is None else [finetune.to_dict()]

@@ -38,7 +38,7 @@ from duplex.library.inputs import RunInputs
 from duplex.library.run_evaluation import calibration_for, evaluate_world, term_metrics
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, TaskContext
-from duplex.methods.registry import KNOWN_NEEDS, checked_needs, report_exits, temporary_kind
+from duplex.methods.registry import KNOWN_NEEDS, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.card import RunFacts
 from duplex.recognition.export_folder import export
@@ -47,7 +47,6 @@ from duplex.recognition.trained import TrainedRun
 from duplex.system.torch_modes import initial_modes
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.epoch import optimiser_step
-from duplex.training.method_checks import checked_groups
 from duplex.training.optimiser import make_optimiser
 
 IMAGES, PATCHES, WIDTH = 40, 4, 8
@@ -69,7 +68,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
     """
     with _faults(kind.__name__):
         parsed = _check_options(kind, dict(options or {}))
-        _check_needs(kind, checked_needs(kind, parsed))
+        _check_needs(kind, kind.needs(parsed))
         method = _start(kind, parsed)
         _check_device(method)
         _check_losses(method)
@@ -84,10 +83,9 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
 
 @contextmanager
 def _faults(name: str) -> Iterator[None]:
-    """Context manager: turn exceptions and exits of the code of the method `name` into a `MethodFault` of one line."""
+    """Turn exceptions of the code of the method `name` into a `MethodFault` of one line."""
     try:
-        with report_exits(name):
-            yield
+        yield
     except (MethodFault, OptionError):
         raise
     except Exception as error:
@@ -187,7 +185,7 @@ def _check_device(method: Method[Any]) -> None:
 
 
 def _check_losses(method: Method[Any]) -> None:
-    train, groups = small_batch(IMAGES), checked_groups(f"{method.class_name}.groups()", method.groups())
+    train, groups = small_batch(IMAGES), [{**group, "params": list(group["params"])} for group in method.groups()]
     if not groups:
         return
     method.train()

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from duplex.encoders.families import EncoderFamily, MissingWeights, family_code, find_family
 from duplex.errors import UsageError, require
-from duplex.system.plugins import restored_folder
 from duplex.system.precision import PRECISIONS
 
 if TYPE_CHECKING:
@@ -101,8 +100,7 @@ def load_encoder(
     require(towers, TOWERS, "towers")
     require(precision, PRECISIONS, "precision")
     family, source = _find(name, weights)
-    with restored_folder(source.code is not None):
-        return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
+    return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
 
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
@@ -117,8 +115,7 @@ def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]
     For a plug-in family, the source also gets the hash of the plug-in's code.
     """
     family, code = find_family(name), family_code(name)
-    with restored_folder(code is not None):
-        source = family.find(name, weights)
+    source = family.find(name, weights)
     return family, source if code is None else replace(source, code=code)
 
 

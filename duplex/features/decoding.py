@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.image_errors import MachineFault, machine_fault
-from duplex.errors import DuplexError, shown
+from duplex.errors import DuplexError
 from duplex.features.image_files import BadImageFile, read_image
 from duplex.features.layout import ENCODED, status_of_reason
 
@@ -42,7 +42,7 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
     transform: Callable[[Image.Image], Tensor]
 
     def __post_init__(self) -> None:
-        self.black = torch.zeros_like(transformed(Image.new("RGB", (8, 8)), self.transform))
+        self.black = torch.zeros_like(self.transform(Image.new("RGB", (8, 8))))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -67,21 +67,6 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
             return self.transform(image)
         except (ValueError, ZeroDivisionError, MemoryError) as error:
             raise machine_fault(path, error) or BadImageFile("cannot be resized") from error
-
-
-def transformed(image: Image.Image, transform: Callable[[Image.Image], Tensor]) -> Tensor:
-    """Apply an encoder's `image_transform` to an RGB image and return the pixels [3, R, R] uint8.
-
-    Raise `DuplexError` if `transform` is not a function or returns anything else: encoders may come from other
-    packages.
-    """
-    if not callable(transform):
-        raise DuplexError(f"the encoder's image_transform is {shown(transform)}; expected a function of an RGB image")
-    pixels = transform(image)
-    if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 3 or len(pixels) != 3:
-        found = f"{list(pixels.shape)} {pixels.dtype}" if isinstance(pixels, Tensor) else shown(pixels)
-        raise DuplexError(f"the encoder's image_transform returned {found}; expected a tensor [3, R, R] of torch.uint8")
-    return pixels
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 from duplex.errors import DuplexError, UsageError, require
 from duplex.features.checks import check_values, open_cache, read_identity, read_row_span
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
-from duplex.features.encoding import OutputSpec, encode_batches, report_memory_shortage, require_repeatable
+from duplex.features.encoding import OutputSpec, encode_batches, report_memory_shortage
 from duplex.features.identity import Identity, cache_identity, first_difference
 from duplex.features.layout import (
     BAD_FEATURES,
@@ -178,8 +178,6 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
         if statuses is not None:
             with replace_file(partial_path(path)) as scratch:  # the cache itself stays as it is
                 shutil.copyfile(path, scratch)
-        if job.encoder.identity.code is not None:  # of a plug-in
-            require_repeatable(job.encoder, job.outputs)
         with closing(_open_or_create(job)) as cache:
             for row in _newly_readable(cache.statuses, job):
                 cache.statuses[row] = PENDING

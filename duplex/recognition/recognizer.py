@@ -21,7 +21,6 @@ from torch import Tensor
 
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError, require, require_type, require_whole, shown
-from duplex.features.decoding import transformed
 from duplex.features.encoding import BATCH_MULTIPLE
 from duplex.features.identity import LIBRARIES, check_identity
 from duplex.features.layout import FIRST_BAD, status_reason
@@ -240,7 +239,7 @@ class Recognizer:
         listed = images if isinstance(images, (list, tuple)) else [images]
         for start in range(0, len(listed), batch_size):
             opened = [open_image(image) for image in listed[start : start + batch_size]]
-            yield self.encode([transformed(image, self.encoder.image_transform) for image in opened])
+            yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
         """Return the model's inputs (such as CLS features) for preprocessed images, as a feature cache would hold them.

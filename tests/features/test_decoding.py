@@ -57,25 +57,6 @@ def blocks_of(pictures: ImageRows, workers: int = 0) -> list[tuple[int, torch.Te
     return list(decode_batches(pictures, [(0, 4), (4, 6)], workers, pinned=False))
 
 
-NO_PIXELS: list[tuple[Any, str]] = [
-    (None, "image_transform is None; expected a function"),
-    (
-        lambda image: image,
-        r"image_transform returned <PIL.Image.Image .*>; expected a tensor \[3, R, R\] of torch.uint8",
-    ),
-    (lambda image: torch.zeros(3, 4, 4), r"returned \[3, 4, 4\] torch.float32; expected"),
-    (lambda image: torch.zeros(1, 3, 4, 4, dtype=torch.uint8), r"returned \[1, 3, 4, 4\] torch.uint8; expected"),
-    (lambda image: torch.zeros(1, 4, 4, dtype=torch.uint8), r"returned \[1, 4, 4\] torch.uint8; expected"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "message"), NO_PIXELS)
-def test_what_gives_no_pixels_is_refused(names: list[str], tmp_path: Path, wrong: Any, message: str) -> None:
-    with pytest.raises(DuplexError, match=message) as caught:
-        ImageRows(names, tmp_path, wrong)
-    assert "\n" not in str(caught.value)
-
-
 def test_batches_have_their_rows_and_a_bad_image_is_black(names: list[str], tmp_path: Path) -> None:
     (tmp_path / names[5]).write_bytes(b"")
     pictures = ImageRows(names, tmp_path, transform)

@@ -131,16 +131,6 @@ def test_a_larger_share_of_new_pairs_raises_their_odds_by_its_own(trained):
         assert order[0] == order[1]
 
 
-def test_an_encoder_whose_transform_gives_no_pixels_is_refused(trained):
-    model, path = Recognizer.load(trained.run(), device="cpu"), trained.images()[0]
-    for wrong, message in ((5, "image_transform is 5; expected a function"), (np.asarray, r"returned array.*expected")):
-        model.encoder.image_transform = wrong
-        for call in (lambda: model(path), lambda: list(model.stream(path, num_workers=0))):
-            with pytest.raises(DuplexError, match=message) as caught:
-                call()
-            assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
 def test_a_copy_gives_the_same_answers(trained, duplicate):
     model, path = Recognizer.load(trained.run(), device="cpu", exact=True, new_share=0.3), trained.images()[0]
