@@ -13,7 +13,6 @@ from typer.core import TyperGroup
 
 from duplex.errors import DuplexError, UsageError
 from duplex.system.error_report import DEBUG, report_errors, run_command
-from duplex.system.renamed import renamed_option
 from duplex.system.version import __version__
 
 __all__ = ["app", "main"]
@@ -86,6 +85,4 @@ def _run() -> None:
     for word in sys.argv[1:]:
         if word == "":  # an empty path would mean the current folder
             raise UsageError("an argument is empty, perhaps an unset shell variable; give a value or leave it out")
-        if message := renamed_option(word.partition("=")[0]):
-            raise UsageError(message)
     app()

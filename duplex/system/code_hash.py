@@ -39,7 +39,6 @@ IGNORED_MODULES = tuple(
         "system.files",
         "system.lock",
         "system.progress",
-        "system.renamed",
         "system.version",
     )
 )
