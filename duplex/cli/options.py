@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.system.script import LARGEST_SEED
+from duplex.system.entry import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.config.params import Params

@@ -19,7 +19,7 @@ import typer
 from duplex.cli import app
 from duplex.cli.options import load_params
 from duplex.errors import UsageError, require
-from duplex.system.terminal import escape_unprintable
+from duplex.system.entry import escape_unprintable
 
 if TYPE_CHECKING:
     from duplex.recognition.answers import Answer, UnreadableImage

@@ -21,7 +21,7 @@ from duplex.library.run_training import MethodSpec, Run, train_method
 from duplex.methods.base import Method
 from duplex.methods.registry import checked_needs, find_method, installed_methods, parse_options, report_exits
 from duplex.options import AutoFinetune, TrainingOptions, finetune_options
-from duplex.system.script import LARGEST_SEED
+from duplex.system.entry import LARGEST_SEED
 from duplex.system.threads import threads
 from duplex.system.torch_modes import initial_modes
 from duplex.training.hooks import EpochReport, StepReport, TrainingHooks, TrainingLog

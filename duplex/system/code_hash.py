@@ -35,7 +35,7 @@ IGNORED_MODULES = tuple(
         "stages.outdated_runs",
         "system.allocator",
         "system.code_hash",
-        "system.error_report",
+        "system.entry",
         "system.files",
         "system.lock",
         "system.progress",

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 import duplex
-from duplex.cli import main
 from duplex.config.params import EvaluationParams
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import WORLDS
@@ -277,14 +276,6 @@ def test_ctrl_c_inside_a_method_stays_ctrl_c() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         fit(type("Interrupted", (Probe,), {"losses": interrupt}))
-
-
-def test_a_command_that_a_plug_in_exits_fails(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr("duplex.stages.doctor.examine", leave)
-    monkeypatch.setattr(sys, "argv", ["duplex", "doctor"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 1 and "a method or encoder called sys.exit(0)" in capsys.readouterr().err
 
 
 class Neighbours(Method[Options]):

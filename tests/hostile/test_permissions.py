@@ -22,7 +22,7 @@ from duplex.recognition.image_paths import list_images
 from duplex.recognition.sources import read_config
 from duplex.runs import run_tasks, sweep
 from duplex.runs.run_tasks import RunId
-from duplex.system.error_report import describe_os_error
+from duplex.system.entry import describe_os_error
 from duplex.system.lock import sole_writer
 from duplex.training.checkpoint import read_checkpoint
 from tests.commands import Command

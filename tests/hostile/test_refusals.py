@@ -26,8 +26,8 @@ from duplex.recognition import image_paths
 from duplex.runs import dvc_repo
 from duplex.stages import doctor
 from duplex.stages.init_project import init
+from duplex.system.entry import escape_unprintable
 from duplex.system.files import replace_folder, save_tensors
-from duplex.system.terminal import escape_unprintable
 from tests.hostile.conftest import Command, files
 
 HUGE = 10**22
