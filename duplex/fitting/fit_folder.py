@@ -42,8 +42,7 @@ from duplex.recognition.sources import TENSORS
 from duplex.recognition.trained import TrainedRun
 from duplex.report.own_page import OwnData, write_page
 from duplex.report.page import is_page
-from duplex.system.files import refuse_unwritable, with_own_name
-from duplex.system.lock import sole_writer
+from duplex.system.files import sole_writer, with_own_name
 from duplex.training.calibration import Calibration
 
 MINUTES = 30.0
@@ -76,7 +75,6 @@ def fit_folder(
         raise UsageError(f"--weights is {weights!r} without --encoder; name the encoder, or leave --weights out")
     out = with_own_name(out)
     refuse_other_files(out)
-    refuse_unwritable(page_file(out))
     if page_file(out).is_file() and not is_page(page_file(out)):
         raise UsageError(f"{page_file(out)} exists and is not a page of duplex; move it, or choose another --out")
     data = read_labelled_folder(source, images, known_pixels=load_pixel_digests(cache_folder(out)))

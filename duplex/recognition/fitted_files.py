@@ -23,8 +23,7 @@ from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.gaussian_prototypes import FitSettings, FittedStatistics
 from duplex.recognition.sources import CONFIG, read_config
 from duplex.recognition.trained import code_changed
-from duplex.system.files import require_file, save_tensors
-from duplex.system.lock import sole_writer
+from duplex.system.files import save_tensors, sole_writer
 from duplex.training.checkpoint import digest, with_checksum
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
@@ -52,7 +51,6 @@ def read_fit(folder: Path, model: Mapping[str, Tensor] | None = None) -> dict[st
     """
     path = folder / FIT
     try:
-        require_file(path)
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
@@ -159,7 +157,6 @@ def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatisti
             "statistics; run `duplex fit` again with all images"
         )
     try:
-        require_file(path)
         with safe_open(path, "pt") as file:
             record = json.loads(file.metadata()["duplex"])
             tensors = {name: file.get_tensor(name) for name in FIELDS}

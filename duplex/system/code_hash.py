@@ -37,7 +37,6 @@ IGNORED_MODULES = tuple(
         "system.code_hash",
         "system.entry",
         "system.files",
-        "system.lock",
         "system.progress",
         "system.version",
     )

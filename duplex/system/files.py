@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -50,7 +51,6 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     files that can be written again: a power cut may leave them empty. Raises `DuplexError` for any `OSError`.
     """
     with report_write_errors(path):
-        refuse_unwritable(path)
         scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
@@ -157,63 +157,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in FULL
         remedy = "make room and run the same command again" if full else "fix that, or choose another place"
-        raise DuplexError(f"{path} cannot be written: {os_reason(error)}; {remedy}") from error
-
-
-def os_reason(error: OSError) -> str:
-    """Return the reason of an `OSError` in lower case and without its number, such as "the disk is full"."""
-    if error.errno == errno.EFBIG:
-        return "the disk is full, or a file may not be so large (`ulimit -f`)"
-    if error.errno in FULL:
-        return "the disk is full"
-    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
-        return f"{error.filename} is a file, not a folder"
-    return " ".join(str(error.strerror or error).lower().split())
-
-
-def describe_os_error(error: OSError) -> str:
-    """Return an `OSError` as text for a message, its file and its reason: "data/a.png: permission denied"."""
-    file = f"{error.filename}: " if error.filename is not None else ""
-    return f"{file}{os_reason(error)}"
-
-
-def refuse_unwritable(path: Path) -> None:
-    """Raise `DuplexError` if `path` is a folder, a device or a pipe, which must not be replaced by a file."""
-    if not path.is_symlink() and (kind := kind_of_path(path)) not in ("a file", "missing"):
-        raise DuplexError(f"{path} is {kind}, not a file that can be replaced; choose another place")
-
-
-def kind_of_path(path: Path) -> str:
-    """Return the kind of the file at `path`, following links.
-
-    One of "a file", "a folder", "a device or a pipe", "missing", "a broken link" or "a link to itself".
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return "a broken link" if path.is_symlink() else "missing"
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return "a link to itself"
-    return "a file" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
-
-
-def require_file(path: Path) -> None:
-    """Raise `OSError` if a folder, a device or a pipe lies at `path`: opening a pipe would wait for a writer."""
-    if (kind := kind_of_path(path)) not in ("a file", "missing"):
-        raise OSError(f"it is {kind}, not a file")
-
-
-def refuse_unreadable(path: Path) -> None:
-    """Raise `DuplexError` if a file exists at `path` and the user has no permission to read it."""
-    try:
-        with open(path, "rb"):
-            pass
-    except PermissionError as error:
-        raise DuplexError(f"{path} cannot be read: permission denied; get access to it, or use another copy") from error
-    except OSError:  # reported where the file is read
-        pass
+        raise DuplexError(f"{path} cannot be written: {error.strerror or error}; {remedy}") from error
 
 
 def with_own_name(path: Path) -> Path:
@@ -274,3 +218,41 @@ def is_running(process: int) -> bool:
     except OSError:  # another user's process
         return True
     return True
+
+
+@contextmanager
+def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
+    """Hold the lock for writing `path` during the `with` block; raise `DuplexError` if another process holds it.
+
+    It is a record lock, which the system releases when the process ends: decoding workers that outlive a killed parent
+    for a moment do not keep it, as they would keep a lock on an inherited descriptor.
+
+    Args:
+        work: what writers of the file do, such as "extraction", for the message.
+        instead: what the user can do instead of waiting, for the message.
+    """
+    lock = path.with_name(path.name + ".lock.partial")
+    with report_write_errors(lock):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock(lock)
+    if descriptor is None:
+        raise DuplexError(f"another {work} is writing {path}; let it finish{instead and f', {instead}'}")
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(lock: Path) -> int | None:
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if lock.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)  # another process removed the file before it was locked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ from duplex.layers.prompt_paths import word_vectors
 from duplex.library.finetuned_recipes import finetuned_recipes
 from duplex.recognition.fitted_files import STATISTICS, read_fit, read_statistics
 from duplex.recognition.trained import ExportedModel
-from duplex.system.files import sha256
-from duplex.system.lock import sole_writer
+from duplex.system.files import sha256, sole_writer
 from tests.fitting.searches import only_the_first
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex
@@ -405,21 +403,6 @@ def other_files(place: Path) -> None:
     (place / "note.txt").write_text("mine")
 
 
-def fit_as_pipe(place: Path) -> None:
-    (place / "fit.json").unlink()
-    os.mkfifo(place / "fit.json")
-
-
-def tensors_as_pipe(place: Path) -> None:
-    (place / "model.safetensors").unlink()
-    os.mkfifo(place / "model.safetensors")
-
-
-def statistics_as_pipe(place: Path) -> None:
-    (place / STATISTICS).unlink()
-    os.mkfifo(place / STATISTICS)
-
-
 def rewrite_fit(content: object):
     def change(place: Path) -> None:
         record = read_fit(place)
@@ -434,9 +417,6 @@ SPOILED = {
     "other updates": (rewrite_fit(lambda record: {**record, "updates": 3}), "is damaged"),
     "other metrics": (rewrite_fit(lambda record: {**record, "measured": {"metrics": None}}), "is damaged"),
     "nothing but brackets": (lambda place: (place / "fit.json").write_text("[" * 100_000), "has no readable"),
-    "a pipe for the fit": (fit_as_pipe, "has no readable"),
-    "a pipe for the tensors": (tensors_as_pipe, "it is a device or a pipe"),
-    "a pipe for the statistics": (statistics_as_pipe, "cannot be read"),
     "a user's file": (other_files, "holds other files"),
 }
 
