@@ -8,7 +8,6 @@ statistics.safetensors    number and sum of the features of all labelled images,
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -105,23 +104,6 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
         raise UsageError(
             f"{folder} was updated with {lost:,} images that its replacement would lack; choose another --out, or move "
             "the folder"
-        )
-
-
-def refuse_lost_images(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a folder's model was fitted to images that are not among those of the updated model.
-
-    Also raise it if that cannot be known, because the folder's fit.json cannot be read.
-
-    contents: the images that the updated model was fitted to: sha256 of the file -> digest of its pixels.
-    """
-    if not os.path.lexists(folder / FIT):
-        return
-    present = contents_of(read_fit(folder))  # raises if it is damaged or of another version
-    if lost := shared_contents(present, contents).count(False):
-        raise UsageError(
-            f"{folder} holds a model of {len(present):,} images, and {lost:,} of them are not in the updated model; "
-            "choose another --out, or move the folder"
         )
 
 

@@ -28,18 +28,22 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 def checked_path(path: object, noun: str) -> Path:
-    """Return a path that a user gave, with `~` expanded.
-
-    Raises `UsageError` for an empty path and for values that are not paths.
+    """A path that a user gave, with `~` expanded; raises `UsageError` if it is empty or no path.
 
     noun: name of the path in the message, such as "the feature cache".
     """
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{noun} is {shown(path)}: {error}") from None
+    return Path(path).expanduser()
+
+
+def refuse_existing(path: Path, *, force: bool = False) -> None:
+    """Raise `UsageError` if something lies at `path` and the user did not ask to replace it (`force`).
+
+    This is the rule for every output outside of artifacts/. Empty folders may be written to.
+    """
+    if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"{path} exists; move it, choose another place, or replace it with --force (force=True)")
 
 
 @contextmanager
@@ -90,11 +94,8 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def _replace(scratch: Path, path: Path) -> None:
-    """Rename the folder `scratch` to `path`, replacing an existing folder; try again if another process does the same.
-
-    The old folder is renamed first and removed last: if it cannot be renamed, for example a mounted one, it stays
-    whole. If the process is stopped in between, for example by Ctrl-C, the old folder gets its name back.
-    """
+    # The old folder is renamed first and removed last: a mounted one, which cannot be renamed, stays whole. After an
+    # error or Ctrl-C in between, it gets its name back. Another process may replace the folder at the same time.
     old = path.with_name(f"{path.name}.{os.getpid()}{OLD}{SCRATCH}")
     for tries in reversed(range(TRIES)):
         try:
@@ -120,7 +121,7 @@ def _replace(scratch: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file, with the line ends that `text` has."""
+    """Write a UTF-8 file with the line ends of `text`."""
     with replace_file(path) as scratch:
         scratch.write_bytes(text.encode("utf-8"))
 
@@ -161,12 +162,12 @@ def report_write_errors(path: Path) -> Iterator[None]:
 
 
 def with_own_name(path: Path) -> Path:
-    """Return a path that ends with a name: `.` and `..` as absolute paths, other paths unchanged."""
+    """The path itself, or an absolute one for `.` and `..`, which do not end with a name."""
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))
 
 
 def sha256(path: Path) -> str:
-    """Return the sha256 of a file as hexadecimal text."""
+    """sha256 of a file's bytes, as hexadecimal text."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -175,7 +176,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """Return the sha256 of a file, read once per process as long as its size and time of change stay the same."""
+    """`sha256`, computed once per process as long as the file's size and time of change stay the same."""
     status = path.stat()
     return _sha256_of_state(path, status.st_size, status.st_mtime_ns)
 
@@ -186,18 +187,16 @@ def _sha256_of_state(path: Path, size: int, changed: int) -> str:
 
 
 def json_digest(record: object) -> str:
-    """Return the sha256 of a value's JSON text, in which the order of keys has no effect."""
+    """sha256 of a value's JSON text; the order of keys has no effect."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the scratch files and folders (unfinished copies) of `path` that killed processes left beside it.
-
-    A folder that was being replaced gets its name back if no other folder has that name.
-    """
+    # A folder that was being replaced when its writer was killed gets its name back.
     for name in os.listdir(path.parent):
         if name.startswith(path.name + ".") and name.endswith(SCRATCH):
-            writer, left = name[len(path.name) + 1 : -len(SCRATCH)], path.with_name(name)
+            left = path.with_name(name)
+            writer = name[len(path.name) + 1 : -len(SCRATCH)]
             if not writer.removesuffix(OLD).isdecimal() or is_running(int(writer.removesuffix(OLD))):
                 continue
             with suppress(OSError):
@@ -210,7 +209,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Return whether a process with the number `process` (its PID) exists on this machine."""
+    """Whether a process with this id exists on this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -230,7 +230,7 @@ def test_a_copy_that_the_fit_left_out_is_in_the_model(drawn, tmp_path, monkeypat
 
 def test_an_update_with_the_same_images_saved_again_loses_none(model, further, tmp_path):
     update_model(model, further, tmp_path / "out", say=lambda _: None)
-    update_model(model, saved_again(further, tmp_path / "copies"), tmp_path / "out", say=lambda _: None)
+    update_model(model, saved_again(further, tmp_path / "copies"), tmp_path / "out", say=lambda _: None, force=True)
     assert [update["images"] for update in read_fit(tmp_path / "out")["updates"]] == [10]
 
 
@@ -297,30 +297,18 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
     update_model(model, further, out, say=lambda _: None)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     draw_pair(tmp_path / "more", "blue", "heart", range(30, 32))
-    with pytest.raises(UsageError, match="10 of them are not in the updated model; choose another --out"):
+    with pytest.raises(UsageError, match=r"out exists; .*--force"):
         update_model(model, tmp_path / "more", out, say=lambda _: None)
-    with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
-        fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    for force_it in (
+        lambda: update_model(model, tmp_path / "more", out, say=lambda _: None, force=True),
+        lambda: fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True),
+    ):
+        with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
+            force_it()
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     draw_pair(further, "blue", "heart", range(30, 32))
-    update_model(model, further, out, say=lambda _: None)
+    update_model(model, further, out, say=lambda _: None, force=True)
     assert [update["images"] for update in read_fit(out)["updates"]] == [12]
-
-
-def test_an_update_does_not_replace_a_model_of_other_images(model, further, tmp_path):
-    other = draw_folder(tmp_path / "other", images=7)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
-        out = fit_folder.fit_folder(other, tmp_path / "out", encoder="tiny", say=lambda _: None)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(UsageError, match="are not in the updated model; choose another --out, or move the folder"):
-        update_model(model, further, out, say=lambda _: None)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    before["fit.json"] = before["fit.json"].replace(b"duplex-fit-", b"duplex-fit-of-another-version-")
-    (out / "fit.json").write_bytes(before["fit.json"])
-    with pytest.raises(UsageError, match=r"fit\.json is not of this version"):  # its images are not known
-        update_model(model, further, out, say=lambda _: None)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_an_update_inside_of_the_model_holds_its_files_alone(model, further, tmp_path):
@@ -381,7 +369,7 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
     place = shutil.copytree(model, tmp_path / "model")
     before = {path.name: path.read_bytes() for path in place.iterdir()}
     for source, out in ((place, place), (model, place)):
-        done = duplex("export", source, out)
+        done = duplex("export", source, out, "--force")
         assert done.returncode == 2
         assert "holds a model; an export in its place would lack" in done.stderr
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
