@@ -17,7 +17,6 @@ from pydantic_core import PydanticCustomError
 
 from duplex.errors import UsageError
 from duplex.system.precision import Precision
-from duplex.system.renamed import renamed_key, renamed_value
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 OptionsType = TypeVar("OptionsType", bound="Options")
@@ -75,9 +74,6 @@ class Options:
             except ValidationError as error:
                 fault = error.errors(include_url=False)[0]
                 message = f"{fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
-                present = renamed_value(fault["input"], _literals(get_type_hints(cls)[name]))
-                if present is not None:
-                    message = f"{fault['input']} was renamed: write {present}"
                 raise OptionError(message, name) from None
         for holds, message in self.rules():
             if not holds:
@@ -108,8 +104,7 @@ class Options:
             raise OptionError(f"expected a table of keys and values (it is {record!r})")
         for key in record:
             if key not in known:
-                unknown = f"unknown key; known: {', '.join(known) or 'none'}"
-                raise OptionError(renamed_key(str(key), known) or unknown, str(key))
+                raise OptionError(f"unknown key; known: {', '.join(known) or 'none'}", str(key))
         for key, field in known.items():
             if key not in record and field.default is MISSING and field.default_factory is MISSING:
                 raise OptionError("missing", key)
@@ -125,13 +120,6 @@ def _describe(hint: Any) -> str:
     if arguments:
         return " | ".join(_describe(part) for part in arguments)
     return {bool: "true | false", str: "text", type(None): "null"}.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-def _literals(hint: Any) -> set[object]:
-    """Return the values of every `Literal[...]` inside a type annotation."""
-    if get_origin(hint) is Literal:
-        return set(get_args(hint))
-    return {value for part in get_args(hint) for value in _literals(part)}
 
 
 @cache

@@ -13,8 +13,7 @@ from tqdm import tqdm
 from duplex.data.mirrors import BENCHMARKS, BenchmarkArchive
 from duplex.data.unpack import is_archive, unpack
 from duplex.errors import DuplexError, require
-from duplex.system.files import report_write_errors, sha256, write_text
-from duplex.system.lock import sole_writer
+from duplex.system.files import report_write_errors, sha256, sole_writer, write_text
 
 ARCHIVES = ".archives"  # folder below the data root; may be deleted once everything is unpacked
 

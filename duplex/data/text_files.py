@@ -8,7 +8,6 @@ import stat
 from pathlib import Path
 
 from duplex.errors import DuplexError
-from duplex.system.files import os_reason
 
 LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
 
@@ -22,7 +21,7 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise DuplexError(f"{path} does not exist") from error
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def read_text(path: Path) -> str:

@@ -31,7 +31,6 @@ from duplex.system.hdf5 import HDF5_ERRORS, InvalidHDF5, find_dataset, refuse_sp
 
 REQUIRED = ("scores", "target", "seen")
 OPTIONAL = ("feasible_mask", "k", "state", "object")
-RENAMED = {"live": "feasible_mask"}
 BLOCK = 1 << 23  # scores read at a time
 MAX_KS = 1000
 # raised by h5py, numpy and zipfile on damaged or hostile files
@@ -102,8 +101,6 @@ def open_scores(path: Path) -> Iterator[ScoreFile]:
         if lacking:
             raise UsageError(f"{path} has no {', '.join(map(repr, lacking))}; it holds {names or 'nothing'}")
         for name in names:
-            if name in RENAMED:
-                raise UsageError(f"{path}: the array {name!r} was renamed; save it as {RENAMED[name]!r}")
             if name not in REQUIRED + OPTIONAL:
                 known = ", ".join(REQUIRED + OPTIONAL)
                 raise UsageError(f"{path} holds {shown(name)}, which is no part of a score file; expected only {known}")

@@ -15,7 +15,6 @@ from duplex.errors import DuplexError
 from duplex.features import layout
 from duplex.features.checksums import read_blocks
 from duplex.features.identity import Identity, first_difference, repair_hint
-from duplex.system.files import kind_of_path, refuse_unreadable, refuse_unwritable
 from duplex.system.hdf5 import (
     HDF5_ERRORS,
     InvalidHDF5,
@@ -38,7 +37,6 @@ def refuse_foreign(path: Path) -> None:
     Feature caches of any version may be overwritten, even damaged or unfinished ones. So may empty files whose name
     ends in .h5 or .hdf5.
     """
-    refuse_unwritable(path)
     for file, signature in ((path, layout.FORMATS.encode()), (layout.partial_path(path), HDF5_SIGNATURE)):
         head = b""
         if file.is_file():
@@ -92,13 +90,11 @@ def _hint(path: Path) -> str:
 
 def require_cache_file(path: Path) -> None:
     """Raise `DuplexError` unless `path` is a file or a link to one."""
-    kind = kind_of_path(path)
-    if kind == "missing":
+    if not path.exists():
         unfinished = " (an unfinished one lies beside it)" if layout.partial_path(path).exists() else ""
         raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
-    if kind != "a file":
-        raise DuplexError(f"{path} is {kind}, not a feature cache; name the cache's file")
-    refuse_unreadable(path)
+    if not path.is_file():
+        raise DuplexError(f"{path} is not a file; name the cache's file")
 
 
 def read_identity(file: Any) -> Identity:

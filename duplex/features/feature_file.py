@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from duplex.data.source_options import SourceOptions
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints
-from duplex.system.files import kind_of_path
 
 LARGEST = float(np.finfo(np.float16).max)
 VANISHING = float(np.finfo(np.float16).smallest_subnormal) / 2  # largest value that float16 rounds to 0
@@ -42,8 +41,8 @@ class FeatureFile:
 
         Raises UsageError if there is no such file or it holds other arrays, DuplexError if it is damaged.
         """
-        if (kind := kind_of_path(path)) not in ("a file", "missing"):
-            raise UsageError(f"{path} is {kind}; expected a .npy file")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a file; expected a .npy file")
         try:
             content = np.load(path, mmap_mode="r", allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):

@@ -16,7 +16,7 @@ from duplex.features.checksums import read_rows
 from duplex.features.identity import Identity, extract_command, first_difference
 from duplex.features.layout import PENDING, REQUIRED, Span, partial_path, value_names
 from duplex.features.store import PartialCache, claim_cache, write_header
-from duplex.system.files import refuse_unwritable, replace_file
+from duplex.system.files import replace_file
 
 CHUNK = 2**26  # bytes copied at once
 RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as 16 x float16
@@ -76,7 +76,6 @@ def join_shards(out: Path, *, copy: bool = False) -> int:
     Returns its number of rows. The file refers to the shard files, which must stay beside it. With `copy` it holds all
     values itself, and equals the file of an extraction without shards byte for byte.
     """
-    refuse_unwritable(out)
     paths = find_shards(out)
     identity, spans, types = _read_headers(paths)
     with claim_cache(out):

@@ -21,7 +21,7 @@ import PIL
 from duplex.data.image_errors import MachineFault, machine_fault
 from duplex.errors import DuplexError
 from duplex.features.image_files import BadImageFile, decode_image
-from duplex.system.files import require_file, sha256, write_json
+from duplex.system.files import sha256, write_json
 from duplex.system.progress import track
 from duplex.training.checkpoint import with_checksum
 
@@ -100,7 +100,6 @@ def load_pixel_digests(cache: Path) -> dict[str, str]:
     """
     path = cache / PIXELS
     try:
-        require_file(path)
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}

@@ -32,8 +32,8 @@ from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.library.arrays import ArrayFeatures, checked_table, pandas_index
 from duplex.library.inputs import DatasetFiles, InputsByRequest
 from duplex.options import DEFAULT_TRAINING, TrainingOptions
+from duplex.system.entry import LARGEST_SEED
 from duplex.system.files import checked_path, sha256
-from duplex.system.script import LARGEST_SEED
 from duplex.system.torch_modes import initial_modes
 
 

@@ -21,8 +21,7 @@ from duplex.library.run_training import MethodSpec, Run, train_method
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method, installed_methods, parse_options
 from duplex.options import AutoFinetune, TrainingOptions, finetune_options
-from duplex.system.renamed import renamed_method_hint
-from duplex.system.script import LARGEST_SEED
+from duplex.system.entry import LARGEST_SEED
 from duplex.system.threads import threads
 from duplex.system.torch_modes import initial_modes
 from duplex.training.hooks import EpochReport, StepReport, TrainingHooks, TrainingLog
@@ -169,8 +168,6 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
     known = {**data.params.methods, **data.params.ablations}
     if method in known:
         return method, known[method]
-    if hint := renamed_method_hint(method):
-        raise UsageError(hint)
     if ":" not in method:
         require(method, dict.fromkeys([*data.params.methods, *installed_methods()]), "method")
     return method, MethodEntry(method)

@@ -21,10 +21,10 @@ from duplex.library.inputs import InputRequest, RunInputs
 from duplex.methods.base import Batch, Method, TaskContext
 from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
-from duplex.system.files import checked_path, sha256, write_json, write_text
+from duplex.system.files import checked_path, refuse_existing, sha256, write_json, write_text
 from duplex.system.plugins import provider
 from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, fit_confidence, unseen_pairs
-from duplex.training.checkpoint import Record, is_checkpoint, save_checkpoint
+from duplex.training.checkpoint import Record, save_checkpoint
 from duplex.training.hooks import TrainingHooks
 from duplex.training.known_images import KnownImages
 from duplex.training.loop import ResumePoint, TrainingResult, train
@@ -119,17 +119,19 @@ class Run:
         that chose the epoch if it is another."""
         return pd.DataFrame(self.result.history)
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write checkpoint, history and timing into a folder that `Recognizer.load` reads; return the folder.
 
-        Raises `UsageError` if the folder holds an exported model, or other programs' files with the names of those to
-        write.
+        Raises `UsageError` if the folder holds an exported model, which would hide the run, or one of these files.
 
-        folder: made if it does not exist. Files of an earlier run are replaced; its metrics are removed if the
-            checkpoint changes.
+        folder: made if it does not exist.
+        force: replace an earlier run. Its metrics are removed if the checkpoint changes.
         """
         files = RunPaths(checked_path(folder, "folder"))
-        _require_free(files)
+        if (files.root / EXPORTED_MODEL).is_file():
+            raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
+        for file in (files.checkpoint, files.history, files.timing):
+            refuse_existing(file, force=force)
         self.write(files)
         return files.root
 
@@ -150,20 +152,6 @@ class Run:
         chosen = "" if self.selected_by == "auc" else f" by {self.selected_by}"
         epoch = f"epoch {self.record.epoch}{chosen}"
         return f"Run({self.name}, seed {self.record.seed}, {epoch}, val AUC {self.val_auc:.2f})"
-
-
-def _require_free(files: RunPaths) -> None:
-    """Raise `UsageError` if a run cannot be saved in a folder.
-
-    The folder may hold neither an exported model, which would hide the run, nor files of other programs that the run's
-    files would replace.
-    """
-    if (files.root / EXPORTED_MODEL).is_file():
-        raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
-    if is_checkpoint(files.checkpoint):
-        return
-    if foreign := [file for file in (files.checkpoint, files.history, files.timing) if file.exists()]:
-        raise UsageError(f"{foreign[0]} exists, and no run of duplex wrote it; choose another folder")
 
 
 def train_method(

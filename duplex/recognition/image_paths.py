@@ -13,7 +13,6 @@ from typing import NoReturn, TextIO
 from duplex.data.image_tree import IGNORED, IMAGE_SUFFIXES, describe_skipped, suffix_of
 from duplex.data.text_files import LINE_END
 from duplex.errors import DuplexError, UsageError
-from duplex.system.files import os_reason
 
 INTERVAL = 2.0  # seconds between lines of progress
 
@@ -68,7 +67,7 @@ class _Folders:
 
 def _refuse(error: OSError) -> NoReturn:
     raise DuplexError(
-        f"{error.filename} cannot be listed: {os_reason(error)}; fix that, or name other folders"
+        f"{error.filename} cannot be listed: {error.strerror}; fix that, or name other folders"
     ) from error
 
 

@@ -17,32 +17,19 @@ figcaption { font-size: .8rem; overflow-wrap: anywhere }
 s { color: #b3541e } small { opacity: .7 }"""
 
 
-def write_suspects_page(
-    path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path, list_sha256: str
-) -> None:
+def write_suspects_page(path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path) -> None:
     """Write an HTML page of images whose labels are likely wrong, each with its current and its suggested label.
 
     rows: lines of the list of suspects, in the order of the page.
     root: folder of the image files.
-    list_sha256: sha256 of the file that holds the list, stored in the page so that `is_page_of` recognises it.
     """
     figures = "\n".join(_figure(row, root) for row in rows)
     write_text(
         path,
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"{_meta(list_sha256)}<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
+        f"<title>{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
         f"<main>\n{figures}\n</main></html>\n",
     )
-
-
-def is_page_of(path: Path, list_sha256: str) -> bool:
-    """Return whether a file is the HTML page of the list of suspected wrong labels whose file has this sha256."""
-    with path.open("rb") as file:
-        return _meta(list_sha256).encode() in file.read(1000)
-
-
-def _meta(list_sha256: str) -> str:
-    return f'<meta name="suspects" content="{list_sha256}">'
 
 
 def _figure(row: Mapping[str, Any], root: Path) -> str:

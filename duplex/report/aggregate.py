@@ -12,7 +12,6 @@ from typing import Any
 from duplex.errors import DuplexError
 from duplex.labels import GROUPS, SPLITS, WORLDS
 from duplex.report.blocks import MISSING
-from duplex.system.files import os_reason, require_file
 
 Tree = dict[str, Any]
 SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of thresholds that a run does not use
@@ -170,13 +169,12 @@ def read_numbers(path: Path, command: str, *, names: int = 0) -> Tree | None:
     NaN and infinite numbers are read as None. Raise `DuplexError` for other contents.
     """
     try:
-        require_file(path)
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
         _check(record, names, "the file")
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, RecursionError) as error:
         raise DuplexError(f"{path} does not hold results in JSON ({error}); `{command} -f` writes it again") from error
     return dict(record)

@@ -15,7 +15,6 @@ from duplex.errors import DuplexError
 from duplex.labels import WORLDS
 from duplex.report.aggregate import Tree, read_numbers
 from duplex.report.curves import MeanCurve, margins_of, mean_curve
-from duplex.system.files import os_reason, require_file
 
 REPEAT_ALL = "`dvc repro -f` writes it again"
 
@@ -158,11 +157,10 @@ def read_table(path: Path, advice: str = REPEAT_ALL) -> pd.DataFrame | None:
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}
     try:
-        require_file(path)
         return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=missing)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, OverflowError, pd.errors.ParserError) as error:
         raise DuplexError(f"{path} is not a table ({error}); {advice}") from error

@@ -23,8 +23,7 @@ from duplex.library.requirements import require_inputs
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.options import AutoFinetune
 from duplex.stages.outdated_runs import outdated_member
-from duplex.system.files import json_digest, write_json
-from duplex.system.lock import sole_writer
+from duplex.system.files import json_digest, sole_writer, write_json
 from duplex.system.threads import threads
 from duplex.training.checkpoint import WORD_VECTORS, read_checkpoint
 from duplex.training.hooks import TrainingHooks

@@ -92,8 +92,6 @@ def test_imported_features_of_another_width_are_refused(folder: Path, command: C
         (["extract", "-d", "pics", "--num-workers", "many"], 2, "or auto"),
         (["extract", "-d", "pics", "--engine", "spark"], 2, "known: local, ray"),
         (["extract", "-d", "absent"], 2, "known: pics"),
-        (["extract", "-d", "pics", "--depth", "1"], 2, "--depth was renamed: write --block-inputs"),
-        (["extract", "-d", "pics", "--no-deep-test"], 2, "--no-deep-test was removed"),
         (["extract", "-d", "pics", "--limit", "5"], 2, "name another file with --out"),
         (["extract", "-d", "pics", "--encoder", "ViT-B-32"], 2, "needs weights"),
         (["cache", "info", "absent.h5"], 1, "does not exist"),

@@ -21,7 +21,7 @@ from duplex.data.download import ARCHIVES, DeadLink, download_archive, fetch
 from duplex.data.mirrors import BenchmarkArchive
 from duplex.data.unpack import unpack
 from duplex.errors import DuplexError
-from duplex.system.lock import sole_writer
+from duplex.system.files import sole_writer
 from tests.data.web import BODY, Server, serving
 
 
@@ -203,7 +203,7 @@ def test_a_second_download_of_the_same_file_is_refused(server: Server, tmp_path:
     call = [sys.executable, "-c", script, server.url(), str(tmp_path / "file.zip")]
     with sole_writer(tmp_path / "file.zip", "download"):
         second = subprocess.run(call, capture_output=True, text=True, check=False)
-    assert second.returncode and "another download (process" in second.stderr
+    assert second.returncode and "another download is writing" in second.stderr
     assert not (tmp_path / "file.zip").exists()
     assert fetch(server.url(), tmp_path / "file.zip").read_bytes() == BODY
 

@@ -113,7 +113,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("scores", np.zeros((7, 0)), r"'scores' must be numbers \[images, columns\], not \(7, 0\)"),
     ("scores", np.zeros(7), "'scores' must be numbers"),
     ("scores", None, "has no 'scores'; it holds"),
-    ("live", [1, 0, 1, 0], "the array 'live' was renamed; save it as 'feasible_mask'"),
 ]
 
 

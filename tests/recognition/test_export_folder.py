@@ -248,7 +248,7 @@ def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, 
     run = Recognizer.load(trained.run(), device="cpu").trained
     facts = model_card_facts(trained.run(), name=None, licence="mit", repository=None)
     with pytest.raises(UsageError, match="no ONNX"):
-        export(run, "closed", folder, facts, fail)
+        export(run, "closed", folder, facts, fail, force=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
@@ -286,7 +286,7 @@ def test_notes_below_the_last_line_of_a_card_are_kept(exported, trained, tmp_pat
     run = Recognizer.load(trained.run(), device="cpu").trained
     facts = model_card_facts(trained.run(), name=None, licence="mit", repository=None)
     for _ in range(2):
-        export(run, "closed", folder, facts)
+        export(run, "closed", folder, facts, force=True)
         text = card.read_text(encoding="utf-8")
         assert text.endswith(f"{NOTES}\n\n## Notes\n\nFor the shop in Łódź.\n") and "Changed" not in text
 

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex.artifacts import ArtifactPaths
-from duplex.cli.predict import _check_output, _checked_format
+from duplex.cli.predict import _checked_format
 from duplex.errors import UsageError
 from duplex.recognition.image_paths import list_images
 from duplex.training.checkpoint import with_checksum
@@ -52,20 +52,6 @@ def test_the_suffix_of_the_file_names_the_format(tmp_path):
     assert _checked_format("csv", Path("a.txt")) == "csv"
     with pytest.raises(UsageError, match=r"--format is table and --out a\.csv ends in \.csv"):
         _checked_format("table", Path("a.csv"))
-
-
-def test_a_file_of_other_text_is_not_replaced(tmp_path):
-    (tmp_path / "notes").write_text("results  accuracy 97.3 %\n")
-    with pytest.raises(UsageError, match="did not write it"):
-        _check_output(tmp_path / "notes")
-
-
-@pytest.mark.parametrize("form", ["table", "jsonl", "csv"])
-def test_answers_of_images_are_replaced_by_later_ones(project, tmp_path, form):
-    image = shutil.copy(project.images()[0], tmp_path / 'a "quoted" name, \\.png')
-    words = (image, "--model", project.run(), "--num-workers", 0, "--format", form, "--out", tmp_path / "answers")
-    for _ in range(2):
-        assert predict(*words).returncode == 0
 
 
 @pytest.mark.slow
