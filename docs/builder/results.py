@@ -25,12 +25,17 @@ def with_tables(markdown: str, folder: Path) -> str:
 
 
 def result_table(path: Path) -> str:
-    """Return a CSV file as a Markdown table."""
+    """A CSV file as a Markdown table."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        columns = [name for name in reader.fieldnames or () if not name.endswith(PARTS)]
-        rows = [[_cell(row, name) for name in columns] for row in reader]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, ["---"] * len(columns), *rows])
+        return markdown_table(list(reader.fieldnames or ()), list(reader))
+
+
+def markdown_table(columns: list[str], rows: list[dict[str, str]]) -> str:
+    """A table with one number per cell as Markdown, with errors and intervals in the cells of their values."""
+    shown = [name for name in columns if not name.endswith(PARTS)]
+    lines = [shown, ["---"] * len(shown), *([_cell(row, name) for name in shown] for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _cell(row: dict[str, str], name: str) -> str:
