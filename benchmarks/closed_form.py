@@ -11,7 +11,6 @@ feasibility of every composition and both worlds, with the AUC of each; `cpu_sec
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import emit, memory, say
+from benchmarks.measure import emit, memory, options, say
 from duplex.data.czsl_layout import read_pair_lists
 from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.curve import Margins
@@ -74,8 +73,7 @@ def auc(model: ClosedForm, z: Tensor, own: Tensor, space: LabelSpace, columns: I
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = options(__doc__)
     parser.add_argument("--images", type=int, default=TRAIN)
     parser.add_argument("--val-images", type=int, default=VAL)
     parser.add_argument("--no-words", dest="words", action="store_false", help="skip interactions by words")

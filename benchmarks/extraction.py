@@ -25,7 +25,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from benchmarks.measure import FamilyMemory
+from benchmarks.measure import FamilyMemory, options
 from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.clip import ClipEncoder, open_clip
 from duplex.encoders.encoder_source import EncoderSource, complete_preprocess
@@ -45,8 +45,7 @@ PICTURE = (400, 300)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--workers", default="auto", help="decoding processes, or auto")
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
@@ -141,7 +140,7 @@ def timed(work: Callable[[], object], device: str = "cpu") -> float:
 
 
 def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:
-    """Return an architecture of open_clip with random weights, loaded like real weights."""
+    """An architecture of open_clip with random weights, loaded like real weights."""
     torch.manual_seed(0)
     architecture, weights = architecture_of(name), folder / "weights.pt"
     torch.save(open_clip.CLIP(**architecture_of(name)).state_dict(), weights)
@@ -152,7 +151,7 @@ def random_encoder(name: str, folder: Path, device: str, precision: str) -> Clip
 
 
 def architecture_of(name: str) -> dict[str, Any]:
-    """Return the configuration of an open_clip architecture, or of `small`; a copy."""
+    """The configuration of an open_clip architecture, or of `small`; a copy."""
     found: dict[str, Any] = json.loads(json.dumps(SMALL)) if name == "small" else open_clip.get_model_config(name)
     return found
 
@@ -219,7 +218,7 @@ def alone(what: str) -> str:
 
 
 def peak_memory(pictures: str) -> float:
-    """Return the peak memory in MB of extracting with a small encoder, workers included."""
+    """The peak memory in MB of extracting with a small encoder, workers included."""
     keep_freed_memory()
     count = int(pictures)
     with tempfile.TemporaryDirectory() as name:

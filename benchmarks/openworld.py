@@ -15,9 +15,6 @@ calibrated it on 10 images with 50 thresholds of feasibility.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.closed_form import labels as cgqa_labels
-from benchmarks.measure import alternate, emit, memory, say
+from benchmarks.measure import alternate, apart, emit, memory, options, say
 from duplex.encoders.clip_text import ClipTextTower
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.features.examples import Examples
@@ -51,7 +48,7 @@ Z = torch.nn.functional.normalize
 
 
 def small_tower(width: int, device: str = "cpu") -> ClipTextTower:
-    """Return CLIP's text tower with two layers and random weights."""
+    """CLIP's text tower with two layers and random weights."""
     ensure_torchvision()
     from open_clip.model import CLIPTextCfg, _build_text_tower
 
@@ -63,7 +60,7 @@ def small_tower(width: int, device: str = "cpu") -> ClipTextTower:
 def begun(
     labels: LabelSpace, width: int, images: int = 2_000, device: str = "cpu", **options: Any
 ) -> tuple[Duplex, Batch]:
-    """Return a method after its first images of every seen pair."""
+    """A method after its first images of every seen pair."""
     torch.manual_seed(0)
     tower = small_tower(width, device)
     method = Duplex(TaskContext(labels, {"cls": (DIM,)}, tower), DuplexOptions(**options)).to(device)
@@ -75,7 +72,7 @@ def begun(
 
 
 def sizes(folder: Path) -> dict[str, float]:
-    """Return the MB of the files of a run over C-GQA, with the real width of everything trained."""
+    """The MB of the files of a run over C-GQA, with the real width of everything trained."""
     labels, lists = cgqa_labels()
     method, train = begun(labels, DIM)
     optimiser = make_optimiser(method, SETTINGS)
@@ -161,20 +158,11 @@ def thresholds() -> dict[str, float]:
     return {"peak_gib_1e8_thresholds": memory("VmHWM") / 2**30, "seconds_1e8_thresholds": time.perf_counter() - start}
 
 
-def apart(work: str) -> dict[str, float]:
-    """Run a part in its own process, so that its peak memory can be read."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.openworld", "--part", work], stdout=-1, check=True)
-    found: dict[str, float] = json.loads(done.stdout)
-    say(f"{work}: {found}")
-    return found
-
-
 APART = {"huge": huge, "thresholds": thresholds}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-huge", dest="huge", action="store_false", help="skip 10^8 pairs")
     parser.add_argument("--part", choices=list(APART), help=argparse.SUPPRESS)
@@ -186,7 +174,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         record: dict[str, Any] = {**sizes(Path(folder)), **scoring(wanted.rounds)}
     for part in APART if wanted.huge else ():
-        record |= apart(part)
+        record |= apart("benchmarks.openworld", part)
     record["threads"] = torch.get_num_threads()
     if wanted.json:
         emit(record)

@@ -7,7 +7,6 @@ Both alternate. `first_answer_seconds`: `duplex predict IMAGE --model RUN` as a 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from benchmarks.measure import alternate, emit, say
+from benchmarks.measure import alternate, emit, options, say
 from duplex import Recognizer, load_encoder
 from duplex.encoders import Encoder
 from duplex.encoders.clip import ClipEncoder
@@ -36,8 +35,7 @@ STATES, OBJECTS, PROCESSES = 18, 23, 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--run", default="artifacts/shapes/duplex/0", help="trained run of the encoder tiny")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +65,7 @@ class RandomClip(ClipEncoder):
 
 
 def times_bare(encoder: Encoder, image: Path) -> float:
-    """Return the time of `recognizer(image)` in units of decoding, transforming and encoding the image."""
+    """The time of `recognizer(image)` in units of decoding, transforming and encoding the image."""
     recognizer = recognizer_of(encoder)
 
     @torch.inference_mode()
@@ -79,7 +77,7 @@ def times_bare(encoder: Encoder, image: Path) -> float:
 
 
 def recognizer_of(encoder: Encoder) -> Recognizer:
-    """Return a recognizer over random prototypes of STATES x OBJECTS compositions."""
+    """A recognizer over random prototypes of STATES x OBJECTS compositions."""
     states, objects = ([f"{kind}{i}" for i in range(count)] for kind, count in (("s", STATES), ("o", OBJECTS)))
     pairs = [(state, name) for state in states for name in objects]
     labels = LabelSpace.from_pairs({"train": pairs[::2], "test": pairs[1::2]})
@@ -105,7 +103,7 @@ def recognizer_of(encoder: Encoder) -> Recognizer:
 
 
 def first_answer(run: str, image: Path) -> float:
-    """Return the median seconds of `duplex predict`, from the start of the process to its end."""
+    """The median seconds of `duplex predict`, from the start of the process to its end."""
     command = [str(Path(sys.executable).with_name("duplex")), "predict", str(image), "--model", run]
     seconds = []
     for _ in range(PROCESSES):

@@ -10,7 +10,6 @@ encoder of that size with random weights. `--steps` measures these alone.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
@@ -33,7 +32,7 @@ from PIL import Image
 from starlette.requests import Request
 
 from benchmarks.clients import BOUNDARY, form
-from benchmarks.measure import emit, memory, say
+from benchmarks.measure import emit, memory, options, say
 from duplex import Recognizer
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.features.image_files import decode_image
@@ -45,8 +44,7 @@ TOGETHER = 16  # pictures encoded at once
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--model", default="artifacts/shapes/duplex/0")
     parser.add_argument("--steps", action="store_true")
     given = parser.parse_args()
@@ -137,7 +135,7 @@ def steps(model: str, pictures: list[Path]) -> dict[str, float]:
 
 
 def processor_seconds(work: Callable[[], Any]) -> float:
-    """Return the shortest of three times, after one to warm up."""
+    """The shortest of three times, after one to warm up."""
     work()
     found = []
     for _ in range(3):
@@ -187,7 +185,7 @@ def fire(port: int, pictures: list[Path], clients: int = CLIENTS) -> tuple[float
 
 
 def family(name: str, server: int) -> int:
-    """Return the bytes of the server and its workers as `memory` counts them; shared pages count in each."""
+    """The bytes of the server and its workers as `memory` counts them; shared pages count in each."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii").split()
     return sum(memory(name, f"/proc/{pid}/status") for pid in (server, *children))
 
@@ -257,7 +255,7 @@ for turn in range(3):
 
 
 def predicted(model: str, folder: Path, pictures: list[Path]) -> dict[str, Any]:
-    """Return the rate of `predict` divided by that of the extraction."""
+    """The rate of `predict` divided by that of the extraction."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-c", STREAM, model, str(folder), out]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ})
