@@ -113,10 +113,7 @@ def main() -> None:
         "pairs": lists,
         "threads": torch.get_num_threads(),
     }
-    if wanted.json:
-        emit(record)
-    else:
-        say(f"seconds {record['seconds']:.1f}, peak {record['peak_gib']:.2f} GiB")
+    emit(record) if wanted.json else say(str(record))
 
 
 if __name__ == "__main__":

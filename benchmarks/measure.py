@@ -103,16 +103,16 @@ def apart(module: str, part: str) -> Any:
     return json.loads(done.stdout)
 
 
-def write_pictures(folder: Path, count: int, size: tuple[int, int]) -> list[Path]:
-    """Write JPEG files that are as smooth as photographs."""
+def write_pictures(folder: Path, count: int, size: tuple[int, int], coarse: int) -> list[Path]:
+    """Write JPEG files that are as smooth as photographs: random colours every `coarse` pixels."""
     import numpy as np
     from PIL import Image
 
     random = np.random.default_rng(0)
     paths = [folder / f"{index:05d}.jpg" for index in range(count)]
     for path in paths:
-        coarse = Image.fromarray(random.integers(0, 256, (30, 40, 3), dtype=np.uint8))
-        coarse.resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
+        colours = random.integers(0, 256, (size[1] // coarse, size[0] // coarse, 3), dtype=np.uint8)
+        Image.fromarray(colours).resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
     return paths
 
 

@@ -14,18 +14,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 
+from benchmarks.extraction import random_encoder
 from benchmarks.measure import alternate, emit, options, say
 from duplex import Recognizer, load_encoder
 from duplex.encoders import Encoder
-from duplex.encoders.clip import ClipEncoder
-from duplex.encoders.encoder_source import EncoderSource, complete_preprocess
-from duplex.encoders.open_clip_source import model_arguments, model_class
-from duplex.encoders.openclip import open_clip
 from duplex.features.image_files import read_image
 from duplex.labels import LabelSpace
 from duplex.recognition.sources import FORMAT
@@ -41,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "image.jpg"
         Image.effect_noise((640, 480), 60).convert("RGB").save(image)
-        encoders: dict[str, Encoder] = {"ViT-B-32": RandomClip(Path(__file__))}
+        encoders: dict[str, Encoder] = {"ViT-B-32": random_encoder("ViT-B-32", Path(folder), "cpu", "fp32")}
         small = Path(os.environ.get("DUPLEX_SHARED", "../shared")) / "photos" / "encoder"
         if small.is_dir():
             encoders["photos"] = load_encoder(f"local-dir:{small}")
@@ -49,19 +45,6 @@ def main() -> None:
         seconds = first_answer(arguments.run, image)
     record = {"times_bare": ratios, "first_answer_seconds": seconds}
     emit(record) if arguments.json else say(str(record))
-
-
-class RandomClip(ClipEncoder):
-    """A ViT-B/32 with random weights; `file` stands for the file of weights."""
-
-    def __init__(self, file: Path) -> None:
-        architecture: dict[str, Any] = open_clip.get_model_config("ViT-B-32") or {}
-        source = EncoderSource("ViT-B-32", architecture, complete_preprocess({}, architecture), file)
-        super().__init__(source, towers="image", device="cpu", precision="fp32")
-
-    def build(self, source: EncoderSource) -> Any:
-        model = model_class(source.architecture)(**model_arguments(source.architecture))
-        return model.eval().requires_grad_(False)
 
 
 def times_bare(encoder: Encoder, image: Path) -> float:
