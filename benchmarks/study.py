@@ -120,6 +120,8 @@ class Bench:
         """Train once, and evaluate if `tested`; a stored run is used if nothing has changed."""
         rate = self.rate(name) if rate is None else rate
         out, params = self.place(name, rate, seed), self.at(name, rate)
+        for member in params.entry(name).members:
+            params.methods[member] = self.at(member, self.rate(member)).entry(member)
         mark, key = out.root / "key.json", self._key(params, name, seed)
         same = mark.exists() and mark.read_text() == key
         if not (same and out.checkpoint.exists()):
