@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _wrapped(line: str, end: str = "") -> str:
-    """Return a line cut at spaces to the width of the terminal; cut lines end with `end` and go on indented.
+    """A line cut at spaces to the width of the terminal; cut lines end with `end` and go on indented.
 
     >>> print(_wrapped("accuracy  0.5,      and more words than a terminal of few columns holds"))
     accuracy  0.5,  and more words than a terminal

@@ -15,7 +15,7 @@ PARTS = (" ±", " low", " high")  # endings of columns that are shown in the cel
 
 
 def with_tables(markdown: str, folder: Path) -> str:
-    """Return a page with its directives replaced by tables, each with a link to its file.
+    """A page with its directives replaced by tables, each with a link to its file.
 
     folder: the folder of the page; paths in directives are relative to it.
 
@@ -39,7 +39,7 @@ def markdown_table(columns: list[str], rows: list[dict[str, str]]) -> str:
 
 
 def _cell(row: dict[str, str], name: str) -> str:
-    """Return a value with its error and its interval, which stay on one line each, and typographic minus signs.
+    """A value with its error and its interval, which stay on one line each, and typographic minus signs.
 
     >>> _cell({"AUC": "+1.2", "AUC ±": "0.1", "AUC low": "-0.5", "AUC high": "+2.9"}, "AUC").replace("\xa0", "_")
     '+1.2_±_0.1 (−0.5_to_+2.9)'
