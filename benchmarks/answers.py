@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def drawn(recognizer: Recognizer, run: Path, seed: int) -> tuple[Floats | list[Path], Ints]:
-    """Return features [400, d] of test images, or their files for a run with fine-tuned blocks; and their compositions.
+    """Features [400, d] of test images, or their files for a run with fine-tuned blocks; and their compositions.
 
     13 % of the images are of unseen pairs.
     """

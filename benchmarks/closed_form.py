@@ -35,7 +35,7 @@ BLOCK_SCORES = 2**22
 
 
 def labels() -> tuple[LabelSpace, str]:
-    """Return C-GQA's labels, or generated ones of the same size in which each state and object is seen."""
+    """C-GQA's labels, or generated ones of the same size in which each state and object is seen."""
     shared = os.environ.get("DUPLEX_SHARED")
     if shared and (root := Path(shared) / "splits" / "cgqa").is_dir():
         return read_pair_lists(root).labels(), "the published lists"
@@ -50,7 +50,7 @@ def labels() -> tuple[LabelSpace, str]:
 
 
 def images(space: LabelSpace, pairs: Ints, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return unit features around the directions of state and object; frequencies fall as a power of the rank."""
+    """Unit features around the directions of state and object; frequencies fall as a power of the rank."""
     rng, g = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     share = 1 / np.arange(1, len(pairs) + 1) ** 0.8
     drawn = rng.permutation(pairs)[rng.choice(len(pairs), count - len(pairs), p=share / share.sum())]

@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def compare(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Return images per second of each way: medians over rounds, and the median of each round's ratio."""
+    """Images per second of each way: medians over rounds, and the median of each round's ratio."""
     count, batch, rounds = SIZES.get(name, (16, 8, 1))
     count, batch = count * given.scale, batch * given.scale
     encoder = random_encoder(name, folder, given.device, given.precision)
@@ -155,7 +155,7 @@ def architecture_of(name: str) -> dict[str, Any]:
 
 
 def mended(workers: int) -> dict[str, Any]:
-    """Return images per second of a convolutional encoder with and without keeping freed memory, alternating."""
+    """Images per second of a convolutional encoder with and without keeping freed memory, alternating."""
     rates: dict[str, list[float]] = {"kept": [], "given_back": []}
     for _ in range(CONVOLUTIONAL_ROUNDS):
         for way, found in rates.items():
@@ -167,7 +167,7 @@ def mended(workers: int) -> dict[str, Any]:
 
 
 def convolutional(way: str, workers: str) -> float:
-    """Return images per second of extracting with MobileNetV2 at 224 pixels, in batches of 64."""
+    """Images per second of extracting with MobileNetV2 at 224 pixels, in batches of 64."""
     if way == "kept":
         keep_freed_memory()
     count, batch = 384, 64

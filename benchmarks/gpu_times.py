@@ -49,7 +49,7 @@ class Look:
 
     @property
     def tower(self) -> dict[str, Any]:
-        """Return the options that make a text tower smaller."""
+        """The options that make a text tower smaller."""
         return SMALLER if self.quick else {}
 
 

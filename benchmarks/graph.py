@@ -78,7 +78,7 @@ class Problem:
         return LocalCandidates.of(*self.host, self.target, self.n_objects, self.states.device)
 
     def step(self, dense: bool) -> Tensor:
-        """Refine, backpropagate, commit; return the refined prototypes."""
+        """Refine, backpropagate, commit; the result is the refined prototypes."""
         for leaf in self.leaves():
             leaf.grad = None
         batch = self.batch()

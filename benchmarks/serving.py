@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def served(model: str, pictures: list[Path]) -> dict[str, Any]:
-    """Return requests per second, alternating with a loop over single images and with one client."""
+    """Requests per second, alternating with a loop over single images and with one client."""
     rates: dict[str, list[float]] = {"requests": [], "one_by_one": [], "workers": [], "one_client": []}
     times: list[float] = []
     errors = growth = 0
@@ -158,7 +158,7 @@ def start(model: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def fire(port: int, pictures: list[Path], clients: int = CLIENTS) -> tuple[float, list[float], int]:
-    """Return wall-clock seconds, the seconds of each request, and the number of failures."""
+    """Wall-clock seconds, the seconds of each request, and the number of failures."""
     given = "\n".join(map(str, pictures))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.clients", str(port), str(clients)],
@@ -178,7 +178,7 @@ def family(name: str, server: int) -> int:
 
 
 def without_http(model: str, pictures: list[Path]) -> float:
-    """Return images per second of two workers that always have batches of half the clients' number."""
+    """Images per second of two workers that always have batches of half the clients' number."""
     size = CLIENTS // 2
     load, threads = partial(Recognizer.load, model, exact=False), max(1, torch.get_num_threads() // 2)
     requests = parts([ImageRequest(path.read_bytes(), 3) for path in pictures], size)
@@ -212,7 +212,7 @@ print(len(paths) / (time.perf_counter() - began))
 
 
 def loop(model: str, pictures: list[Path]) -> float:
-    """Return images per second, one after the other."""
+    """Images per second, one after the other."""
     given = "\n".join(map(str, pictures))
     done = subprocess.run(
         [sys.executable, "-c", LOOP, model], input=given, stdout=subprocess.PIPE, text=True, check=True

@@ -97,8 +97,8 @@ class Bench:
     def rate(self, name: str) -> float:
         """The learning rate of a row: the chosen one, else that of its blocks or of its training."""
         blocks = self.params.finetune(name, self.dataset)
-        settings = blocks if isinstance(blocks, FinetuneOptions) else self.params.training(self.dataset, name)
-        return self.rates.get(name, settings.learning_rate)
+        own = blocks.learning_rate if isinstance(blocks, FinetuneOptions) else None
+        return self.rates.get(name, own or self.params.training(self.dataset, name).learning_rate)
 
     def at(self, name: str, rate: float) -> Params:
         """The parameters with another learning rate of a row, and with the number of epochs if it is set."""

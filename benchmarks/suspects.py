@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
-    """Return, per way, the share of the flipped images among the first n of the list [seeds, images + 1]."""
+    """Per way, the share of the flipped images among the first n of the list [seeds, images + 1]."""
     paths = ArtifactPaths(artifacts)
     manifest, labels = read_manifest(paths.manifest("shapes")), LabelSpace.load(paths.labels("shapes"))
     features = open_features(paths.features("shapes")).cls
@@ -69,7 +69,7 @@ def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
 
 
 def flip(own: Any, labels: LabelSpace, split: Any, share: float, rng: np.random.Generator) -> Any:
-    """Give a share of the images another pair of their split, in place; return their mask."""
+    """Give a share of the images another pair of their split, in place; the result is their mask."""
     wrong = np.zeros(len(own), dtype=bool)
     wrong[rng.choice(len(own), round(share * len(own)), replace=False)] = True
     for image in np.flatnonzero(wrong):

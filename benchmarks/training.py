@@ -28,7 +28,7 @@ IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
 
 
 def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Batch]:
-    """Return labels of the benchmark's size and a few batches of random features."""
+    """Labels of the benchmark's size and a few batches of random features."""
     states, objects, count, batch = SIZES[name]
     labels = LabelSpace.from_pairs({"train": [(s, o) for s, o in made_up(states, objects, count)]})
     compositions = np.random.default_rng(0).choice(labels.pairs["train"], size=8 * batch)

@@ -54,7 +54,7 @@ def _wrapped(line: str, end: str = "") -> str:
 
 
 def _output(command: str, folder: Path) -> str:
-    """Return what a command prints; stop if it fails."""
+    """What a command prints; exits if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command.split(), cwd=folder, env=os.environ | {"PATH": path}, text=True, check=False,
