@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import apart, emit, memory, options, say
@@ -41,20 +40,11 @@ class Scores:
         listed = np.r_[rng.choice(np.flatnonzero(seen), 888), rng.choice(np.flatnonzero(~seen), 923)]
         self.target = rng.choice(listed, images)
         self.seen = seen
-        self.feasible = np.where(seen, np.inf, rng.standard_normal(columns))
+        rng.standard_normal(columns)  # not used; the numbers below follow it in the random stream
         self._text = rng.standard_normal((WIDTH, columns), dtype=np.float32)
         noise = rng.standard_normal((images, WIDTH), dtype=np.float32)
         self._images = self._text[:, self.target].T + 0.75 * noise
         self.seconds = 0.0  # spent making scores
-
-    def listed(self, order: np.ndarray) -> Scores:
-        """The same scores with the columns in another order."""
-        import numpy as np
-
-        self.target = np.argsort(order)[self.target]
-        self.seen, self.feasible = self.seen[order], self.feasible[order]
-        self._text = np.ascontiguousarray(self._text[:, order])
-        return self
 
     def block(self, start: int, stop: int) -> np.ndarray:
         began = time.perf_counter()
@@ -115,37 +105,9 @@ def sampled(columns: int) -> dict[str, Any]:
     }
 
 
-def thresholds(rounds: int = 3) -> dict[str, Any]:
-    """Compare 50 feasibility thresholds with a single one that keeps every column: one pass each, alternating."""
-    import numpy as np
-
-    from duplex.evaluation import feasibility as f
-    from duplex.evaluation.accumulator import ScoreAccumulator
-
-    scores = Scores(OPEN)
-    steps = {count: f.thresholds(scores.feasible, scores.seen, count) for count in (1, 50)}
-    buckets = f.buckets(scores.feasible, steps[50])
-    scores = scores.listed(np.argsort(np.where(scores.seen, -1, buckets), kind="stable"))
-
-    def work(count: int) -> float:
-        bucket = f.buckets(scores.feasible, steps[count])
-        evidence = ScoreAccumulator(scores.target, scores.seen, bucket=bucket)
-        for start, block in scores.blocks():
-            evidence.add(block, first_column=start)
-        return float(np.max(f.choose_threshold(evidence, steps[count]).auc))
-
-    seconds: dict[int, list[float]] = {1: [], 50: []}
-    for _ in range(rounds):
-        for count, found in seconds.items():
-            found.append(timed(scores, lambda count=count: work(count))[0])
-    one, many = median(seconds[1]), median(seconds[50])
-    return {"seconds_1": one, "seconds_50": many, "ratio": many / one}
-
-
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "exact_closed": lambda: exact(CLOSED),
     "exact_open": lambda: exact(OPEN),
-    "thresholds": thresholds,
     "sampled_closed": lambda: sampled(CLOSED),
     "sampled_open": lambda: sampled(OPEN),
 }
@@ -163,7 +125,6 @@ def main() -> None:
         "peak_gib_open": parts["exact_open"]["peak_gib"],
         "speedup_open": parts["sampled_open"]["seconds"] / parts["exact_open"]["seconds"],
         "speedup_closed": parts["sampled_closed"]["seconds"] / parts["exact_closed"]["seconds"],
-        "thresholds_ratio": parts["thresholds"]["ratio"],
         **parts,
     }
     emit(record) if wanted.json else say(str(record))

@@ -5,7 +5,7 @@
 Medians over alternating rounds of one run: (full) prompts at the tower's whole context length, a sample of pairs,
 scaled; (cut) at the longest prompt's length; (tree) shared by prefix; (floor) only the four matrix products per layer
 for the tree's tokens and those of their gradients. `--steps` measures the text side of a training step instead, three
-paths at once, in the sizes of three benchmarks; `--open-states` the open world.
+paths at once, in the sizes of three benchmarks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from benchmarks.measure import begin_peak, device_name, emit, median_ratio, memory, options, say
 from duplex.encoders.clip_text import ClipTextTower, encode_separately
-from duplex.encoders.prompt_tree import PromptTree, pad_prompts, tree_blocks
+from duplex.encoders.prompt_tree import PromptTree, pad_prompts
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import prompt_name
 
@@ -249,20 +249,6 @@ def training_step(tower: ClipTextTower, name: str, sizes: Options, *, checkpoint
     return {"prompts": tree.prompts, "tokens": tree.tokens, "seconds": seconds, "peak_gib": peak}
 
 
-def open_world(tower: ClipTextTower, sizes: Options, states: int, objects: int, block: int) -> dict[str, Any]:
-    """Encode every composition once, without gradients."""
-    device = torch.device(sizes.device)
-    first = CONTEXT + sizes.context
-    m, n = np.divmod(np.arange(states * objects), objects)
-    begin = np.array([START, *range(CONTEXT, first)])
-    rows = np.column_stack([np.tile(begin, (len(m), 1)), first + m, first + states + n, np.full(len(m), END)])
-    lexicon = torch.randn(first + states + objects, tower.width, device=device) * 0.02
-    watch = Stopwatch(device, sizes.clock)
-    watch.run("open", lambda: tower.encode_blocks(rows, lexicon, block))
-    tokens = sum(tree.tokens for _, tree in tree_blocks(rows, block))
-    return {"prompts": len(rows), "tokens": tokens, "seconds": watch.median("open"), "peak_gib": watch.peak["open"]}
-
-
 @dataclass(frozen=True)
 class Options:
     device: str
@@ -296,7 +282,6 @@ def main() -> None:
         "--steps", action="store_true", help="measure training steps of three benchmarks' sizes instead"
     )
     parser.add_argument("--checkpoint", action="store_true", help="with --steps: recompute layers")
-    parser.add_argument("--open-states", type=int, help="measure an open world with so many states instead")
     wanted = parser.parse_args()
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
@@ -308,8 +293,6 @@ def main() -> None:
     record: dict[str, Any]
     if wanted.steps:
         record = {name: training_step(tower, name, sizes, checkpoint=wanted.checkpoint) for name in SIZES}
-    elif wanted.open_states:
-        record = open_world(tower, sizes, wanted.open_states, SIZES["cgqa"][1], block=4096)
     else:
         pairs = read_pairs(wanted.pairs)
         names = Names.of(pairs, wanted.vocabulary, wanted.context, tower)
