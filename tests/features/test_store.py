@@ -3,7 +3,6 @@ import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import h5py
 import numpy as np
@@ -13,11 +12,9 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
 from duplex.features import store
-from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, Span
-from duplex.features.shards import join_shards, shard_path
+from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, DamagedCache, Span
 from duplex.features.store import PartialCache, open_features
 from duplex.system.files import os_reason
-from duplex.system.hdf5 import InvalidHDF5
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 
@@ -38,17 +35,6 @@ def write_cache(
     cache.write(0, marks.astype(np.uint8), cls=cls, **tokens)
     cache.finish()
     return path
-
-
-def write_joined(out: Path, cls: np.ndarray, *cuts: int, **tokens: np.ndarray) -> Path:
-    """Write rows as shards that begin at 0 and at the rows `cuts`, and join them."""
-    begins = (0, *cuts)
-    for k, (start, stop) in enumerate(zip(begins, (*cuts, len(cls)), strict=True)):
-        parts: Any = {name: values[start:stop] for name, values in tokens.items()}
-        path = shard_path(out, k, len(begins))
-        write_cache(path, cls[start:stop], span=Span(start, stop, len(cls)), **parts)
-    join_shards(out)
-    return out
 
 
 def finished(path: Path, **changes: str) -> Path:
@@ -187,7 +173,7 @@ def test_a_missing_unfinished_file_is_not_reported_as_damage(tmp_path: Path, mon
     with pytest.raises(FileNotFoundError):
         PartialCache(tmp_path / "f.h5")
     (tmp_path / "f.h5.partial").write_bytes(b"\x89HDF not really")
-    with pytest.raises(InvalidHDF5, match="file signature not found"):
+    with pytest.raises(DamagedCache, match="file signature not found"):
         PartialCache(tmp_path / "f.h5")
 
 
