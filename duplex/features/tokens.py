@@ -84,8 +84,9 @@ class MappedRows:
         self._mapped.madvise(mmap.MADV_DONTNEED)  # the system still caches these pages, but not as this process's memory
         unread = self._unread[rows]
         if unread.any():
-            wrong = row_checksums(values[unread]) != self._checksums[rows[unread]]
-            refuse_wrong(self.name, rows[unread], wrong)
+            first = rows[unread]
+            wrong = row_checksums(values if unread.all() else values[unread]) != self._checksums[first]
+            refuse_wrong(self.name, first, wrong)
             self._unread[rows] = False
         return values
 
