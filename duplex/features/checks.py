@@ -23,7 +23,6 @@ from duplex.features.layout import (
     partial_path,
     value_names,
 )
-from duplex.system.files import kind_of_path, refuse_unreadable, refuse_unwritable
 
 HDF5_SUFFIXES = (".h5", ".hdf5")
 HDF5_SIGNATURE = b"\x89HDF"
@@ -35,7 +34,6 @@ def refuse_foreign(path: Path) -> None:
 
     Caches of any version may be overwritten, even damaged or unfinished ones, and so may empty files.
     """
-    refuse_unwritable(path)
     for file, signature in ((path, FORMATS.encode()), (partial_path(path), HDF5_SIGNATURE)):
         if not os.path.lexists(file):
             continue
@@ -61,7 +59,7 @@ def open_cache(path: Path) -> Iterator[Any]:
     try:
         file = h5py.File(path, "r", locking="best-effort")
     except OSError as error:
-        raise DuplexError(f"{path} is not an HDF5 file, or it is damaged ({error}); {_hint(path)}") from error
+        raise DuplexError(f"{path} cannot be opened as HDF5 file: {error}; {_hint(path)}") from error
     with file:
         try:
             version = read_format(file)
@@ -83,13 +81,11 @@ def _hint(path: Path) -> str:
 
 def require_cache_file(path: Path) -> None:
     """Raise `DuplexError` unless `path` is a file or a link to one."""
-    kind = kind_of_path(path)
-    if kind == "missing":
+    if not path.exists():
         unfinished = " (an unfinished one lies beside it)" if partial_path(path).exists() else ""
         raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
-    if kind != "a file":
-        raise DuplexError(f"{path} is {kind}, not a feature cache; name the cache's file")
-    refuse_unreadable(path)
+    if not path.is_file():
+        raise DuplexError(f"{path} is not a file; name the cache's file")
 
 
 def read_format(file: Any) -> str:

@@ -44,7 +44,7 @@ from duplex.features.layout import (
     row_bytes,
     value_names,
 )
-from duplex.system.files import FULL, checked_path, os_reason, replace_file, report_write_errors
+from duplex.system.files import FULL, checked_path, replace_file, report_write_errors
 from duplex.system.lock import sole_writer
 
 
@@ -224,7 +224,7 @@ class PartialCache:
             yield
         except OSError as error:
             raise DuplexError(
-                f"{self.partial} could not be written: {os_reason(error)}; its {self.done} finished rows are kept: "
+                f"{self.partial} could not be written: {error.strerror}; its {self.done} finished rows are kept: "
                 f"{'make room and ' if error.errno in FULL else ''}run the same command again to continue"
             ) from error
 

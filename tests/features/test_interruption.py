@@ -118,7 +118,7 @@ def test_a_full_disk_is_reported_and_finished_rows_are_kept(tmp_path: Path) -> N
                 pass
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 1 and "Traceback" not in errors
-        assert "the disk is full" in errors and "run the same command again" in errors
+        assert "No space left on device" in errors and "run the same command again" in errors
         kept = done_rows(out)
         assert 16 <= kept < 400
         (disk / "filler").unlink()

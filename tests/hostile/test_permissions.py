@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features.checks import open_cache
 from duplex.features.decoding import allow_open_files
 from duplex.recognition.image_paths import list_images
 from duplex.recognition.sources import read_config
@@ -61,14 +60,9 @@ def test_a_folder_that_may_not_be_listed_is_not_left_out(folder: Path) -> None:
     assert len(list_images(["pictures"], io.StringIO())) == 2
 
 
-def cache(path: Path) -> None:
-    with open_cache(path):
-        pass
-
-
 @pytest.mark.parametrize(
     ("name", "read"),
-    [("features.h5", cache), ("checkpoint.safetensors", read_checkpoint), ("config.json", read_config)],
+    [("checkpoint.safetensors", read_checkpoint), ("config.json", read_config)],
 )
 def test_a_file_that_may_not_be_read_is_not_called_damaged(
     folder: Path, name: str, read: Callable[[Path], object]

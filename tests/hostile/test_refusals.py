@@ -50,13 +50,6 @@ def test_what_is_no_file_is_refused(pics: Path, command: Command, words: str, pa
     assert files(pics) == before
 
 
-@pytest.mark.parametrize(("path", "kind"), [(".", "a folder"), ("loop", "a link to itself"), ("gone", "a broken link")])
-def test_cache_info_describes_what_lies_there(pics: Path, command: Command, path: str, kind: str) -> None:
-    Path("loop").symlink_to("loop")
-    Path("gone").symlink_to("nowhere")
-    assert command("cache", "info", path).refused(f"{path} is {kind}, not a feature cache")
-
-
 def test_skipped_files_are_counted_and_long_listings_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a.jpg", "b.heic", "c.HEIC", "noname", ".hidden"):
         (tmp_path / name).write_bytes(b"x")
