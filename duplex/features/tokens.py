@@ -81,9 +81,7 @@ class MappedRows:
     def read(self, rows: Ints) -> NDArray[Any]:
         """Copies of rows. Raises `DamagedCache` for one that, read for the first time, does not match its checksum."""
         values = self._rows.take(rows, axis=0)
-        self._mapped.madvise(
-            mmap.MADV_DONTNEED
-        )  # the system caches the pages, not this process
+        self._mapped.madvise(mmap.MADV_DONTNEED)  # the system caches the pages, not this process
         unread = self._unread[rows]
         if unread.any():
             first = rows[unread]
