@@ -33,9 +33,13 @@ def inspect(path: Path) -> dict[str, Any]:
     row.
     """
     with open_cache(path) as file:
-        identity, span, statuses = read_identity(file), read_row_span(file), file["status"][...]
+        identity = read_identity(file)
+        span = read_row_span(file)
+        statuses = file["status"][...]
         good = statuses == ENCODED
-        norms, hashes, nan = np.empty(len(statuses)), np.empty(len(statuses), np.int64), 0
+        norms = np.empty(len(statuses))
+        hashes = np.empty(len(statuses), np.int64)
+        nan = 0
         for rows, values in read_blocks(file, "cls"):
             nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
             norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)

@@ -72,7 +72,9 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
     """
     path = checked_path(path, "the feature cache")
     with open_cache(path) as file:
-        identity, span, statuses = read_identity(file), read_row_span(file), file["status"][...]
+        identity = read_identity(file)
+        span = read_row_span(file)
+        statuses = file["status"][...]
         if expect is not None:
             check_identity(identity, expect, path)
         if not span.whole:
