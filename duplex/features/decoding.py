@@ -26,7 +26,8 @@ from duplex.features.layout import ENCODED, status_of_reason
 RowRange = tuple[int, int]  # rows [start, stop)
 RETRY = 255  # status of an image to be read again; never written
 AHEAD = 2  # batches that a worker may be ahead
-OPEN_FILES, OPEN_FILES_PER_WORKER = 64, 8  # that the process needs at most
+OPEN_FILES = 64  # that the process needs at most,
+OPEN_FILES_PER_WORKER = 8  # and for each worker
 
 
 @dataclass(eq=False)

@@ -72,7 +72,8 @@ class PendingBatch:
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
-        pixels, decoded = (x.to(device, non_blocking=asynchronous) for x in (pixels, decoded))
+        pixels = pixels.to(device, non_blocking=asynchronous)
+        decoded = decoded.to(device, non_blocking=asynchronous)
         encoded = encode_outputs(encoder, pixels, outputs)
         halves = {name: value.half() for name, value in encoded.items()}
         finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves.values()]).all(0)
@@ -83,11 +84,12 @@ class PendingBatch:
         values = {name: half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0) for name, half in halves.items()}
         if outputs.block_inputs and outputs.bits == 8:
             values[CODES], values[SCALES] = quantize(values.pop("block_inputs"))
-        statuses, *copies = (x.to("cpu", non_blocking=asynchronous) for x in (statuses, *values.values()))
+        statuses = statuses.to("cpu", non_blocking=asynchronous)
+        values = {name: value.to("cpu", non_blocking=asynchronous) for name, value in values.items()}
         done = torch.cuda.Event() if asynchronous else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
-        return cls(start, statuses, dict(zip(values, copies, strict=True)), done)
+        return cls(start, statuses, values, done)
 
     def result(self) -> tuple[int, Statuses, Values]:
         """Wait for the device: row of the first image, statuses [B], and outputs [B, ...] by data set."""
