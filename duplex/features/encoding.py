@@ -29,17 +29,14 @@ MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory"
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """Choice of the encoder outputs to store per image besides the CLS feature, such as patch tokens."""
+    """The encoder outputs to store per image besides the CLS feature."""
 
     patches: bool = False  # patch tokens
     block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
     bits: int = 16  # per number of the block inputs
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """Return the HDF5 data sets in which a cache stores the chosen encoder outputs: name -> shape per image.
-
-        The shapes are found by encoding a blank image.
-        """
+        """The data sets in which a cache stores the outputs, each with its shape per image, found on a blank image."""
         if not self.patches and not self.block_inputs:
             return {}
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
@@ -53,7 +50,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch of images that the device (CPU or GPU) is encoding; copies of its outputs to the CPU are queued."""
+    """A batch of images that the device is encoding; copies of its outputs to the CPU are queued."""
 
     start: int
     statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
@@ -62,14 +59,19 @@ class PendingBatch:
 
     @classmethod
     def launch(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, outputs: OutputSpec) -> PendingBatch:
-        """Start encoding a batch of pixels and return the pending batch, which on a CPU is already encoded.
+        """Start encoding a batch of pixels, which on a CPU is finished at once.
 
-        start: row of the batch's first image.
-        decoded: a status per image [B], which says whether the image could be read.
+        Args:
+            encoder: the frozen encoder.
+            start: row of the batch's first image.
+            pixels: preprocessed images [B, 3, R, R] uint8.
+            decoded: a status per image [B], which says whether the image could be read.
+            outputs: what to return besides `cls`.
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
-        pixels, decoded = (x.to(device, non_blocking=asynchronous) for x in (pixels, decoded))
+        pixels = pixels.to(device, non_blocking=asynchronous)
+        decoded = decoded.to(device, non_blocking=asynchronous)
         encoded = encode_outputs(encoder, pixels, outputs)
         halves = {name: value.half() for name, value in encoded.items()}
         finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves.values()]).all(0)
@@ -80,17 +82,15 @@ class PendingBatch:
         values = {name: half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0) for name, half in halves.items()}
         if outputs.block_inputs and outputs.bits == 8:
             values[CODES], values[SCALES] = quantize(values.pop("block_inputs"))
-        statuses, *copies = (x.to("cpu", non_blocking=asynchronous) for x in (statuses, *values.values()))
+        statuses = statuses.to("cpu", non_blocking=asynchronous)
+        values = {name: value.to("cpu", non_blocking=asynchronous) for name, value in values.items()}
         done = torch.cuda.Event() if asynchronous else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
-        return cls(start, statuses, dict(zip(values, copies, strict=True)), done)
+        return cls(start, statuses, values, done)
 
     def result(self) -> tuple[int, Statuses, Values]:
-        """Wait for the device; return the row of the batch's first image, a status per image and the encoder outputs.
-
-        A status [B] says whether an image was encoded, or why it was not. Outputs: HDF5 data set -> [B, ...].
-        """
+        """Wait for the device: row of the first image, statuses [B], and outputs [B, ...] by data set."""
         if self.done is not None:
             self.done.synchronize()
         return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
@@ -140,10 +140,9 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches of pixels in order; yield (row of the first image, status per image, encoder outputs) of each.
+    """Encode batches of pixels in order; yield the `result` of each.
 
-    A status [B] says whether an image was encoded, or why it was not. Outputs: HDF5 data set -> [B, ...]. On CUDA, the
-    next batch is started before the result of the current one is awaited.
+    On CUDA, the next batch is started before the result of the current one is awaited.
     """
     in_flight = int(encoder.device.type == "cuda")
     pending: list[PendingBatch] = []
@@ -159,10 +158,7 @@ def encode_batches(
 def report_memory_shortage(
     batch_size: int, remedy: str = "finished rows are kept: run the same command again with a smaller --batch-size"
 ) -> Iterator[None]:
-    """Raise `DuplexError` if memory for encoding runs out in the `with` block, on the CPU or on a device.
-
-    remedy: end of the error message, on what the user can do.
-    """
+    """Raise `DuplexError`, ending with `remedy`, if memory for encoding runs out in the `with` block."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -25,13 +25,18 @@ MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, a
 
 ORIENTATION_TAG = 0x0112
 TURNS = {  # by EXIF orientation; 1 is upright
-    **{2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE},
-    **{6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90},
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
 }
 
 
 class BadImageFile(Exception):
-    """Raised for a file that cannot be read as an image; `reason` is one of `features.layout.REASONS` ("empty", …)."""
+    """A file that cannot be read as an image; `reason` is one of `features.layout.REASONS` ("empty", …)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -39,8 +44,10 @@ class BadImageFile(Exception):
 
 
 def read_image(path: Path) -> Image.Image:
-    """Return the first frame of an image file as 8-bit RGB. Raises `BadImageFile` for a fault of the file,
-    `MachineFault` for one of the machine (memory, disk)."""
+    """Read the first frame of an image file as 8-bit RGB.
+
+    Raises `BadImageFile` for a fault of the file, `MachineFault` for one of the machine (memory, disk).
+    """
     try:
         info = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -55,11 +62,10 @@ def read_image(path: Path) -> Image.Image:
 
 
 def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return the first frame of an image, from a path or an open binary file, as 8-bit RGB.
+    """Decode the first frame of an image, from a path or an open binary file, as 8-bit RGB.
 
     Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
-    of the machine (memory, disk). Unlike `read_image`, it does not refuse paths that are no regular files, such as
-    pipes.
+    of the machine (memory, disk).
     """
     try:
         with warnings.catch_warnings():
@@ -79,7 +85,7 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.I
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return an image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
+    """Turn an image upright and convert it to 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
 
     16-bit grey is scaled to 8 bits first: Pillow's conversion to RGB would clip it at 255 and make nearly all of it
     white.
@@ -96,10 +102,9 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
-    """Return an image's pixels turned as its EXIF orientation says; unchanged if the metadata cannot be read."""
     try:
         orientation = image.getexif().get(ORIENTATION_TAG)
-    except Exception:  # as for the pixels
+    except Exception:  # metadata that cannot be read turn nothing
         return pixels
     turn = TURNS.get(orientation) if isinstance(orientation, int) else None
     return pixels if turn is None else pixels.transpose(turn)

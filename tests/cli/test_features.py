@@ -45,7 +45,7 @@ def test_joined_shards_equal_a_whole_extraction(folder: Path, command: Command) 
     for k in range(2):
         assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "parts.h5").code == 0
     assert "locally --shard k/N makes one shard at a time" in command("extract", "-d", "pics", "--shards", "2").err
-    assert command("cache", "join", "parts.h5", "--copy").code == 0
+    assert command("cache", "join", "parts.h5").code == 0
     assert Path("parts.h5").read_bytes() == Path("whole.h5").read_bytes()
 
 

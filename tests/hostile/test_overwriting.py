@@ -31,6 +31,7 @@ def link_to_text(path: Path) -> None:
 THINGS: dict[str, Callable[[Path], object]] = {
     "text": lambda path: path.write_text("precious"),
     "HDF5": other_hdf5,
+    "pipe": os.mkfifo,
     "link": link_to_text,
     "dangling link": lambda path: path.symlink_to("nowhere"),
 }
@@ -38,7 +39,6 @@ WRITING_CACHES = [
     ["extract", "-d", "pics", "--out"],
     ["extract", "-d", "pics", "--fresh", "--out"],
     ["cache", "import", "f.npy", "-d", "pics", "--out"],
-    ["cache", "join", "--copy"],
     ["cache", "join"],
 ]
 
