@@ -74,7 +74,7 @@ def test_an_export_gives_the_answers_of_its_run(trained, exported, features, met
         assert [guess.name for guess in one.top] == [guess.name for guess in other.top]
         assert one.best.score_terms.keys() == other.best.score_terms.keys()
         assert one.best.probability == pytest.approx(other.best.probability, abs=1e-4)
-        assert (one.known, one.distance) == (other.known, other.distance)
+        assert (one.in_distribution, one.distance) == (other.in_distribution, other.distance)
     added = [("dark", "picture"), ("photo", "star"), ("photo", "picture")]
     wider = [recognizer.with_compositions(added).scores(features) for recognizer in (folder, run)]
     torch.testing.assert_close(*wider, **near(method))
