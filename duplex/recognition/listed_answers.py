@@ -20,7 +20,7 @@ from duplex.training.scoring import ScoringTask
 def listed_answers(
     method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
 ) -> AnsweredImages:
-    """The most probable composition of each labelled image, with a `Recognizer`'s probability, and the image's label."""
+    """The most probable composition of each labelled image, with its probability and the image's label."""
     compositions = labels.candidates(world, "train")
     task = ScoringTask.of(method, compositions)
     feasible = np.ones(len(compositions), dtype=bool)
