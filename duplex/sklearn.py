@@ -181,17 +181,11 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.unique(_composition_numbers(_two_columns(listed), names))
 
     def composition_scores(self, X: Any) -> Floats:
-        """Log probability of each candidate pair for each image [n, C], in the order of `candidates_`.
-
-        X: features [n, d].
-        """
+        """Log probability of each candidate pair for each image [n, C], in the order of `candidates_`."""
         return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
 
     def predict(self, X: Any) -> Array:
-        """State and object [n, 2] of the likeliest candidate pair of each image.
-
-        X: features [n, d].
-        """
+        """State and object [n, 2] of the likeliest candidate pair for each image."""
         best = self._by_blocks(X, lambda scores: scores.argmax(-1))
         labels: Array = self.candidates_[best]
         return labels[:, 0] if self.single_column_ else labels
@@ -200,8 +194,6 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Probabilities of states [n, M] and of objects [n, N] as a list, in the order of `classes_`.
 
         Each probability is a sum over candidate pairs. With a single column of labels, the result is one array.
-
-        X: features [n, d].
         """
         check_is_fitted(self)
         states, objects = map(len, self.names_)
@@ -215,19 +207,14 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return parts if self.width_ == 2 else parts[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Share of images whose state and object are both right.
-
-        X: features [n, d].
-        y: labels [n, 2].
-        sample_weight: weights of the images [n]; None: all equal.
-        """
+        """Share of images whose state and object are both right, weighted by `sample_weight` [n]."""
         predicted = self.predict(X)
         _checked_columns(y, self.label_names_, "y")
         labels = np.asarray(y)
         if labels.size != predicted.size or len(labels) != len(predicted):
             raise OptionError(f"the shape is {labels.shape}; expected {predicted.shape}, as predicted", "y")
         labels = labels.reshape(predicted.shape)
-        for names, column in zip(self.names_, labels.reshape(len(labels), -1).T, strict=False):
+        for names, column in zip(self.names_[: self.width_], labels.reshape(-1, self.width_).T, strict=True):
             _union(names, np.asarray(column.tolist()))  # raises for numbers in place of text
         right = (labels == predicted).reshape(len(labels), -1).all(axis=1)
         if sample_weight is not None:
@@ -253,13 +240,9 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 def _check_size(X: Floats, least: float) -> None:
     largest = np.abs(X).max()
     if largest > LARGEST:
-        raise OptionError(
-            "the features are so large that products of them overflow; scale them, as Normalizer does", "X"
-        )
+        raise OptionError("the features are so large that products of them overflow; scale them", "X")
     if 0 < largest < least:
-        raise OptionError(
-            "the features are so small that their variance vanishes; multiply them by a large number", "X"
-        )
+        raise OptionError("the features are so small that their variance vanishes; scale them", "X")
 
 
 def _checked_columns(table: Any, names: list[str] | None, parameter: str) -> list[str] | None:
