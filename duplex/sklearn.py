@@ -79,6 +79,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     closed_form_: ClosedForm | None
     label_names_: list[str] | None  # columns of `y`, if it was a DataFrame
+    width_: int  # number of columns of labels, 1 or 2
     names_: list[Array]  # sorted states and objects; a single column of labels gets one dummy object
     statistics_: ClassStatistics  # of the features less `origin_`
     origin_: Floats  # mean of the first images [d], subtracted against cancellation in the moment

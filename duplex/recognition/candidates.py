@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.errors import DuplexError, require_whole
+from duplex.errors import require_whole
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.confidence import Confidence, log_probabilities
 from duplex.labels import Bools, Ints, LabelSpace
@@ -93,15 +93,12 @@ class Candidates:
 
     @torch.no_grad()
     def _block(self, inputs: Inputs, top: int) -> Iterator[Answer]:
-        listed = list(self.terms(inputs)) if self.terms is not None else []
-        terms = dict(listed)
-        if len(terms) != len(listed):
-            raise DuplexError(f"score_terms() yields a name twice: {', '.join(str(name) for name, _ in listed)}")
-        scores = cast(Tensor, sum(terms.values())) if terms else self.scorer(inputs)
+        terms = [] if self.terms is None else list(self.terms(inputs))
+        scores = cast(Tensor, sum(term for _, term in terms)) if terms else self.scorer(inputs)
         log_q = self.log_posteriors(scores)
         shares = log_q.exp()  # [B, C]
         best = log_q.topk(top, dim=1).indices  # [B, T]
-        best_terms = {name: term.gather(1, best).cpu().numpy() for name, term in terms.items()}
+        best_terms = {name: term.gather(1, best).cpu().numpy() for name, term in terms}
         score = scores.gather(1, best).cpu().numpy()
         share = shares.gather(1, best).cpu().numpy()
         by_state = _marginals(shares, self.state_of, len(self.states))

@@ -31,7 +31,7 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         restarts = sum(worker.restarts for worker in self._workers)
-        memory = sum(map(_resident_bytes, ["self", *(worker.pid for worker in self._workers)]))
+        memory = _resident_bytes("self") + sum(_resident_bytes(worker.pid) for worker in self._workers)
         yield CounterMetricFamily("duplex_images", "Images answered", self._batcher.images)
         yield CounterMetricFamily("duplex_batches", "Batches of images", self._batcher.batches)
         yield CounterMetricFamily("duplex_worker_restarts", "Worker processes that were replaced", restarts)
