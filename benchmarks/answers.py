@@ -5,7 +5,8 @@ answer, per cent; `by_score`: of the best score alone; `by_bias`: of the score p
 `calibration_error`: expected calibration error of the first answer's probability in 15 bins of equal width, per cent;
 `calibration_error_by_chance`: its average if every probability were right, as few images differ from their probability
 by chance; `calibration_error_plain`: of the method's own probability of its best score. `flagged`: share of the images
-whose answer has `known: false`, per cent; `flagged_others`: the same for 400 images drawn from the folder --others.
+whose answer has `in_distribution: false`, per cent; `flagged_others`: the same for 400 images drawn from the folder
+--others.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ def error_by_chance(share: Floats, draws: int = 1000) -> float:
 
 
 def flagged(answers: Any) -> float:
-    known = [answer.known for answer in answers if hasattr(answer, "known")]
-    return round(100 * (1 - sum(known) / len(known)), 1)
+    usual = [answer.in_distribution for answer in answers if hasattr(answer, "in_distribution")]
+    return round(100 * (1 - sum(usual) / len(usual)), 1)
 
 
 if __name__ == "__main__":

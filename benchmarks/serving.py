@@ -34,7 +34,7 @@ from benchmarks.measure import emit, median_ratio, memory, options, say, write_p
 from duplex import Recognizer
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.features.image_files import decode_image
-from duplex.recognition.limits import Limits
+from duplex.recognition.server import Limits
 from duplex.recognition.workers import ImageRequest, image_workers
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3

@@ -149,17 +149,16 @@ def load_model(
 
 
 def _added_lines(recognizer: Recognizer) -> Iterator[str]:
-    """Yield a line of text per candidate that the user added: whether the model knows its state and its object."""
-    from duplex.recognition.added_words import known_words
+    """Yield a line of text per candidate that the user added: whether its state and its object were trained."""
+    from duplex.recognition.added_words import trained_words
 
     for state, name in recognizer.added:
-        known = known_words((state, name), recognizer.labels)
-        words = [f"state {state!r} is {_known(known.state)}", f"object {name!r} is {_known(known.object)}"]
+        trained = trained_words((state, name), recognizer.labels)
+        words = [
+            f"{kind} {word!r} is {'trained' if is_trained else 'new, described by text alone'}"
+            for kind, word, is_trained in (("state", state, trained.state), ("object", name, trained.object))
+        ]
         yield f"added candidate {state} {name}: {', '.join(words)}"
-
-
-def _known(known: bool) -> str:
-    return "known" if known else "new, described by text alone"
 
 
 @contextmanager
@@ -210,9 +209,9 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
 def _summary(record: dict[str, Any]) -> str:
     if "error" in record:
         return f"! {record['error']}"
-    parts = [] if record["known"] else ["none of these?"]
+    parts = [] if record["in_distribution"] else ["none of these?"]
     for guess in record["top"]:
-        new = [name for name, known in guess.get("known", {}).items() if not known]
+        new = [name for name, trained in guess.get("trained_words", {}).items() if not trained]
         note = f" (new {' and '.join(new)})" if new else "" if guess["seen"] else " (new)"
         parts.append(f"{guess['state']} {guess['object']} {100 * guess['probability']:.1f} %{note}")
     return "  ".join(parts)

@@ -18,16 +18,15 @@ PRINTED = 20  # lines on stdout
 @group.command()
 def suspects(
     name: Annotated[str, typer.Argument(help="A data set of params.yaml whose features are cached.")],
-    method: Annotated[
+    by: Annotated[
         str,
         typer.Option(
-            "--method",
             help="Judge labels by class means of a run's features (run), or by labels of the nearest images (knn).",
         ),
     ] = "run",
     run: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run whose features --method run uses; default: the best run of NAME."),
+        typer.Option(help="Folder of the run whose features --by run uses; default: the best run of NAME."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: suspects/NAME.")] = None,
     images: Annotated[int, typer.Option(min=1, help="Number of images in suspects.html.")] = 200,
@@ -41,13 +40,13 @@ def suspects(
     from duplex.stages.suspects import rank_suspects as rank
     from duplex.system.files import refuse_existing, replace_file
 
-    require(method, WAYS, "method")
+    require(by, WAYS, "value of --by")
     params = load_params()
     folder = out or Path("suspects") / name
     csv, page = folder / "suspects.csv", folder / "suspects.html"
     for path in (csv, page):
         refuse_existing(path, force=force)
-    table = rank(params, name, method, run)  # type: ignore[arg-type]
+    table = rank(params, name, by, run)  # type: ignore[arg-type]
     rows, root = table.head(images).to_dict("records"), params.dataset(name).source.root
     with replace_file(csv) as scratch:  # renamed once the page is written too
         table.to_csv(scratch, index=False, lineterminator="\n")

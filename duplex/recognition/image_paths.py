@@ -18,7 +18,7 @@ INTERVAL = 2.0  # seconds between lines of progress
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Return the files that `names` (files, folders, patterns, `-`) stand for, each once, in order, a folder's sorted.
+    """The files that `names` (files, folders, patterns, `-`) stand for, each once, in order, a folder's sorted.
 
     `log` is called with lines of progress while a large folder is listed, and with the number of files skipped.
     """
@@ -38,10 +38,7 @@ def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] 
 
 
 class _Folders:
-    """Lister of the images in folders, which also counts what it skips: linked folders, and other files by suffix.
-
-    Hidden files and folders are ignored, as in data sets.
-    """
+    """Lists the images in folders, except hidden ones, and counts what it skips: linked folders, and other files."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self.skipped: Counter[str] = Counter()

@@ -30,13 +30,10 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Return, per image, the best other label, and how much higher the image's label scores (if low, suspicious).
-
-    An image is scored by the images of the other folds. Its margin is 0 if these do not have its label.
+    """The best other label per image, and how much higher the image's label scores; 0 if the other folds lack it.
 
     features: unit features of the images [n, d].
     labels: class of each image [n].
-
     way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
     folds: number of parts that the images are divided into at random.
     """
@@ -49,7 +46,8 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
     fold = np.random.default_rng(seed).permutation(len(features)) % folds
     score = _by_prototypes if way == "run" else _by_neighbours
     for number in range(folds):
-        out, rest = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
+        out = np.flatnonzero(fold == number)
+        rest = np.flatnonzero(fold != number)
         scores[out] = score(features[rest], label[rest], features[out], len(classes))
     rows = np.arange(len(features))
     own = scores[rows, label]
@@ -57,29 +55,21 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
     best = scores.argmax(1)
     other = scores[rows, best]
     undecided = ~np.isfinite(own) | ~np.isfinite(other)  # the other folds lack the class, or have no other class
-    own, other = (np.where(undecided, 0.0, side) for side in (own, other))
-    return LabelMargins(own - other, classes[best])
+    margin = np.where(undecided, 0.0, own) - np.where(undecided, 0.0, other)
+    return LabelMargins(margin, classes[best])
 
 
 def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return the cosine [B, K] of each query with the mean of each class; -inf for a class without images.
-
-    features, labels: unit features [n, d] and classes [n] of the images from which means are computed.
-    queries: unit features [B, d] to score.
-    count: number K of classes.
-    """
-    sums, sizes = np.zeros((count, features.shape[1])), np.bincount(labels, minlength=count)
+    """Cosine [B, K] of each query with the mean of each of K classes; -inf for a class without images."""
+    sums = np.zeros((count, features.shape[1]))
+    sizes = np.bincount(labels, minlength=count)
     np.add.at(sums, labels, features)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
     return np.where(sizes > 0, queries @ (sums / np.maximum(norms, 1e-12)).T, -np.inf)
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Return the share [B, K] of the votes that each class gets for `queries` [B, d].
-
-    The 20 images in `features` that are most similar to a query vote for their own labels, each with the weight
-    `exp(20 cosine)`, so that nearer images count more. A class without images gets -inf.
-    """
+    """Share [B, K] of the votes of the 20 nearest images, weighted by `exp(20 cosine)`; -inf for an absent class."""
     votes = np.zeros((len(queries), count))
     k = min(NEIGHBOURS, len(features))
     for start in range(0, len(queries), 1024):

@@ -20,10 +20,10 @@ THUMBNAIL = 96  # pixels
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Index of n training images, to find those that are most similar to an image.
+    """Index of training images, to find those that are most similar to an image.
 
-    features: features of the training images [n, d].
-    manifest: table of the images' paths and labels, one line per image.
+    features: features of the n training images [n, d].
+    manifest: the images' paths and labels.
     root: folder that the paths are relative to.
     """
 
@@ -35,7 +35,7 @@ class Neighbours:
         object.__setattr__(self, "features", _unit(self.features))
 
     def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-        """Return path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
+        """Path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
         cosines = self.features @ _unit(feature)
         best = np.argsort(-cosines, kind="stable")[:count]
         records: list[Any] = self.manifest.iloc[best][["image", "state", "object"]].to_dict("records")
@@ -47,7 +47,7 @@ class Neighbours:
 
 @lru_cache(maxsize=512)
 def thumbnail(path: Path) -> str | None:
-    """Return an image file as a small JPEG in a data URL; None if it cannot be read."""
+    """An image file as a small JPEG in a data URL; None if it cannot be read."""
     try:
         image = read_image(path)
     except BadImageFile:

@@ -106,7 +106,7 @@ def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str,
     recognizer.check_cache(cache)
     trained = recognizer.trained
     if not isinstance(trained, TrainedRun):
-        raise UsageError(f"{folder} is an export; name a run of {dataset}, or use --method knn")
+        raise UsageError(f"{folder} is an export; name a run of {dataset}, or use --by knn")
     place = Path(trained.where)
     if run is not None and (difference := folder_difference(trained.record, params, place, ArtifactPaths())):
         print(f"duplex: {place} does not match params.yaml: {difference}", file=sys.stderr)
