@@ -69,7 +69,7 @@ TESTS = {  # module -> what mirrors it
         "tests/features/test_inspection.py", "tests/features/test_block_inputs.py",
     ],
     "duplex/features/layout.py": ["tests/features/test_layout.py", "tests/features/test_block_inputs.py"],
-    "duplex/features/image_files.py": ["tests/features/test_image_files.py"],
+    "duplex/data/image_files.py": ["tests/features/test_image_files.py"],
     "duplex/features/checks.py": [
         "tests/features/test_layout.py", "tests/features/test_block_inputs.py", "tests/cli/test_features.py",
     ],

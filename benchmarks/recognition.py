@@ -22,12 +22,12 @@ from PIL import Image
 
 from benchmarks.measure import alternate, emit, say
 from duplex import Recognizer, load_encoder
+from duplex.data.image_files import read_image
 from duplex.encoders import Encoder
 from duplex.encoders.clip import ClipEncoder
 from duplex.encoders.encoder_source import EncoderSource, complete_preprocess
 from duplex.encoders.open_clip_source import model_arguments, model_class
 from duplex.encoders.openclip import open_clip
-from duplex.features.image_files import read_image
 from duplex.labels import LabelSpace
 from duplex.recognition.sources import FORMAT
 from duplex.recognition.trained import ExportedModel

@@ -35,8 +35,8 @@ from starlette.requests import Request
 from benchmarks.clients import BOUNDARY, form
 from benchmarks.measure import emit, memory, say
 from duplex import Recognizer
+from duplex.data.image_files import decode_image
 from duplex.encoders.vision_ops import ensure_torchvision
-from duplex.features.image_files import decode_image
 from duplex.recognition.limits import Limits
 from duplex.recognition.workers import ImageRequest, image_workers
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -13,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 
 import pandas as pd
-from PIL import Image
 
+from duplex.data.contents import content_keys
 from duplex.data.dataset import LabelledImages
-from duplex.data.image_errors import machine_fault
+from duplex.data.image_files import verify_image
 from duplex.data.image_tree import ImageTree, describe_skipped
 from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.system.progress import track
@@ -128,7 +126,8 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(lambda image: verify_image(root / image), present)
         opened = list(zip(present, track(results, "opening images", len(present)), strict=True))
-    unreadable = [f"{image} ({reason})" for image, (reason, _) in opened if reason]
+    unreadable = [f"{image} ({reason})" for image, reason in opened if reason]
+    readable = [image for image, reason in opened if not reason]
     repeated = manifest["image"][manifest["image"].duplicated()]
     unlisted = [path for path in tree.images(refuse_links=False) if path not in present]
     kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
@@ -137,29 +136,28 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
         _issue("images cannot be read", unreadable, True),
         _issue("images are listed more than once", repeated.drop_duplicates(), True),
         _issue("images are in two splits (a leak)", _in_two_splits(manifest, "image"), True),
-        *content_issues(manifest, {image: digest for image, (reason, digest) in opened if not reason}),
+        *content_issues(manifest, dict(zip(readable, content_keys(root, readable), strict=True))),
         _issue("images are on disk but not listed", unlisted, False),
         _issue(f"files are skipped ({kinds})", chain.from_iterable(tree.skipped.values()), False),
     ]
 
 
 def content_issues(
-    manifest: pd.DataFrame, digests: Mapping[str, str | bytes], nouns: tuple[str, str] = ("content", "contents")
+    manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Return issues of images with the same file contents: with one label, with two labels, and in two splits.
+    """Issues of images with equal contents: with one label, with two labels, and in two splits; also with a count of 0.
 
-    An issue without images has a count of 0.
-
-    digests: image -> digest of its file; images that are missing or unreadable have none.
-    nouns: name of what the digests are of, for messages; then its plural.
+    Args:
+        keys: image -> key, equal for equal contents; images that are missing or unreadable have none.
+        nouns: name of the contents in messages; then its plural.
     """
-    content = pd.Series(digests, dtype=object)
+    content = pd.Series(keys, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))
     labels = {row.image: f"{row.state} {row.object}" for row in manifest.itertuples()}
-    firsts: dict[str | bytes, str] = {}  # digest -> the first image with it
+    firsts: dict[str, str] = {}  # key -> the first image with it
     alike, contradicted = [], []
-    for image, digest in sorted(digests.items()):
-        first = firsts.setdefault(digest, image)
+    for image, key in sorted(keys.items()):
+        first = firsts.setdefault(key, image)
         if first != image and labels[image] == labels[first]:
             alike.append(f"{image} = {first}")
         elif first != image:
@@ -181,26 +179,6 @@ def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
     shared = firsts[firsts[key].duplicated(keep=False)]
     named = (shared["image"] + " (" + shared["split"] + ")").groupby(shared[key], sort=False)
     return [" = ".join(names) for _, names in named]
-
-
-def verify_image(path: Path) -> tuple[str, bytes]:
-    """Read an image completely and return what is wrong with it ("" for nothing) and the sha256 of its bytes.
-
-    JPEGs are decoded at an eighth of their size, which still parses every byte. Raise MachineFault for errors of the
-    machine, such as too little memory.
-    """
-    try:
-        data = path.read_bytes()
-        if not data:
-            return "0 bytes", b""
-        with Image.open(io.BytesIO(data)) as image:
-            image.draft("RGB", (1, 1))
-            image.load()
-    except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
-        if fault := machine_fault(path, error):
-            raise fault from error
-        return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__, b""
-    return "", hashlib.sha256(data).digest()
 
 
 def _issue(what: str, names: Iterable[str], problem: bool, *, fatal: bool = False) -> DataIssue:

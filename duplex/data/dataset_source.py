@@ -14,7 +14,7 @@ from duplex.data.contents import content_keys, join_keys
 from duplex.data.czsl_layout import has_pair_lists, load_czsl
 from duplex.data.dataset import LabelledImages, from_rows, labels_of, resplit
 from duplex.data.image_tree import ImageTree, describe_skipped
-from duplex.data.manifest import relative_path
+from duplex.data.manifest import check_labels, relative_path
 from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.data.table import SPLIT_WORDS, is_table, read_table
 from duplex.errors import DuplexError, UsageError
@@ -119,6 +119,7 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
         deep, flat = (frame.loc[frame["depth"] == depth, "image"].iloc[0] for depth in (3, 2))
         raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use one of {FORMS} for all")
     for kind in ("state", "object"):
+        check_labels(frame[kind], kind, root)
         names = sorted(frame[kind].unique())
         if len(names) > 1 and all(map(SPLIT_FOLDER.fullmatch, names)):
             raise DuplexError(

@@ -15,7 +15,7 @@ import pandas as pd
 from PIL import Image
 
 from duplex import synthetic
-from duplex.data.check import verify_image
+from duplex.data.image_files import verify_image
 from duplex.data.manifest import COLUMNS
 from duplex.errors import DuplexError
 from duplex.synthetic import HARSH, LOOKS, draw_image, random_stream
@@ -122,7 +122,7 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
                 "or move the folder"
             )
         write_text(stamp, UNFINISHED)  # if this is interrupted, old and new images are mixed and must be drawn again
-    missing = [name for name in manifest["image"] if not current or verify_image(root / name)[0]]
+    missing = [name for name in manifest["image"] if not current or verify_image(root / name)]
     for name in track(missing, "drawing images", len(missing)):
         with replace_file(root / name, sync=False) as scratch:
             draw(name, seed).save(scratch, format="PNG", compress_level=1)

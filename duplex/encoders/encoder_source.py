@@ -51,7 +51,7 @@ class EncoderSource:
             encoder=self.name,
             architecture=config_hash(self.architecture, 16),
             weights=sha256_once(self.weights) if self.seed is None else f"random:{self.seed}",
-            preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `features.image_files`
+            preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `data.image_files`
             precision=precision,
             dim=self.dim,
             torch=_version("torch"),

@@ -26,8 +26,7 @@ from duplex.evaluation.answered_images import AnsweredImages
 from duplex.fitting.encoder_choice import choose_encoder, named_encoder
 from duplex.fitting.final_fit import fit_chosen
 from duplex.fitting.folder_recipes import FolderRecipes, Say
-from duplex.fitting.image_digests import load_pixel_digests, save_pixel_digests
-from duplex.fitting.labelled_folder import describe, read_labelled_folder
+from duplex.fitting.labelled_folder import describe, load_pixel_digests, read_labelled_folder, save_pixel_digests
 from duplex.library.fit import deterministic
 from duplex.library.inputs import InputRequest
 from duplex.library.prompt_lengths import long_prompts

@@ -13,10 +13,11 @@ import pytest
 from PIL import Image
 
 import duplex
-from duplex.data.check import DataIssue, check_dataset, content_issues, verify_image
+from duplex.data.check import DataIssue, check_dataset, content_issues
 from duplex.data.czsl_layout import read_pair_lists
 from duplex.data.dataset import LabelledImages, labels_of
 from duplex.data.dataset_source import load_source
+from duplex.data.image_files import verify_image
 from duplex.data.source_options import SourceOptions
 from duplex.data.stats import PUBLISHED_COUNTS, published_differences, statistics, statistics_text
 from duplex.labels import LabelSpace
@@ -127,10 +128,10 @@ def test_truncated_images_are_reported(tmp_path: Path, suffix: str) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
     whole = path.read_bytes()
-    assert verify_image(path)[0] == ""
+    assert verify_image(path) == ""
     for size in (0, 1, 20, len(whole) // 2, len(whole) * 9 // 10):
         path.write_bytes(whole[:size])
-        assert verify_image(path)[0], size
+        assert verify_image(path), size
 
 
 def test_published_statistics_hold_for_the_real_pair_lists() -> None:
