@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import shutil
 import stat
@@ -22,7 +23,7 @@ from duplex.system.progress import track
 CHUNK = 1 << 20
 DAMAGED = (
     *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
-    *(EOFError, NotImplementedError, RuntimeError, ValueError),
+    *(gzip.BadGzipFile, EOFError, NotImplementedError, RuntimeError, ValueError),
 )
 
 
@@ -138,6 +139,8 @@ def _members(archive: Path) -> Iterator[tuple[Iterator[ArchiveMember], int]]:
         with tarfile.open(archive) as tar:
             entries = (entry for entry in tar if not entry.isdir())
             yield (ArchiveMember(entry.name, entry.isreg(), partial(tar.extractfile, entry)) for entry in entries), 0
+            while tar.fileobj is not None and tar.fileobj.read(CHUNK):
+                pass  # on to the end of the file, where gzip compares its checksum
 
 
 def _is_regular(info: zipfile.ZipInfo) -> bool:
