@@ -26,7 +26,7 @@ from duplex.data.image_files import read_image
 from duplex.encoders import Encoder
 from duplex.encoders.clip import ClipEncoder
 from duplex.encoders.encoder_source import EncoderSource, complete_preprocess
-from duplex.encoders.open_clip_source import model_arguments, model_class
+from duplex.encoders.open_clip_source import model_arguments, open_clip_class
 from duplex.encoders.openclip import open_clip
 from duplex.labels import LabelSpace
 from duplex.recognition.sources import FORMAT
@@ -62,7 +62,7 @@ class RandomClip(ClipEncoder):
         super().__init__(source, towers="image", device="cpu", precision="fp32")
 
     def build(self, source: EncoderSource) -> Any:
-        model = model_class(source.architecture)(**model_arguments(source.architecture))
+        model = open_clip_class(source.architecture)(**model_arguments(source.architecture))
         return model.eval().requires_grad_(False)
 
 

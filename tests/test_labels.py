@@ -123,7 +123,7 @@ def test_unsorted_repeated_and_unknown_compositions_are_refused(rows: list[int])
 def test_cuts_between_groups_are_rounded(seen: int, sizes: tuple[int, int, int]) -> None:
     """Head has 20 % of the seen pairs and medium 30 %; 20 % of 8 is 1.6, rounded to 2."""
     found = frequency_groups(np.arange(seen).repeat(np.arange(seen, 0, -1)), seen + 2)
-    groups = found.of(np.arange(seen + 2))
+    groups = found.groups_of(np.arange(seen + 2))
     assert tuple(np.bincount(groups, minlength=4)) == tuple(found.sizes) == (*sizes, 2)
     assert (groups[:seen] == np.repeat([0, 1, 2], sizes)).all()  # the most frequent first
 
@@ -142,7 +142,7 @@ def groups_by_ranking(train: Any, size: int) -> Any:
 @given(st.lists(st.integers(0, 19), max_size=60), st.integers(20, 30))
 def test_groups_equal_those_of_ranking_all_compositions(train: list[int], size: int) -> None:
     found, whole = frequency_groups(np.array(train, np.int64), size), groups_by_ranking(np.array(train, int), size)
-    assert found.of(np.arange(size)).tolist() == whole.tolist()
+    assert found.groups_of(np.arange(size)).tolist() == whole.tolist()
     assert found.sizes.tolist() == np.bincount(whole, minlength=4).tolist()
 
 

@@ -39,7 +39,7 @@ class DataIssue:
 
 
 def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
-    """Return all issues of a data set and its images below `root`, problems first."""
+    """All issues of a data set and its images below `root`, problems first."""
     issues = [*check_labels_of(dataset), *_check_images(dataset.manifest, root)]
     return sorted((issue for issue in issues if issue.count), key=lambda issue: not issue.problem)
 
@@ -70,7 +70,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
-    """Return warnings about labels that read alike in prompts, most likely one label in two spellings.
+    """Warnings about labels that read alike in prompts, most likely one label in two spellings.
 
     There is at most one line of text for states, one for objects and one for pairs.
     """
@@ -78,10 +78,7 @@ def alike_labels(dataset: LabelledImages) -> list[str]:
 
 
 def _check_splits(dataset: LabelledImages) -> DataIssue:
-    """Return an issue that lists which of the splits val and test lack images of seen or of unseen pairs.
-
-    Such splits cannot be evaluated, since their AUC is undefined.
-    """
+    """An issue that lists which of the splits val and test lack images of seen or of unseen pairs."""
     labels, manifest = dataset.labels, dataset.manifest
     known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
     missing = [
@@ -95,18 +92,21 @@ def _check_splits(dataset: LabelledImages) -> DataIssue:
 
 
 def _alike(names: Iterable[str]) -> list[str]:
-    """Return labels that differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or one
-    with an invisible character."""
+    """Labels that differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or one
+    with an invisible character.
+    """
 
     texts = pd.Series({name: _prompt_text(name) for name in names}, dtype=object)
     return texts.index[texts.duplicated(keep=False)].tolist()
 
 
 def _alike_pairs(labels: LabelSpace) -> list[str]:
-    """Return pairs with the same prompt although their states and objects differ, such as `dark red + star` and
-    `dark + red star`; pairs of states or objects that already read alike (`_alike`) are left out."""
+    """Pairs with the same prompt although their states and objects differ, such as `dark red + star` and
+    `dark + red star`; pairs of states or objects that already read alike (`_alike`) are left out.
+    """
     pairs = [divmod(c, len(labels.objects)) for c in sorted(set(chain(*(p.tolist() for p in labels.pairs.values()))))]
-    states, objects = ([_prompt_text(name) for name in names] for names in (labels.states, labels.objects))
+    states = [_prompt_text(name) for name in labels.states]
+    objects = [_prompt_text(name) for name in labels.objects]
     names: dict[str, dict[tuple[str, str], str]] = {}  # prompt -> texts of state and object -> the pair as labelled
     for m, n in pairs:
         texts = states[m], objects[n]
@@ -115,7 +115,6 @@ def _alike_pairs(labels: LabelSpace) -> list[str]:
 
 
 def _prompt_text(name: str) -> str:
-    """Return a label's text in prompts without invisible characters, in one Unicode form."""
     shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
     return unicodedata.normalize("NFC", prompt_name(shown))
 
@@ -171,10 +170,7 @@ def content_issues(
 
 
 def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
-    """Return texts such as `a.jpg (train) = b.jpg (test)`, one per image that occurs in several splits.
-
-    key: column by which images count as the same: path or content. A text names the first such image of each split.
-    """
+    """Texts such as `a.jpg (train) = b.jpg (test)`, one per image that occurs in several splits."""
     firsts = rows.drop_duplicates([key, "split"])
     shared = firsts[firsts[key].duplicated(keep=False)]
     named = (shared["image"] + " (" + shared["split"] + ")").groupby(shared[key], sort=False)

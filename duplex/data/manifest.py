@@ -100,7 +100,6 @@ def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
 
     Args:
         kind: "state" or "object".
-        place: name of the source in the message.
     """
     for label in set(labels):
         if len(label) > LABEL_LIMIT:

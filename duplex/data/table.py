@@ -84,10 +84,7 @@ def _split_words(cells: pd.Series) -> list[str]:
 
 
 def _refuse_misspelt(header: Sequence[str], place: object, known: Sequence[str]) -> None:
-    """Raise `DuplexError` for a column, otherwise ignored, whose name looks like a misspelling of a missing column.
-
-    Examples are `Split`, `splits` and `set` in a table without `split`.
-    """
+    """Raise `DuplexError` for a column, otherwise ignored, whose name looks like a misspelling of a missing column."""
     lacking = [name for name in known if name not in header]
     for name in header:
         word = "_".join(name.lower().split())
@@ -99,7 +96,6 @@ def _refuse_misspelt(header: Sequence[str], place: object, known: Sequence[str])
 
 
 def _read_csv(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Place]:
-    """The known columns of a CSV file, separated by commas, semicolons or tabs: the most frequent in the header."""
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     delimiter = max(",;\t", key=first.count)
@@ -146,12 +142,11 @@ def _read_parquet(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Pl
                 distinct = file.read(columns=[name], use_threads=False).column(name).unique()
                 refuse_unnamed_split(pd.DataFrame({name: distinct.to_pylist()}, dtype=object), path)
         table = file.read(columns=columns, use_threads=False)
-        frame = pd.DataFrame({name: _stripped(table.column(name).to_pylist()) for name in columns}, dtype=object)
+        cells: dict[str, list[object]] = {}
+        for name in columns:
+            given = table.column(name).to_pylist()
+            cells[name] = [cell.strip() if isinstance(cell, str) else cell for cell in given]
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]
         raise DuplexError(f"{path} is not a Parquet table ({reason})") from error
-    return frame, lambda row: f"{path}, row {row + 1}"
-
-
-def _stripped(cells: Sequence[object]) -> list[object]:
-    return [cell.strip() if isinstance(cell, str) else cell for cell in cells]
+    return pd.DataFrame(cells, dtype=object), lambda row: f"{path}, row {row + 1}"

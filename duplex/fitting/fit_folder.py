@@ -19,7 +19,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from duplex.config.params import EvaluationParams
-from duplex.data.stats import statistics
+from duplex.data.stats import count_dataset
 from duplex.encoders import resolve_device
 from duplex.errors import UsageError
 from duplex.evaluation.answered_images import AnsweredImages
@@ -174,7 +174,7 @@ def _write_model(out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoi
     These are fit.json, on the training settings tried and the test metrics, and statistics of the features.
     """
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
-    counts = statistics(recipes.readable.labels, recipes.readable.manifest).to_dict()
+    counts = count_dataset(recipes.readable.labels, recipes.readable.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
     fitted = run.method.fitted_statistics()
 

@@ -19,7 +19,7 @@ from duplex.data.dataset import LabelledImages, labels_of
 from duplex.data.dataset_source import load_source
 from duplex.data.image_files import verify_image
 from duplex.data.source_options import SourceOptions
-from duplex.data.stats import PUBLISHED_COUNTS, published_differences, statistics, statistics_text
+from duplex.data.stats import PUBLISHED_COUNTS, count_dataset, published_differences, statistics_text
 from duplex.labels import LabelSpace
 from tests.data.makers import make_standard, make_table
 
@@ -139,7 +139,7 @@ def test_published_statistics_hold_for_the_real_pair_lists() -> None:
     if not shared:
         pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
     for name in PUBLISHED_COUNTS:
-        counted = statistics(read_pair_lists(Path(shared) / "splits" / name).labels())
+        counted = count_dataset(read_pair_lists(Path(shared) / "splits" / name).labels())
         assert published_differences(name, counted) == []
         assert counted.to_dict()["train"] == {"seen": PUBLISHED_COUNTS[name].splits["train"].seen, "images": None}
         assert counted.to_dict()["shares"] is None
@@ -148,7 +148,7 @@ def test_published_statistics_hold_for_the_real_pair_lists() -> None:
 def test_counts_are_compared_with_published_ones_of_known_data_sets(tmp_path: Path) -> None:
     make_standard(tmp_path, "flat")
     dataset = load_source(SourceOptions("standard", tmp_path))
-    counted = statistics(dataset.labels, dataset.manifest)
+    counted = count_dataset(dataset.labels, dataset.manifest)
     assert "train images: 24, published 26,920" in published_differences("cgqa", counted)
     assert published_differences("my-data", counted) == []
 
@@ -158,7 +158,7 @@ def test_statistics_row_and_shares() -> None:
     rows = [(f"{i}/{j}", f"s{i}", "o", "train") for i, count in enumerate(counts) for j in range(count)]
     rows += [("v", "s0", "o", "val"), ("w", "s0", "p", "val"), ("t", "s9", "o", "test"), ("u", "s9", "p", "test")]
     manifest = frame(rows)
-    counted = statistics(labels_of(manifest), manifest)
+    counted = count_dataset(labels_of(manifest), manifest)
     assert counted.to_dict() == {
         "states": 10,
         "objects": 2,

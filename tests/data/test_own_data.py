@@ -17,7 +17,7 @@ from duplex.data.dataset_source import detect_source, ensure_images, load_source
 from duplex.data.manifest import read_manifest, write_manifest
 from duplex.data.shapes import shapes_manifest
 from duplex.data.source_options import SourceOptions, SplitOptions
-from duplex.data.stats import statistics
+from duplex.data.stats import count_dataset
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.fitting.labelled_folder import read_labelled_folder
@@ -284,7 +284,7 @@ def test_shapes_load_without_images_and_are_drawn_on_demand(tmp_path: Path) -> N
     source = SourceOptions("shapes", tmp_path / "shapes", seed=3)
     dataset = load_source(source)
     assert dataset.manifest.equals(shapes_manifest(3)) and not (tmp_path / "shapes").exists()
-    assert statistics(dataset.labels, dataset.manifest).splits["train"].seen == len(dataset.labels.pairs["train"])
+    assert count_dataset(dataset.labels, dataset.manifest).splits["train"].seen == len(dataset.labels.pairs["train"])
     ensure_images(source, dataset.manifest.head(3))
     assert len(list((tmp_path / "shapes").rglob("*.png"))) == 3
 
