@@ -64,8 +64,6 @@ class LabelSpace:
                 f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs; "
                 f"expected at most {MAX_PAIRS:,}"
             )
-        if not isinstance(self.pairs, Mapping):
-            raise UsageError(f"pairs is {shown(self.pairs)}; expected arrays of compositions by split")
         checked = dict.fromkeys(SPLITS, np.empty(0, dtype=np.int64))
         for split, pairs in self.pairs.items():
             listed = checked_numbers(pairs, self.size, f"the pairs of {require(split, SPLITS, 'split')}")
@@ -83,7 +81,7 @@ class LabelSpace:
         Args:
             pairs: split (train, val, test) -> its pairs of names (state, object).
         """
-        listed = _checked_pairs(pairs)
+        listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
         objects = sorted(set().union(*(column[1] for column in columns.values())))
@@ -196,17 +194,6 @@ class LabelSpace:
             raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, DuplexError) as error:
             raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from error
-
-
-def _checked_pairs(pairs: Any) -> dict[str, list[tuple[str, str]]]:
-    if not isinstance(pairs, Mapping):
-        raise UsageError(f"pairs is {pairs!r:.80}; expected lists of (state, object) by split")
-    checked = {require(split, SPLITS, "split"): list(listed) for split, listed in pairs.items()}
-    for split, listed in checked.items():
-        for pair in listed:
-            if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
-                raise UsageError(f"{split} lists {pair!r:.80}; expected a pair (state, object) of two texts")
-    return checked
 
 
 def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duplex.errors import UsageError, require_type, shown
+from duplex.errors import UsageError, shown
 from duplex.evaluation.accumulator import Floats, TopCompetitors
 from duplex.labels import Bools, Ints
 
@@ -42,11 +42,6 @@ class Margins:
         Args:
             k: at most the `k` of that accumulator; else raise `UsageError`.
         """
-        if not isinstance(competitors, TopCompetitors):
-            raise UsageError(
-                f"competitors is {shown(competitors)}; expected score statistics, the result of "
-                "`ScoreAccumulator.competitors()`"
-            )
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
                 f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
@@ -86,7 +81,6 @@ class Curve:
     @classmethod
     def of(cls, margins: Margins) -> Curve:
         """Compute the exact seen–unseen curve."""
-        require_type(margins, Margins, "margins")
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
         seen_until = np.searchsorted(breakpoints, margins.seen, side="left")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats
 from duplex.labels import Ints
 
@@ -28,8 +27,6 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
 
     Both results are [Q, min(k, N)], the largest cosine first; of equal cosines the lower row comes first.
     """
-    if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
-        raise UsageError(f"queries {queries.shape} and gallery {gallery.shape} must be matrices of the same width")
     k = min(k, len(gallery))
     queries, gallery = unit(queries), unit(gallery)
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)

@@ -92,8 +92,6 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
-    if rounds < 0:
-        raise UsageError(f"rounds is {rounds}; expected 0 or more")
     drawn = np.full((len(methods), rounds, 3), np.nan)
     for turn in range(rounds):
         chosen_seen = rng.integers(0, seen_images, seen_images) if seen_images else slice(0)
