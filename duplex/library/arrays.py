@@ -64,11 +64,11 @@ def checked_table(
     except ValueError as error:
         raise UsageError(f"the table is not one row per image: {error}") from None
     frame.columns = frame.columns.map(str)
-    columns = known_columns(frame.columns.tolist(), "the table", NEEDED, ("image",))
+    known = known_columns(frame.columns.tolist(), "the table", NEEDED, ("image",))
     refuse_unnamed_split(frame, "the table")
     if len(frame) != rows:
         raise UsageError(f"features has {rows} rows and the table {len(frame)}; expected one row per image in both")
-    frame = frame[columns]
+    frame = frame[known]
     if "image" not in frame:
         frame = frame.assign(image=[str(row) for row in range(rows)])
     frame = checked_cells(frame, "the table", lambda row: f"the table, row {row}", paths=False)
