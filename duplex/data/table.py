@@ -62,10 +62,10 @@ def refuse_unnamed_split(table: pd.DataFrame, place: object) -> None:
 
     Such a column has the names of at least two splits, and nothing else but empty cells.
     """
-    for name in table if "split" not in table else ():
+    for number, name in enumerate(table.columns if "split" not in table else ()):
         if name in NEEDED:
             continue
-        texts = _split_words(table[name])
+        texts = _split_words(table.iloc[:, number])
         if len({text.lower() for text in texts}) > 1:
             raise DuplexError(
                 f"{place}: column {name!r} holds {', '.join(texts)}; rename it to `split` to use it, or remove it"
@@ -119,7 +119,7 @@ def _read_csv(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Place]
         if len(cells) != len(header):
             raise DuplexError(f"{path}, line {number} has {len(cells)} cells; the header has {len(header)}")
     frame = pd.DataFrame(rows[1:], columns=header, dtype=str)
-    refuse_unnamed_split(frame.loc[:, ~frame.columns.duplicated()], path)
+    refuse_unnamed_split(frame, path)
     return frame[columns], lambda row: f"{path}, line {numbers[row + 1]}"
 
 

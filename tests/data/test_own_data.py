@@ -306,3 +306,9 @@ def test_labels_with_commas_and_quotes_survive_the_manifest(tmp_path: Path) -> N
     assert dataset.labels.states == ('"a", b', "NA") and dataset.labels.objects == ("1", "c;d")
     write_manifest(dataset.manifest, tmp_path / "manifest.csv")
     assert read_manifest(tmp_path / "manifest.csv").equals(dataset.manifest)
+
+
+def test_columns_of_one_name_that_are_not_needed_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("image,state,object,x,x\na,red,car,1,train\n")
+    assert list(read_table(path).columns) == ["image", "state", "object"]
