@@ -21,8 +21,8 @@ from PIL import Image
 from benchmarks.extraction import random_encoder
 from benchmarks.measure import alternate, emit, options, say
 from duplex import Recognizer, load_encoder
+from duplex.data.image_files import read_image
 from duplex.encoders import Encoder
-from duplex.features.image_files import read_image
 from duplex.labels import LabelSpace
 from duplex.recognition.sources import FORMAT
 from duplex.recognition.trained import ExportedModel

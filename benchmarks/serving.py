@@ -32,8 +32,8 @@ from starlette.requests import Request
 from benchmarks.clients import BOUNDARY, form
 from benchmarks.measure import emit, median_ratio, memory, options, say, write_pictures
 from duplex import Recognizer
+from duplex.data.image_files import decode_image
 from duplex.encoders.vision_ops import ensure_torchvision
-from duplex.features.image_files import decode_image
 from duplex.recognition.server import Limits
 from duplex.recognition.workers import ImageRequest, image_workers
 

@@ -29,7 +29,6 @@ def _has_words(template: str) -> str:
 
 
 def _as_int(value: Any) -> Any:
-    """Return a whole number of another type, such as NumPy's, as an int; other values unchanged."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
@@ -64,7 +63,7 @@ class Options:
     """Base of frozen dataclasses whose fields are checked by their type annotations, then by the method `rules`."""
 
     def __post_init__(self) -> None:
-        """Check all fields and convert lists to tuples; raise OptionError for a wrong value."""
+        """Check all fields and convert lists to tuples; raises OptionError for a wrong value."""
         cls: Any = type(self)
         for name, adapter in _adapters(cls).items():
             value = getattr(self, name)
@@ -88,17 +87,17 @@ class Options:
 
     @classmethod
     def describe_types(cls) -> dict[str, str]:
-        """Return each option's allowed values as a user writes them, such as `learned | fixed`."""
+        """Each option's allowed values as a user writes them, such as `learned | fixed`."""
         hints = get_type_hints(cls)
         return {field.name: _describe(hints[field.name]) for field in fields(cls)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain values for JSON and YAML; tuples become lists."""
+        """The options as plain values for JSON and YAML; tuples become lists."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
-        """Return options from `record`, a mapping read from a file; raise OptionError for unknown or missing keys."""
+        """Options from `record`, a mapping read from a file; raises OptionError for unknown or missing keys."""
         known = {field.name: field for field in fields(cls)}
         if not isinstance(record, Mapping):
             raise OptionError(f"expected a table of keys and values (it is {record!r})")
@@ -158,7 +157,7 @@ class TrainingOptions(Options):
     log: str = "none"  # where losses, rates and validation are logged: dvclive, tensorboard, a plug-in, or none
 
     def result_settings(self) -> dict[str, Any]:
-        """Return the training options that a run's results depend on: all but `log`, the choice of a training log."""
+        """The training options that a run's results depend on: all but `log`, the choice of a training log."""
         return {key: value for key, value in self.to_dict().items() if key != "log"}
 
     def rules(self) -> Iterable[tuple[object, str]]:
@@ -225,7 +224,7 @@ class AutoFinetune(Options):
 
 
 def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:
-    """Return the checked fine-tuning options of a table `finetune:` of params.yaml; None for an empty table."""
+    """The checked fine-tuning options of a table `finetune:` of params.yaml; None for an empty table."""
     if not record:
         return None
     return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)

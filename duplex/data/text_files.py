@@ -13,7 +13,7 @@ LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form 
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file or a pipe; raise DuplexError if it is missing, unreadable or a device, which may never end."""
+    """Read a file or a pipe; raises DuplexError if it is missing, unreadable or a device, which may never end."""
     try:
         if stat.S_ISCHR(mode := path.stat().st_mode) or stat.S_ISBLK(mode):
             raise DuplexError(f"{path} is a device; name a file")
@@ -25,7 +25,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Read text in UTF-8, or UTF-16 with a byte-order mark; raise DuplexError for any other encoding."""
+    """Read text in UTF-8, or UTF-16 with a byte-order mark; raises DuplexError for any other encoding."""
     data = read_bytes(path)
     encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:

@@ -62,10 +62,11 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:
-        """Return a `LabelAccuracy` per state, object or pair that occurs in the images' labels, in ascending order.
+        """A `LabelAccuracy` per state, object or pair that occurs in the images' labels, in ascending order.
 
-        part: function that maps compositions to what is counted: `labels.state_of`, `labels.object_of`, or the identity
-            for pairs.
+        Args:
+            part: function that maps compositions to what is counted: `labels.state_of`, `labels.object_of`, or the
+                identity for pairs.
         """
         target, answer = part(self.target), part(self.answer)
         groups = []
@@ -79,16 +80,16 @@ class AnsweredImages:
         return groups
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Return the confusion matrix [size, size] of states or objects: images by label (row) and answer (column).
+        """The confusion matrix [size, size] of states or objects: images by label (row) and answer (column).
 
-        part: function that maps compositions to states or objects: `labels.state_of` or `labels.object_of`.
-        size: number of states or objects.
+        Args:
+            part: function that maps compositions to states or objects: `labels.state_of` or `labels.object_of`.
         """
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)
 
     def confused(self, limit: int) -> list[Confusion]:
-        """Return the most frequent confusions of one pair with another, at most `limit`, the most frequent first."""
+        """The most frequent confusions of one pair with another, at most `limit`, the most frequent first."""
         pairs, counts = confusions(self.target, self.answer)
         return [
             Confusion(
@@ -99,7 +100,7 @@ class AnsweredImages:
         ]  # fmt: skip
 
     def wrong(self, limit: int) -> Ints:
-        """Return the indices of at most `limit` wrongly answered images, highest probability of the answer first."""
+        """The indices of at most `limit` wrongly answered images, highest probability of the answer first."""
         order = np.argsort(-self.probability, kind="stable")
         return order[~self.right[order]][:limit]
 
@@ -122,7 +123,7 @@ class LabelAccuracy:
         return 100 * sum(self.right) / sum(self.images)
 
     def percent_of(self, kind: int) -> float | None:
-        """Return the label's accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if none."""
+        """The label's accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if none."""
         return 100 * self.right[kind] / self.images[kind] if self.images[kind] else None
 
 

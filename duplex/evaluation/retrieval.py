@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats
 from duplex.labels import Ints
 
@@ -17,22 +16,17 @@ Vectors = NDArray[np.floating]
 
 
 def unit(vectors: Vectors) -> Floats:
-    """Return a matrix with rows scaled to length one; rows of zeros stay zero."""
+    """A matrix with rows scaled to length one; rows of zeros stay zero."""
     wide = np.asarray(vectors, dtype=np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     return np.asarray(np.divide(wide, length, out=np.zeros_like(wide), where=length > 0))
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Return the row indices of the `k` gallery vectors with the largest cosine to each query, and these cosines.
-
-    queries: vectors [Q, d].
-    gallery: vectors to choose from [N, d].
+    """The row indices of the `k` gallery vectors with the largest cosine to each query, and these cosines.
 
     Both results are [Q, min(k, N)], the largest cosine first; of equal cosines the lower row comes first.
     """
-    if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
-        raise UsageError(f"queries {queries.shape} and gallery {gallery.shape} must be matrices of the same width")
     k = min(k, len(gallery))
     queries, gallery = unit(queries), unit(gallery)
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
@@ -47,7 +41,7 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
 
 
 def _largest(similar: Floats, k: int) -> Ints:
-    """Return the columns [b, k] of each row's k largest values, descending; of equal values the lower column first."""
+    """The columns [b, k] of each row's k largest values, descending; of equal values the lower column first."""
     if not k:
         return np.empty((len(similar), 0), dtype=np.int64)
     last = np.partition(similar, -k, axis=1)[:, -k, None]
@@ -60,17 +54,18 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Return the share of retrieved items that have the wanted label, over all queries; NaN without any.
+    """The share of retrieved items that have the wanted label, over all queries; NaN without any.
 
-    rows: retrieved items of each query, as indices [Q, k].
-    labels: label of each item [N].
-    wanted: label that each query looks for [Q].
+    Args:
+        rows: retrieved items of each query, as indices [Q, k].
+        labels: label of each item [N].
+        wanted: label that each query looks for [Q].
     """
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")
 
 
 def confusions(label: Ints, predicted: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct wrong (label, prediction) pairs [P, 2] and their counts [P], most frequent first."""
+    """The distinct wrong (label, prediction) pairs [P, 2] and their counts [P], most frequent first."""
     wrong = np.stack([label, predicted], axis=1)[label != predicted]
     pairs, counts = np.unique(wrong.reshape(-1, 2), axis=0, return_counts=True)
     order = np.argsort(-counts, kind="stable")

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.image_errors import MachineFault, machine_fault
+from duplex.data.image_files import BadImageFile, read_image
 from duplex.errors import DuplexError
-from duplex.features.image_files import BadImageFile, read_image
 from duplex.features.layout import ENCODED, status_of_reason
 
 RowRange = tuple[int, int]  # rows [start, stop)

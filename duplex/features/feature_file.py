@@ -6,7 +6,6 @@ numpy.savez("X.npz", features=features, images=names)        # in any order: row
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from duplex.data.contents import row_keys
 from duplex.data.source_options import SourceOptions
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints
@@ -132,11 +132,6 @@ def feature_row_keys(path: Path, ordered: bool, images: Sequence[str]) -> list[s
     for start in range(0, len(rows), CHUNK):
         keys += row_keys(np.asarray(file.values[rows[start : start + CHUNK]]))
     return [image if bad else key for image, bad, key in zip(images, unusable, keys, strict=True)]
-
-
-def row_keys(values: NDArray[Any]) -> list[str]:
-    """One key per row of features [N, d], equal for rows of equal numbers."""
-    return [hashlib.sha256(row.tobytes()).hexdigest() for row in values]
 
 
 def _checked_values(path: Path, values: Any) -> NDArray[Any]:

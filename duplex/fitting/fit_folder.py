@@ -19,15 +19,14 @@ from typing import Any
 from safetensors.torch import load_file
 
 from duplex.config.params import EvaluationParams
-from duplex.data.stats import statistics
+from duplex.data.stats import count_dataset
 from duplex.encoders import resolve_device
 from duplex.errors import UsageError
 from duplex.evaluation.answered_images import AnsweredImages
 from duplex.fitting.encoder_choice import choose_encoder, named_encoder
 from duplex.fitting.final_fit import fit_chosen
 from duplex.fitting.folder_recipes import FolderRecipes, Say
-from duplex.fitting.image_digests import load_pixel_digests, save_pixel_digests
-from duplex.fitting.labelled_folder import describe, read_labelled_folder
+from duplex.fitting.labelled_folder import describe, load_pixel_digests, read_labelled_folder, save_pixel_digests
 from duplex.library.fit import deterministic
 from duplex.library.inputs import InputRequest
 from duplex.library.prompt_lengths import long_prompts
@@ -175,7 +174,7 @@ def _write_model(
     These are fit.json, on the training settings tried and the test metrics, and statistics of the features.
     """
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
-    counts = statistics(recipes.readable.labels, recipes.readable.manifest).to_dict()
+    counts = count_dataset(recipes.readable.labels, recipes.readable.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
     fitted = run.method.fitted_statistics()
 

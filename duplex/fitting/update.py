@@ -22,12 +22,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from duplex.data.contents import change_error, changed_images
 from duplex.data.dataset_source import detect_source
-from duplex.data.manifest import check_labels
 from duplex.errors import DuplexError, UsageError
 from duplex.features.layout import FIRST_BAD, status_reason
 from duplex.fitting.encoder_choice import check_words
-from duplex.fitting.image_digests import change_error, changed_images
 from duplex.fitting.labelled_folder import distinct_images, labelled_rows
 from duplex.labels import LabelSpace, prompt_name
 from duplex.layers.class_statistics import ClassStatistics
@@ -151,8 +150,6 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
         frame, notes = distinct.rows, distinct.notes + skipped
         if "split" in frame and (test := int((frame["split"] == "test").sum())):
             notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
-        for kind in ("state", "object"):
-            check_labels(frame[kind], kind, source)
     except UsageError:
         raise
     except DuplexError as error:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from duplex.data.image_files import BadImageFile, as_rgb, read_image
 from duplex.encoders import Encoder
 from duplex.errors import UsageError
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
 from duplex.features.encoding import BATCH_MULTIPLE, OutputSpec, encode_batches, pad_batches, report_memory_shortage
-from duplex.features.image_files import BadImageFile, as_rgb, read_image
 from duplex.features.layout import CODES, ENCODED, FIRST_BAD, SCALES, status_reason
 from duplex.features.matrix import as_numpy, checked_features
 from duplex.features.store import Features

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from duplex.features.image_files import BadImageFile, read_image
+from duplex.data.image_files import BadImageFile, read_image
 
 THUMBNAIL = 96  # pixels
 

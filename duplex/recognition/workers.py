@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.features.image_files import BadImageFile, decode_image
+from duplex.data.image_files import BadImageFile, decode_image
 from duplex.labels import World
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.process_pool import BrokenProcessPool, ProcessFailed, WorkerProcess

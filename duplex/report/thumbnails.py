@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from duplex.features.image_files import BadImageFile, read_image
+from duplex.data.image_files import BadImageFile, read_image
 from duplex.report.blocks import Block, Note
 
 SIDE, QUALITY = 128, 72

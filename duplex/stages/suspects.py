@@ -13,7 +13,7 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.data.manifest import check_labels, read_manifest
+from duplex.data.manifest import read_manifest
 from duplex.data.prepared_source import require_prepared
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
@@ -142,7 +142,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
-        table = read_table(edited, OLD.values())
+        table = read_table(edited, tuple(OLD.values()))
     except DuplexError as error:
         raise UsageError(str(error)) from None
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
@@ -171,11 +171,6 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     if not changed:
         raise UsageError(f"{edited} changes no label of {dataset}; correct its columns state and object")
     new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
-    try:
-        for name in ("state", "object"):
-            check_labels(out[name], name, edited)
-    except DuplexError as error:
-        raise UsageError(str(error)) from None
     return Relabelled(out, changed, new, outdated)
 
 

@@ -14,10 +14,10 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from duplex.data.image_errors import MachineFault
+from duplex.data.image_files import read_image
 from duplex.errors import DuplexError
 from duplex.features import decoding
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths
-from duplex.features.image_files import read_image
 from duplex.features.layout import ENCODED, status_of_reason
 from tests.features.pictures import write_pictures
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from duplex.data.image_files import read_image
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction as extraction_module
 from duplex.features.extraction import BadImage, ExtractionReport, extract
-from duplex.features.image_files import read_image
 from duplex.features.layout import ENCODED, PENDING, Span, partial_path
 from duplex.features.store import PartialCache, open_features
 from tests.features.conftest import Wrapped, update_checksums

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from duplex import Recognizer
+from duplex.data import contents
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction
-from duplex.fitting import fit_folder, folder_recipes, image_digests
+from duplex.fitting import fit_folder, folder_recipes, labelled_folder
 from duplex.library import recipe_runs
 from duplex.recognition.fitted_files import read_fit
 from duplex.training.checkpoint import read_record
@@ -240,14 +241,14 @@ def test_a_second_fit_decodes_no_image_to_compare_pixels(fitted, drawn, monkeypa
     def refuse(*_: object) -> None:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(image_digests, "_pixel_digest", refuse)
+    monkeypatch.setattr(contents, "_pixel_digest", refuse)
     fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
     assert model_bytes(model) == before
 
 
 def test_a_damaged_file_of_pixel_digests_is_made_again(fitted, drawn):
     model, _ = fitted
-    file = fit_folder.cache_folder(model) / image_digests.PIXELS
+    file = fit_folder.cache_folder(model) / labelled_folder.PIXELS
     before, pixels = model_bytes(model), file.read_bytes()
     file.write_bytes(pixels[:-100])
     fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)

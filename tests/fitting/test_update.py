@@ -80,7 +80,7 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
     recognizer = Recognizer.load(model, device="cpu", exact=True)
     first, added = (sorted(folder.glob("*/*/*.png")) for folder in (drawn, further))
     paths = [*first, *added]
-    from duplex.features.image_files import read_image
+    from duplex.data.image_files import read_image
 
     pixels = [recognizer.encoder.image_transform(read_image(path)) for path in added]
     features = torch.cat([stored_features(model, first), recognizer.encode(pixels)["cls"]])
@@ -166,7 +166,7 @@ def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
     old, new = (read_statistics(place, load_file(place / "model.safetensors")) for place in (tuned, tmp_path / "out"))
     recognizer = Recognizer.load(tuned, device="cpu", exact=True)
-    from duplex.features.image_files import read_image
+    from duplex.data.image_files import read_image
 
     paths = sorted(further.glob("*/*/*.png"))
     inputs = recognizer.encode([recognizer.encoder.image_transform(read_image(path)) for path in paths])

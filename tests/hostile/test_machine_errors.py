@@ -11,10 +11,9 @@ import h5py
 import pytest
 from PIL import Image
 
-from duplex.data.check import verify_image
 from duplex.data.image_errors import MachineFault
+from duplex.data.image_files import read_image, verify_image
 from duplex.errors import DuplexError
-from duplex.features.image_files import read_image
 from duplex.features.layout import NOT_FINITE, PENDING, status_reason
 from duplex.features.store import open_features
 from tests.features.conftest import update_checksums
@@ -36,7 +35,7 @@ def break_image(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise fault
             return real(path, *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("duplex.features.image_files.Image.open", refuse)
+        monkeypatch.setattr("duplex.data.image_files.Image.open", refuse)
 
     return arrange
 

@@ -220,7 +220,7 @@ def test_the_image_tower_in_onnx(trained, exported):
 
 def test_the_onnx_script_reads_sixteen_bit_grey_like_the_library(tmp_path):
     pytest.importorskip("onnxruntime")
-    from duplex.features.image_files import read_image
+    from duplex.data.image_files import read_image
     from duplex.recognition.onnx_example import rgb
 
     Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "grey.png")

@@ -6,6 +6,7 @@ ignored. Width and height are read from the header: a decompression bomb is neve
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import warnings
@@ -44,10 +45,7 @@ class BadImageFile(Exception):
 
 
 def read_image(path: Path) -> Image.Image:
-    """Read the first frame of an image file as 8-bit RGB.
-
-    Raises `BadImageFile` for a fault of the file, `MachineFault` for one of the machine (memory, disk).
-    """
+    """The first frame of an image file as 8-bit RGB; errors as of `decode_image`."""
     try:
         info = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -61,11 +59,17 @@ def read_image(path: Path) -> Image.Image:
     return decode_image(path)
 
 
-def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode the first frame of an image, from a path or an open binary file, as 8-bit RGB.
+def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
+    """The first frame of an image, from a path or an open binary file, as 8-bit RGB.
 
-    Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
-    of the machine (memory, disk).
+    Unlike `read_image`, this does not refuse paths that are no regular files, such as pipes.
+
+    Args:
+        draft: decode a JPEG at an eighth of its size.
+
+    Raises:
+        BadImageFile: for a fault of the image, also for more than `max_pixels` pixels.
+        MachineFault: for a fault of the machine (memory, disk).
     """
     try:
         with warnings.catch_warnings():
@@ -73,6 +77,8 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.I
             with Image.open(path, formats=READABLE) as image:
                 if image.width * image.height > max_pixels:
                     raise BadImageFile("too large")
+                if draft:
+                    image.draft("RGB", (1, 1))
                 return as_rgb(image)
     except Image.DecompressionBombError as error:
         raise BadImageFile("too large") from error
@@ -84,8 +90,28 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.I
         raise machine_fault(path, error) or BadImageFile("damaged") from error
 
 
+def verify_image(path: Path) -> str:
+    """Read an image file completely and say what is wrong with it; "" for nothing.
+
+    JPEGs are decoded at an eighth of their size, which still parses every byte. Raises `MachineFault` for errors of
+    the machine, such as too little memory.
+    """
+    try:
+        data = path.read_bytes()
+        if not data:
+            return "0 bytes"
+        with Image.open(io.BytesIO(data)) as image:
+            image.draft("RGB", (1, 1))
+            image.load()
+    except Exception as error:  # as in `decode_image`
+        if fault := machine_fault(path, error):
+            raise fault from error
+        return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__
+    return ""
+
+
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Turn an image upright and convert it to 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
+    """An image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
 
     16-bit grey is scaled to 8 bits first: Pillow's conversion to RGB would clip it at 255 and make nearly all of it
     white.
@@ -104,7 +130,7 @@ def as_rgb(image: Image.Image) -> Image.Image:
 def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
     try:
         orientation = image.getexif().get(ORIENTATION_TAG)
-    except Exception:  # metadata that cannot be read turn nothing
+    except Exception:  # unreadable metadata turn nothing
         return pixels
     turn = TURNS.get(orientation) if isinstance(orientation, int) else None
     return pixels if turn is None else pixels.transpose(turn)
