@@ -5,12 +5,12 @@ answer, per cent; `by_score`: of the best score alone; `by_bias`: of the score p
 `calibration_error`: expected calibration error of the first answer's probability in 15 bins of equal width, per cent;
 `calibration_error_by_chance`: its average if every probability were right, as few images differ from their probability
 by chance; `calibration_error_plain`: of the method's own probability of its best score. `flagged`: share of the images
-whose answer has `known: false`, per cent; `flagged_others`: the same for 400 images drawn from the folder --others.
+whose answer has `in_distribution: false`, per cent; `flagged_others`: the same for 400 images drawn from the folder
+--others.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import emit, say
+from benchmarks.measure import emit, options, say
 from duplex import Recognizer, open_features
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
@@ -33,8 +33,7 @@ IMAGES, UNSEEN = 400, 0.13
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--run", type=Path, default=Path("artifacts/shapes/dual/0"))
     parser.add_argument("--others", help="folder of images of something else, such as data/shapes")
     parser.add_argument("--new-share", type=float)
@@ -51,7 +50,7 @@ def main() -> None:
 
 
 def drawn(recognizer: Recognizer, run: Path, seed: int) -> tuple[Floats | list[Path], Ints]:
-    """Return features [400, d] of test images, or their files for a run with fine-tuned blocks; and their compositions.
+    """Features [400, d] of test images, or their files for a run with fine-tuned blocks; and their compositions.
 
     13 % of the images are of unseen pairs.
     """
@@ -99,14 +98,14 @@ def calibration_error(share: Floats, right: Bools) -> float:
 
 
 def error_by_chance(share: Floats, draws: int = 1000) -> float:
-    """Return the mean calibration error of answers that are right as often as their probabilities say."""
+    """The mean calibration error of answers that are right as often as their probabilities say."""
     random = np.random.default_rng(0)
     return float(np.mean([calibration_error(share, random.random(len(share)) < share) for _ in range(draws)]))
 
 
 def flagged(answers: Any) -> float:
-    known = [answer.known for answer in answers if hasattr(answer, "known")]
-    return round(100 * (1 - sum(known) / len(known)), 1)
+    usual = [answer.in_distribution for answer in answers if hasattr(answer, "in_distribution")]
+    return round(100 * (1 - sum(usual) / len(usual)), 1)
 
 
 if __name__ == "__main__":

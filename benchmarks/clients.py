@@ -18,7 +18,7 @@ BOUNDARY = "between"
 
 
 def form(data: bytes) -> bytes:
-    """Return an image as the multipart form that a browser posts."""
+    """An image as the multipart form that a browser posts."""
     head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.jpg"\r\n\r\n'.encode()
     return head + data + f"\r\n--{BOUNDARY}--\r\n".encode()
 
@@ -39,7 +39,7 @@ class Client:
         self._requests, self._said, self._began = requests, b"", 0.0
 
     def ask(self) -> bool:
-        """Send the next request; return False if there is none."""
+        """Send the next request; False if there is none."""
         data = next(self._requests, None)
         if data is None:
             self.line.close()
@@ -49,7 +49,7 @@ class Client:
         return True
 
     def hear(self) -> tuple[float, bool] | None:
-        """Receive data; return seconds and success once the response is complete."""
+        """Receive data; the result is seconds and success once the response is complete."""
         part = self.line.recv(1 << 16)
         self._said += part
         head, end, body = self._said.partition(b"\r\n\r\n")

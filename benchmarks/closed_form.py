@@ -11,7 +11,6 @@ feasibility of every composition and both worlds, with the AUC of each; `cpu_sec
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.measure import emit, memory, say
+from benchmarks.measure import emit, memory, options, say
 from duplex.data.czsl_layout import read_pair_lists
 from duplex.evaluation.accumulator import ScoreAccumulator
 from duplex.evaluation.curve import Margins
@@ -36,7 +35,7 @@ BLOCK_SCORES = 2**22
 
 
 def labels() -> tuple[LabelSpace, str]:
-    """Return C-GQA's labels, or generated ones of the same size in which each state and object is seen."""
+    """C-GQA's labels, or generated ones of the same size in which each state and object is seen."""
     shared = os.environ.get("DUPLEX_SHARED")
     if shared and (root := Path(shared) / "splits" / "cgqa").is_dir():
         return read_pair_lists(root).labels(), "the published lists"
@@ -51,7 +50,7 @@ def labels() -> tuple[LabelSpace, str]:
 
 
 def images(space: LabelSpace, pairs: Ints, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return unit features around the directions of state and object; frequencies fall as a power of the rank."""
+    """Unit features around the directions of state and object; frequencies fall as a power of the rank."""
     rng, g = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     share = 1 / np.arange(1, len(pairs) + 1) ** 0.8
     drawn = rng.permutation(pairs)[rng.choice(len(pairs), count - len(pairs), p=share / share.sum())]
@@ -74,8 +73,7 @@ def auc(model: ClosedForm, z: Tensor, own: Tensor, space: LabelSpace, columns: I
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = options(__doc__)
     parser.add_argument("--images", type=int, default=TRAIN)
     parser.add_argument("--val-images", type=int, default=VAL)
     parser.add_argument("--no-words", dest="words", action="store_false", help="skip interactions by words")
@@ -115,10 +113,7 @@ def main() -> None:
         "pairs": lists,
         "threads": torch.get_num_threads(),
     }
-    if wanted.json:
-        emit(record)
-    else:
-        say(f"seconds {record['seconds']:.1f}, peak {record['peak_gib']:.2f} GiB")
+    emit(record) if wanted.json else say(str(record))
 
 
 if __name__ == "__main__":

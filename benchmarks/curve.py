@@ -11,16 +11,11 @@ of that many images.
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import memory
+from benchmarks.measure import apart, emit, memory, options, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,20 +40,11 @@ class Scores:
         listed = np.r_[rng.choice(np.flatnonzero(seen), 888), rng.choice(np.flatnonzero(~seen), 923)]
         self.target = rng.choice(listed, images)
         self.seen = seen
-        self.feasible = np.where(seen, np.inf, rng.standard_normal(columns))
+        rng.standard_normal(columns)  # not used; the numbers below follow it in the random stream
         self._text = rng.standard_normal((WIDTH, columns), dtype=np.float32)
         noise = rng.standard_normal((images, WIDTH), dtype=np.float32)
         self._images = self._text[:, self.target].T + 0.75 * noise
         self.seconds = 0.0  # spent making scores
-
-    def listed(self, order: np.ndarray) -> Scores:
-        """Return the same scores with the columns in another order."""
-        import numpy as np
-
-        self.target = np.argsort(order)[self.target]
-        self.seen, self.feasible = self.seen[order], self.feasible[order]
-        self._text = np.ascontiguousarray(self._text[:, order])
-        return self
 
     def block(self, start: int, stop: int) -> np.ndarray:
         began = time.perf_counter()
@@ -72,14 +58,14 @@ class Scores:
 
 
 def timed(scores: Scores, work: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds of `work` without those for generating scores, and its result."""
+    """The seconds of `work` without those for generating scores, and its result."""
     made, began = scores.seconds, time.perf_counter()
     result = work()
     return time.perf_counter() - began - (scores.seconds - made), result
 
 
 def exact(columns: int) -> dict[str, Any]:
-    """Return all metrics with intervals, from blocks of columns."""
+    """All metrics with intervals, from blocks of columns."""
     from duplex.evaluation.accumulator import ScoreAccumulator
     from duplex.evaluation.metrics import measure
 
@@ -119,73 +105,29 @@ def sampled(columns: int) -> dict[str, Any]:
     }
 
 
-def thresholds(rounds: int = 3) -> dict[str, Any]:
-    """Compare 50 feasibility thresholds with a single one that keeps every column: one pass each, alternating."""
-    import numpy as np
-
-    from duplex.evaluation import feasibility as f
-    from duplex.evaluation.accumulator import ScoreAccumulator
-
-    scores = Scores(OPEN)
-    steps = {count: f.thresholds(scores.feasible, scores.seen, count) for count in (1, 50)}
-    buckets = f.buckets(scores.feasible, steps[50])
-    scores = scores.listed(np.argsort(np.where(scores.seen, -1, buckets), kind="stable"))
-
-    def work(count: int) -> float:
-        bucket = f.buckets(scores.feasible, steps[count])
-        evidence = ScoreAccumulator(scores.target, scores.seen, bucket=bucket)
-        for start, block in scores.blocks():
-            evidence.add(block, first_column=start)
-        return float(np.max(f.choose_threshold(evidence, steps[count]).auc))
-
-    seconds: dict[int, list[float]] = {1: [], 50: []}
-    for _ in range(rounds):
-        for count, found in seconds.items():
-            found.append(timed(scores, lambda count=count: work(count))[0])
-    one, many = median(seconds[1]), median(seconds[50])
-    return {"seconds_1": one, "seconds_50": many, "ratio": many / one}
-
-
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "exact_closed": lambda: exact(CLOSED),
     "exact_open": lambda: exact(OPEN),
-    "thresholds": thresholds,
     "sampled_closed": lambda: sampled(CLOSED),
     "sampled_open": lambda: sampled(OPEN),
 }
 
 
-def run_part(name: str) -> dict[str, Any]:
-    """Run a part in its own process."""
-    print(f"{name} ...", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "benchmarks.curve", "--part", name]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    result: dict[str, Any] = json.loads(done.stdout)
-    print(f"  {result}", file=sys.stderr)
-    return result
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = options(__doc__)
     parser.add_argument("--part", choices=PARTS, help="run this part in this process and print its numbers")
-    options = parser.parse_args()
-    if options.part:
-        result = PARTS[options.part]()
-        print(json.dumps({**result, "peak_gib": memory("VmHWM") / 2**30}))
+    wanted = parser.parse_args()
+    if wanted.part:
+        emit({**PARTS[wanted.part](), "peak_gib": memory("VmHWM") / 2**30})
         return
-    parts = {name: run_part(name) for name in PARTS}
-    report = {
+    parts = {name: apart("benchmarks.curve", name) for name in PARTS}
+    record = {
         "peak_gib_open": parts["exact_open"]["peak_gib"],
         "speedup_open": parts["sampled_open"]["seconds"] / parts["exact_open"]["seconds"],
         "speedup_closed": parts["sampled_closed"]["seconds"] / parts["exact_closed"]["seconds"],
-        "thresholds_ratio": parts["thresholds"]["ratio"],
         **parts,
     }
-    for name in ("peak_gib_open", "speedup_open", "speedup_closed", "thresholds_ratio"):
-        print(f"{name:<18}{report[name]:8.2f}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(report, indent=2))
+    emit(record) if wanted.json else say(str(record))
 
 
 if __name__ == "__main__":

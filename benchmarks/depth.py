@@ -12,22 +12,24 @@ MiB (`training.memory`): over block inputs that fit into it, and over twice as m
 
 from __future__ import annotations
 
-import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import alternate, begin_peak, emit, memory, say
-from benchmarks.tokens import drop_pages, write
+from benchmarks.measure import alternate, begin_peak, emit, memory, options, say
 from duplex.encoders.image_blocks import capture_block_input, last_blocks
 from duplex.encoders.openclip import VisionTransformer
-from duplex.features.layout import row_bytes
+from duplex.features.layout import ENCODED, Span, row_bytes
+from duplex.features.store import PartialCache
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.layers.factors import Adapter
 from duplex.layers.finetuned_blocks import FinetunedBlocks
@@ -36,10 +38,12 @@ from duplex.options import FinetuneOptions
 from duplex.training.epoch import prefetch
 
 DIM, SIZE, PATCH = 768, 224, 14
+NAME = "block_inputs"
+IDENTITY = {key: key for key in ("encoder", "weights", "precision", "preprocessing", "manifest")}
 
 
 def encoder(layers: int, width: int) -> Any:
-    """Return a frozen image tower with random weights."""
+    """A frozen image tower with random weights."""
     torch.manual_seed(0)
     visual = VisionTransformer(SIZE, PATCH, width, layers, width // 64, 4.0, output_dim=DIM)
     return SimpleNamespace(visual=visual.eval().requires_grad_(False), name="random")
@@ -68,38 +72,59 @@ class Whole(nn.Module):
         return found
 
 
+def write(path: Path, images: int, row: tuple[int, ...]) -> None:
+    """Write a cache of random block inputs, in chunks."""
+    random, dim = np.random.default_rng(0), 4
+    cache = PartialCache.create(path, {**IDENTITY, "dim": str(dim)}, Span(0, images, images), dim, {NAME: row})
+    for start in range(0, images, 64):
+        count = min(64, images - start)
+        block = random.standard_normal((count, *row), dtype=np.float32).astype(np.float16)
+        values = {"cls": np.ones((count, dim), np.float16), NAME: block}
+        cache.write(start, np.full(count, ENCODED, np.uint8), **values)
+    cache.finish()
+
+
+def drop_pages(path: Path) -> None:
+    """Drop a file from the system's page cache, if the system allows it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def epoch(path: Path, inputs: Any, batch: int, work: Callable[[Tensor], None]) -> None:
+    """Pass over block inputs, in memory or on disk, in the order of training."""
+    images = DiskTokens.open(path, NAME)
+    order = images.shuffled_rows(torch.Generator().manual_seed(0)).split(batch)
+    own = torch.zeros(len(images), dtype=torch.long)
+    for some, chosen in prefetch(Batch({NAME: inputs}, own), order):
+        work(some[chosen].inputs[NAME])
+
+
 def streamed_share(
     tail: FinetunedBlocks, row: tuple[int, ...], images: int, batch: int, folder: Path
 ) -> dict[str, float]:
-    """Return the time of an epoch over block inputs in memory, divided by that from disk."""
-    path, own = folder / "features.h5", torch.zeros(images, dtype=torch.long)
-    write(path, images, row, 4, "block_inputs")
-    held = DiskTokens.open(path, "block_inputs")[slice(None)]
-    order = DiskTokens.open(path, "block_inputs").shuffled_rows(torch.Generator().manual_seed(0)).split(batch)
-
-    def epoch(tokens: Any) -> None:
-        for some, chosen in prefetch(Batch({"block_inputs": tokens}, own), order):
-            step(tail, some[chosen].inputs["block_inputs"])()
+    """The time of an epoch over block inputs in memory, divided by that from disk."""
+    path = folder / "features.h5"
+    write(path, images, row)
+    held = DiskTokens.open(path, NAME)[slice(None)]
 
     def from_disk() -> None:
         drop_pages(path)
-        epoch(DiskTokens.open(path, "block_inputs"))
+        epoch(path, DiskTokens.open(path, NAME), batch, lambda given: step(tail, given)())
 
-    seconds = alternate({"memory": lambda: epoch(held), "disk": from_disk}, rounds=1, warm=1)
+    from_memory = partial(epoch, path, held, batch, lambda given: step(tail, given)())
+    seconds = alternate({"memory": from_memory, "disk": from_disk}, rounds=1)
     return {"share_of_memory": seconds["memory"] / seconds["disk"], "file_bytes": path.stat().st_size}
 
 
 def peak_share(row: tuple[int, ...], batch: int, budget: int, images: int, folder: Path) -> float:
-    """Return the peak memory of reading an epoch of `images`, as a share of the budget."""
-    path, own = folder / "read.h5", torch.zeros(images, dtype=torch.long)
-    write(path, images, row, 4, "block_inputs")
-    order = DiskTokens.open(path, "block_inputs").shuffled_rows(torch.Generator().manual_seed(0)).split(batch)
+    """The peak memory of reading an epoch of `images`, as a share of the budget."""
+    path = folder / "read.h5"
+    write(path, images, row)
     drop_pages(path)
     begin = begin_peak()
-    read = read_tokens(path, "block_inputs", budget)
-    tokens: Any = read if isinstance(read, DiskTokens) else torch.from_numpy(read)
-    for some, chosen in prefetch(Batch({"block_inputs": tokens}, own), order):
-        some[chosen]
+    read = read_tokens(path, NAME, budget)
+    epoch(path, read if isinstance(read, DiskTokens) else torch.from_numpy(read), batch, lambda _: None)
     path.unlink()
     return (memory("VmHWM") - begin) / budget
 
@@ -128,7 +153,7 @@ def measure(
         record["speedup_depth2"] = seconds["all"] / seconds["2"]
         with tempfile.TemporaryDirectory() as folder:
             record |= streamed_share(tails[2], row, images, batch, Path(folder))
-            size, fit = budget << 20, (budget << 20) // row_bytes("block_inputs", row)
+            size, fit = budget << 20, (budget << 20) // row_bytes(NAME, row)
             record["peak_share_of_budget"] = {
                 name: peak_share(row, batch, size, images, Path(folder))
                 for name, images in (("held", fit), ("streamed", 2 * fit))
@@ -137,17 +162,15 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = options(__doc__)
     parser.add_argument("--depths", default="0,1,2,4")
     for name, value in {"batch": 2, "rounds": 1, "images": 6, "layers": 24, "width": 1024, "budget": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    wanted, start = parser.parse_args(), time.perf_counter()
-    depths = [int(depth) for depth in wanted.depths.split(",")]
-    sizes = (wanted.batch, wanted.rounds, wanted.images, wanted.layers, wanted.width, wanted.budget)
-    record = measure(depths, *sizes)
+    wanted = vars(parser.parse_args())
+    start, prints = time.perf_counter(), wanted.pop("json")
+    record = measure(**{**wanted, "depths": [int(depth) for depth in wanted["depths"].split(",")]})
     say(f"{record} in {time.perf_counter() - start:.0f} s")
-    if wanted.json:
+    if prints:
         emit(record)
 
 

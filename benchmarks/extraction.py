@@ -12,20 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from benchmarks.measure import FamilyMemory
+from benchmarks.measure import FamilyMemory, apart, device_name, emit, median_ratio, options, say, write_pictures
 from duplex.encoders import Encoder, load_encoder
 from duplex.encoders.clip import ClipEncoder, open_clip
 from duplex.encoders.encoder_source import EncoderSource, complete_preprocess
@@ -41,70 +39,69 @@ SMALL = {
     "text_cfg": {"width": 64, "heads": 2, "layers": 1},
 }
 CONVOLUTIONAL, CONVOLUTIONAL_ROUNDS = "mobilenetv2_100", 3
-PICTURE = (400, 300)
+PICTURE: dict[str, Any] = {"size": (400, 300), "coarse": 10}
+MODULE = "benchmarks.extraction"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--workers", default="auto", help="decoding processes, or auto")
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
     parser.add_argument("--encoder", choices=(*SIZES, CONVOLUTIONAL), action="append")
     parser.add_argument("--scale", type=int, default=1, help="factor for numbers of images and batch sizes, for a GPU")
-    parser.add_argument("--alone", help=argparse.SUPPRESS)  # one measurement, in its own process
+    parser.add_argument("--part", help=argparse.SUPPRESS)  # one measurement, in its own process
     given = parser.parse_args()
-    if given.alone:
-        print(ALONE[given.alone.split()[0]](*given.alone.split()[1:]))
+    if given.part:
+        part, *words = given.part.split()
+        print(PARTS[part](*words))
         return
     keep_freed_memory()
     given.workers = decoding_workers(given.workers if given.workers == "auto" else int(given.workers))
     wanted = given.encoder or [*SIZES, CONVOLUTIONAL]
-    results: dict[str, Any] = {}
+    encoders: dict[str, Any] = {}
     for name in (name for name in wanted if name in SIZES):
         with tempfile.TemporaryDirectory() as folder:
-            results[name] = compare(name, Path(folder), given)
-        print(f"{name}: {results[name]}", file=sys.stderr)
-    shares = {name: result["share_of_bare_encoder"] for name, result in results.items()}
-    summary = {
-        "share_of_bare_encoder": shares,
-        "encoders": results,
+            encoders[name] = compare(name, Path(folder), given)
+        say(f"{name}: {encoders[name]}")
+    record = {
+        "share_of_bare_encoder": {name: row["share_of_bare_encoder"] for name, row in encoders.items()},
+        "encoders": encoders,
         **(mended(given.workers) if CONVOLUTIONAL in wanted and given.device == "cpu" else {}),
-        "peak_megabytes": {f"{count} pictures": float(alone(f"memory {count}")) for count in (1000, 8000)},
+        "peak_megabytes": {f"{count} pictures": apart(MODULE, f"memory {count}") for count in (1000, 8000)},
         "threads": torch.get_num_threads(),
         "workers": given.workers,
         "precision": given.precision,
-        "device": torch.cuda.get_device_name() if given.device == "cuda" else "cpu",
+        "device": device_name(given.device),
     }
-    print(json.dumps(summary, indent=2) if given.json else f"share of the bare encoder: {shares}")
+    emit(record) if given.json else say(str(record))
 
 
 def compare(name: str, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Return images per second of each way: medians over rounds, and the median of each round's ratio."""
+    """Images per second of each way: medians over rounds, and the median of each round's ratio."""
     count, batch, rounds = SIZES.get(name, (16, 8, 1))
     count, batch = count * given.scale, batch * given.scale
-    encoder, images = random_encoder(name, folder, given.device, given.precision), write_pictures(folder, count)
+    encoder = random_encoder(name, folder, given.device, given.precision)
+    images = [path.name for path in write_pictures(folder, count, **PICTURE)]
     pixels = torch.stack([encoder.image_transform(Image.open(folder / image)) for image in images])
     encoder.encode_images(pixels[:batch])
-    ways: dict[str, Callable[[Path], object]] = {
-        "bare": lambda _: bare(encoder, pixels, batch),
-        "decoding": lambda _: decode(encoder, folder, images, batch, given.workers),
-        "extract": lambda out: run(encoder, folder, images, out, batch, given.workers),
-        "plain": lambda _: plain(encoder, folder, images, batch),
-    }
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    seconds: dict[str, list[float]] = {"bare": [], "decoding": [], "extract": [], "plain": []}
     for turn in range(rounds):
+        ways: dict[str, Callable[[], object]] = {
+            "bare": partial(bare, encoder, pixels, batch),
+            "decoding": partial(decode, encoder, folder, images, batch, given.workers),
+            "extract": partial(run, encoder, folder, images, folder / f"{turn}.h5", batch, given.workers),
+            "plain": partial(plain, encoder, folder, images, batch),
+        }
         for way, work in ways.items():
-            seconds[way].append(timed(lambda work=work, turn=turn: work(folder / f"{turn}.h5"), given.device))  # type: ignore[misc]
-    shares = [b / e for b, e in zip(seconds["bare"], seconds["extract"], strict=True)]
-    gains = [p / e for p, e in zip(seconds["plain"], seconds["extract"], strict=True)]
+            seconds[way].append(timed(work, given.device))
     rates = {f"{way}_per_second": round(count / statistics.median(times), 2) for way, times in seconds.items()}
-    shown = {"share_of_bare_encoder": shares, "times_plain_loop": gains}
-    held = min(("decoding", "bare"), key=lambda way: rates[f"{way}_per_second"])
+    is_slow_to_decode = rates["decoding_per_second"] <= rates["bare_per_second"]
     return {
-        **{key: round(statistics.median(values), 3) for key, values in shown.items()},
+        "share_of_bare_encoder": round(median_ratio(seconds["bare"], seconds["extract"]), 3),
+        "times_plain_loop": round(median_ratio(seconds["plain"], seconds["extract"]), 3),
         **rates,
-        "held_by": "decoding" if held == "decoding" else "the encoder",
+        "held_by": "decoding" if is_slow_to_decode else "the encoder",
     }
 
 
@@ -141,7 +138,7 @@ def timed(work: Callable[[], object], device: str = "cpu") -> float:
 
 
 def random_encoder(name: str, folder: Path, device: str, precision: str) -> ClipEncoder:
-    """Return an architecture of open_clip with random weights, loaded like real weights."""
+    """An architecture of open_clip with random weights, loaded like real weights."""
     torch.manual_seed(0)
     architecture, weights = architecture_of(name), folder / "weights.pt"
     torch.save(open_clip.CLIP(**architecture_of(name)).state_dict(), weights)
@@ -152,37 +149,25 @@ def random_encoder(name: str, folder: Path, device: str, precision: str) -> Clip
 
 
 def architecture_of(name: str) -> dict[str, Any]:
-    """Return the configuration of an open_clip architecture, or of `small`; a copy."""
+    """The configuration of an open_clip architecture, or of `small`; a copy."""
     found: dict[str, Any] = json.loads(json.dumps(SMALL)) if name == "small" else open_clip.get_model_config(name)
     return found
 
 
-def write_pictures(folder: Path, count: int) -> list[str]:
-    """Write JPEG images of a photograph's size and smoothness."""
-    random = np.random.default_rng(0)
-    names = [f"{index:05d}.jpg" for index in range(count)]
-    for name in names:
-        coarse = Image.fromarray(random.integers(0, 256, (30, 40, 3), dtype=np.uint8))
-        coarse.resize(PICTURE, Image.Resampling.BICUBIC).save(folder / name, quality=90)
-    return names
-
-
 def mended(workers: int) -> dict[str, Any]:
-    """Return images per second of a convolutional encoder with and without keeping freed memory, alternating."""
+    """Images per second of a convolutional encoder with and without keeping freed memory, alternating."""
     rates: dict[str, list[float]] = {"kept": [], "given_back": []}
     for _ in range(CONVOLUTIONAL_ROUNDS):
         for way, found in rates.items():
-            found.append(float(alone(f"convolutional {way} {workers}")))
-            print(f"{CONVOLUTIONAL}, freed memory {way}: {found[-1]:.1f} pictures/s", file=sys.stderr)
-    ratios = [kept / back for kept, back in zip(rates["kept"], rates["given_back"], strict=True)]
+            found.append(apart(MODULE, f"convolutional {way} {workers}"))
     return {
-        "speedup_conv": round(statistics.median(ratios), 2),
+        "speedup_conv": round(median_ratio(rates["kept"], rates["given_back"]), 2),
         "conv_per_second": {way: round(statistics.median(found), 1) for way, found in rates.items()},
     }
 
 
 def convolutional(way: str, workers: str) -> float:
-    """Return images per second of extracting with MobileNetV2 at 224 pixels, in batches of 64."""
+    """Images per second of extracting with MobileNetV2 at 224 pixels, in batches of 64."""
     if way == "kept":
         keep_freed_memory()
     count, batch = 384, 64
@@ -196,7 +181,7 @@ def convolutional(way: str, workers: str) -> float:
         folder = Path(name)
         write_folder(folder / "encoder", architecture)
         encoder = load_encoder(f"local-dir:{folder / 'encoder'}", towers="image")
-        images = write_pictures(folder, count)
+        images = [path.name for path in write_pictures(folder, count, **PICTURE)]
         encoder.encode_images(torch.zeros(batch, 3, 224, 224, dtype=torch.uint8))
         return count / timed(lambda: run(encoder, folder, images, folder / "out.h5", batch, int(workers)))
 
@@ -212,26 +197,20 @@ def write_folder(folder: Path, architecture: dict[str, Any]) -> None:
     save_file(weights, folder / "open_clip_model.safetensors")
 
 
-def alone(what: str) -> str:
-    """Run a measurement in its own process."""
-    command = [sys.executable, "-m", "benchmarks.extraction", "--alone", what]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
-
-
 def peak_memory(pictures: str) -> float:
-    """Return the peak memory in MB of extracting with a small encoder, workers included."""
+    """The peak memory in MB of extracting with a small encoder, workers included."""
     keep_freed_memory()
     count = int(pictures)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         encoder = random_encoder("small", folder, "cpu", "fp32")
-        images = write_pictures(folder, min(count, 300))
+        images = [path.name for path in write_pictures(folder, min(count, 300), **PICTURE)]
         with FamilyMemory() as memory:
             run(encoder, folder, [images[row % len(images)] for row in range(count)], folder / "out.h5", 32, 2)
     return round(memory.peak / 2**20, 1)
 
 
-ALONE: dict[str, Callable[..., float]] = {"memory": peak_memory, "convolutional": convolutional}
+PARTS: dict[str, Callable[..., float]] = {"memory": peak_memory, "convolutional": convolutional}
 
 if __name__ == "__main__":
     main()

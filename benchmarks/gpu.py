@@ -12,7 +12,6 @@ LIMIT seconds are skipped and listed.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import json
 import sys
@@ -26,7 +25,7 @@ import torch
 
 from benchmarks.gpu_holds import holds
 from benchmarks.gpu_times import TIMES, Look
-from benchmarks.measure import emit, say
+from benchmarks.measure import emit, options, say
 from duplex.library.inputs import make_deterministic
 from duplex.system.files import write_text
 
@@ -65,7 +64,7 @@ def device_name(device: str) -> str:
 
 
 def failures(record: dict[str, Any]) -> list[str]:
-    """Return the checks that failed."""
+    """The checks that failed."""
     found = [f"{name} broke off: {reason}" for name, reason in record["broken"].items()]
     return found + [f"{name} failed" for name, good in record.get("holds", {}).get("held", {}).items() if not good]
 
@@ -74,7 +73,7 @@ def failures(record: dict[str, Any]) -> list[str]:
 
 
 def page(record: dict[str, Any]) -> str:
-    """Return the record as Markdown."""
+    """The record as Markdown."""
     trial = " A quick trial in small sizes: its times mean nothing." if record["quick"] else ""
     head = f"{record['device']}; torch {record['torch']}; {record['seconds']:.0f} s in all.{trial}"
     parts = ["# On a GPU", f"`make gpu` wrote this page. {head}"]
@@ -88,7 +87,7 @@ def page(record: dict[str, Any]) -> str:
 
 
 def section(name: str, found: dict[str, Any]) -> list[str]:
-    """Return a heading and a table with one row per entry of a part."""
+    """A heading and a table with one row per entry of a part."""
     if name == "holds":
         rows = {what: {"": "passed" if good else "**failed**"} for what, good in found["held"].items()}
         rows |= {what: {"": value} for what, value in found["read"].items()}
@@ -112,11 +111,10 @@ def shown(value: Any) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: a quick trial, with --quick")
     parser.add_argument("--quick", action="store_true", help="small sizes, one round each")
     parser.add_argument("--out", type=Path, help=f"page to write; default: {PAGE.relative_to(PAGE.parents[1])}")
-    parser.add_argument("--json", action="store_true", help="print JSON too")
     wanted = parser.parse_args()
     if wanted.device == "cpu" and (not wanted.quick or wanted.out is None):
         parser.error("--device cpu is for trials: add --quick and --out")

@@ -38,7 +38,7 @@ FAR_FEATURES, FAR_AUC = 1e-3, 3.0  # largest difference of a feature of length o
 
 
 def holds(look: Look, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the results of all checks, and the numbers beside them."""
+    """The results of all checks, and the numbers beside them."""
     held: dict[str, bool] = {"the device tests pass": tests_pass(look)}
     methods = METHODS[1:3] if look.quick else METHODS
     epochs = 3 if look.quick else 8
@@ -84,7 +84,7 @@ def streams(look: Look, path: Path) -> bool:
 
 
 def compared(here: Path, there: Path, methods: tuple[str, ...]) -> dict[str, float]:
-    """Return the differences of features and of the test AUC, in points, between GPU and CPU."""
+    """The differences of features and of the test AUC, in points, between GPU and CPU."""
     ours, theirs = (open_features(place / ArtifactPaths().features("own")).cls for place in (here, there))
     found = {"largest difference of a feature": float(np.abs(ours - theirs).max())}
     for method in methods:

@@ -49,7 +49,7 @@ class Look:
 
     @property
     def tower(self) -> dict[str, Any]:
-        """Return the options that make a text tower smaller."""
+        """The options that make a text tower smaller."""
         return SMALLER if self.quick else {}
 
 
@@ -64,9 +64,9 @@ def text(look: Look, _: Path) -> Table:
             tower = texts.random_tower("ViT-L-14-quickgelu", precision=precision, device=look.device, **look.tower)
             pairs = texts.made_up(states, objects, count)
             names = texts.Names.of(pairs, "learned", 3, tower)
-            options = texts.Options(look.device, time.perf_counter, look.rounds, 1, sample=8, chunk=1024, context=3)
+            sizes = texts.Options(look.device, time.perf_counter, look.rounds, 1, sample=8, chunk=1024, context=3)
             with float32_arithmetic(precision):
-                row = texts.compare(tower, names.pairs(pairs, 3), names.size, options)
+                row = texts.compare(tower, names.pairs(pairs, 3), names.size, sizes)
             found[f"{name}, {precision}"] = {
                 "tokens": row["tokens"]["tree"],
                 "tree, ms": 1e3 * row["seconds"]["tree"],

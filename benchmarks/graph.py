@@ -6,14 +6,13 @@ python -m benchmarks.graph [--json]
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from benchmarks.measure import alternate, emit, finished, say
+from benchmarks.measure import alternate, emit, finished, options, say
 from duplex.labels import CandidateSet, Ints
 from duplex.layers.composition_index import copy_to_device
 from duplex.layers.factors import Fusion
@@ -79,7 +78,7 @@ class Problem:
         return LocalCandidates.of(*self.host, self.target, self.n_objects, self.states.device)
 
     def step(self, dense: bool) -> Tensor:
-        """Refine, backpropagate, commit; return the refined prototypes."""
+        """Refine, backpropagate, commit; the result is the refined prototypes."""
         for leaf in self.leaves():
             leaf.grad = None
         batch = self.batch()
@@ -113,7 +112,7 @@ def aggregate_densely(
 
 
 def peak_mib(problem: Problem, dense: bool) -> float:
-    """Return the peak memory of torch's allocator: from its profiler on a CPU, from its statistics on a GPU."""
+    """The peak memory of torch's allocator: from its profiler on a CPU, from its statistics on a GPU."""
     if problem.rows.is_cuda:
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
@@ -157,8 +156,7 @@ def by_codebook(batch: int = 64) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = options(__doc__)
     wanted = parser.parse_args()
     batches, books = by_batch(), by_codebook()
     at_64 = next(row for row in batches if row["batch"] == 64)
@@ -170,11 +168,7 @@ def main() -> None:
         "codebook_ms": {rows: 1e3 * t for rows, t in books.items()},
         "threads": torch.get_num_threads(),
     }
-    if wanted.json:
-        emit(record)
-    else:
-        speedup, growth = record["speedup_over_dense"], record["codebook_growth"]
-        say(f"dense / factored at B = 64: {speedup:.1f}; codebook growth {growth:.2f}")
+    emit(record) if wanted.json else say(str(record))
 
 
 if __name__ == "__main__":

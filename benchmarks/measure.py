@@ -1,17 +1,19 @@
-"""Tools shared by the benchmarks: alternating timings, and memory as Linux counts it."""
+"""What the benchmarks share: options, alternating timings, memory as Linux counts it, parts in processes, images."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import json
 import os
 import re
 import statistics
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ STATUS = "/proc/self/status"
 
 
 def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: int = 1) -> dict[str, float]:
-    """Return the median seconds of each piece of work; they alternate, so that a slow minute affects all of them."""
+    """Median seconds of each piece of work; they alternate, so that a slow minute affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(warm + rounds):
         for name, work in works.items():
@@ -31,7 +33,7 @@ def alternate(works: Mapping[str, Callable[[], object]], rounds: int = 5, warm: 
 
 
 def finished(work: Callable[[], object], device: Any) -> Callable[[], None]:
-    """Return `work` followed by waiting for the GPU."""
+    """`work`, followed by waiting for the GPU."""
 
     def call() -> None:
         work()
@@ -44,7 +46,7 @@ def finished(work: Callable[[], object], device: Any) -> Callable[[], None]:
 
 
 def memory(name: str, path: str = STATUS) -> int:
-    """Return the bytes of a `Name:  123 kB` line of this process: VmRSS is its memory, VmHWM the peak.
+    """The bytes of a `Name:  123 kB` line of this process: VmRSS is its memory, VmHWM the peak.
 
     `ru_maxrss` of a child starts at its parent's, so it cannot be used.
     """
@@ -54,7 +56,7 @@ def memory(name: str, path: str = STATUS) -> int:
 
 
 def begin_peak() -> int:
-    """Reset the high-water mark; return the present memory in bytes."""
+    """Reset the high-water mark; the result is the present memory in bytes."""
     ctypes.CDLL(None).malloc_trim(0)  # what earlier work freed must not hide what this work takes
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     return memory("VmRSS")
@@ -85,6 +87,44 @@ class FamilyMemory:
                 with contextlib.suppress(OSError):  # a child may just have ended
                     held += memory("Pss", f"/proc/{pid}/smaps_rollup")
             self.peak = max(self.peak, held)
+
+
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the option `--json` and a benchmark's docstring as its help."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def apart(module: str, part: str) -> Any:
+    """The JSON that `python -m MODULE --part PART` prints, in a process whose peak memory can be read."""
+    say(f"{part} ...")
+    done = subprocess.run([sys.executable, "-m", module, "--part", part], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
+
+
+def write_pictures(folder: Path, count: int, size: tuple[int, int], coarse: int) -> list[Path]:
+    """Write JPEG files that are as smooth as photographs: random colours every `coarse` pixels."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    paths = [folder / f"{index:05d}.jpg" for index in range(count)]
+    for path in paths:
+        colours = random.integers(0, 256, (size[1] // coarse, size[0] // coarse, 3), dtype=np.uint8)
+        Image.fromarray(colours).resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
+    return paths
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """The median of the rounds' ratios: a busy moment affects both sides."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def device_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
 
 
 def say(text: str) -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks.mutants duplex/labels.py --sample 50     # or: make mutants ARGS="..."
 
 A mutant is a module with one operator, number, condition or call changed. It is checked by the tests that mirror the
-module (`TESTS`), in a child process that was forked after the heavy imports and has the changed module in memory: no
+module (`tests_of`), in a child process that was forked after the heavy imports and has the changed module in memory: no
 file changes, and a mutant takes one or two seconds. A mutant whose tests all pass is printed as a survivor. Some
 survivors are equivalent to the original, so that no test can notice them; they count as survivors.
 """
@@ -24,100 +24,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import ModuleSpec
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
-EVERY_KIND = [f"tests/methods/test_{name}.py" for name in ("ranges", "modes")]  # tests of every kind of method
-TESTS = {  # module -> what mirrors it
-    "duplex/labels.py": ["tests/test_labels.py"],
-    "duplex/layers/word_feasibility.py": ["tests/layers/test_word_feasibility.py"],
-    "duplex/training/epoch.py": ["tests/training/test_loop.py", "tests/training/test_hooks.py"],
-    "duplex/training/loop.py": [f"tests/training/test_{name}.py" for name in ("loop", "hooks", "thread_choice")],
-    "duplex/training/checkpoint.py": ["tests/training/test_checkpoint.py"],
-    "duplex/training/calibration.py": ["tests/training/test_calibration.py", "tests/training/test_checkpoint.py"],
-    "duplex/training/scoring.py": [
-        "tests/training/test_scoring.py", "tests/training/test_calibration.py", "tests/hostile/test_methods.py",
-    ],
-    "duplex/training/resume.py": ["tests/training/test_resume.py"],
-    "duplex/evaluation/curve.py": ["tests/evaluation/test_curve.py"],
-    "duplex/evaluation/accumulator.py": ["tests/evaluation/test_accumulator.py", "tests/evaluation/test_scores.py"],
-    "duplex/evaluation/feasibility.py": ["tests/evaluation/test_feasibility.py"],
-    "duplex/evaluation/metrics.py": ["tests/evaluation/test_metrics.py", "tests/evaluation/test_curve.py"],
-    "duplex/evaluation/topk.py": ["tests/evaluation/test_topk.py", "tests/evaluation/test_accumulator.py"],
-    "duplex/evaluation/retrieval.py": ["tests/evaluation/test_retrieval.py"],
-    "duplex/evaluation/sampled.py": ["tests/evaluation/test_sampled.py"],
-    "duplex/evaluation/scores.py": [
-        *(f"tests/evaluation/test_{name}.py" for name in ("scores", "archives")),
-        *("tests/cli/test_score.py", "tests/hostile/test_score_files.py"),
-    ],
-    "duplex/evaluation/uncertainty.py": ["tests/evaluation/test_uncertainty.py", "tests/evaluation/test_seeds.py"],
-    "duplex/evaluation/glove.py": ["tests/evaluation/test_glove.py"],
-    "duplex/data/split.py": ["tests/data/test_split.py"],
-    "duplex/features/checksums.py": ["tests/features/test_checksums.py", "tests/features/test_layout.py"],
-    "duplex/features/decoding.py": ["tests/features/test_decoding.py", "tests/features/test_image_files.py"],
-    "duplex/features/encoding.py": ["tests/features/test_encoding.py", "tests/features/test_block_inputs.py"],
-    "duplex/features/examples.py": ["tests/features/test_examples.py"],
-    "duplex/features/extraction.py": [
-        f"tests/features/test_{name}.py" for name in ("extraction", "block_inputs", "interruption")
-    ],
-    "duplex/features/identity.py": ["tests/features/test_identity.py"],
-    "duplex/features/importing.py": ["tests/features/test_importing.py"],
-    "duplex/features/inspection.py": [
-        "tests/features/test_inspection.py", "tests/features/test_block_inputs.py",
-    ],
-    "duplex/features/layout.py": ["tests/features/test_layout.py", "tests/features/test_block_inputs.py"],
-    "duplex/features/image_files.py": ["tests/features/test_image_files.py"],
-    "duplex/features/checks.py": [
-        "tests/features/test_layout.py", "tests/features/test_block_inputs.py", "tests/cli/test_features.py",
-    ],
-    "duplex/features/shards.py": ["tests/features/test_shards.py"],
-    "duplex/features/store.py": ["tests/features/test_store.py", "tests/features/test_layout.py"],
-    "duplex/features/tokens.py": [f"tests/features/test_{name}.py" for name in ("tokens", "block_inputs")],
-    "duplex/methods/co_cge.py": ["tests/methods/test_cge.py", *EVERY_KIND],
-    "duplex/methods/base.py": [
-        f"tests/methods/test_{name}.py" for name in ("base", "registry", "closed_form", "bad_arguments")
-    ],
-    "duplex/methods/head.py": [f"tests/methods/test_{name}.py" for name in ("base", "cge", "compcos")],
-    "duplex/methods/with_finetuning.py": ["tests/methods/test_with_finetuning.py"],
-    "duplex/methods/three_paths.py": [
-        "tests/methods/test_cds.py", "tests/methods/test_troika.py", "tests/methods/test_ranges.py",
-    ],
-    "duplex/methods/duplex.py": [
-        "tests/methods/test_ranges.py", "tests/methods/test_duplex_scores.py", "tests/methods/test_duplex_rows.py",
-        "tests/methods/test_duplex.py",
-    ],
-    "duplex/layers/additive.py": ["tests/layers/test_interactions.py", "tests/layers/test_gaussian_prototypes.py"],
-    "duplex/layers/attention.py": ["tests/layers/test_attention.py", "tests/methods/test_troika.py"],
-    "duplex/layers/gaussian_prototypes.py": [
-        "tests/layers/test_gaussian_prototypes.py", "tests/layers/test_interactions.py",
-    ],
-    "duplex/layers/codebook.py": ["tests/layers/test_codebook.py", "tests/methods/test_duplex_rows.py"],
-    "duplex/layers/composition_graph.py": ["tests/methods/test_cge.py", "tests/methods/test_gipcol.py"],
-    "duplex/layers/factors.py": [
-        "tests/layers/test_factors.py", "tests/methods/test_duplex.py", "tests/methods/test_with_finetuning.py",
-    ],
-    "duplex/layers/graph.py": ["tests/methods/test_duplex_rows.py", "tests/methods/test_duplex.py"],
-    "duplex/layers/composition_index.py": ["tests/layers/test_composition_index.py", "tests/methods/test_compcos.py"],
-    "duplex/layers/interactions.py": ["tests/layers/test_interactions.py"],
-    "duplex/layers/paths.py": [
-        f"tests/methods/test_{name}.py" for name in ("ranges", "prompts", "duplex", "duplex_scores")
-    ],
-    "duplex/layers/portable.py": ["tests/layers/test_portable.py", "tests/methods/test_closed_form.py"],
-    "duplex/layers/prompt_paths.py": ["tests/methods/test_prompts.py", "tests/methods/test_duplex.py"],
-    "duplex/layers/class_statistics.py": [
-        "tests/layers/test_covariance.py", "tests/layers/test_gaussian_prototypes.py",
-    ],
-    "duplex/layers/finetuned_blocks.py": [
-        "tests/methods/test_with_finetuning.py", "tests/encoders/test_image_blocks.py",
-    ],
-    **{f"duplex/methods/{kind}.py": [f"tests/methods/test_{kind}.py", *EVERY_KIND] for kind in (
-        "ade", "caila", "canet", "cds", "cge", "cge_visual", "closed_form", "cluspro", "compcos", "dfsp",
-        "gipcol", "ivr", "kg_sp", "lde", "logiczsl", "plid", "prompts", "registry", "scen", "troika", "vp_cmjl",
-    )},
-}  # fmt: skip
+ROOMS = ("data", "evaluation", "features", "layers", "methods", "training")  # those that compute results
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -125,24 +39,10 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.USub: ast.UAdd,
 }  # fmt: skip
 
-SIZES = {  # block sizes and thresholds between two algorithms: they change memory and time, and no result
-    "duplex/training/scoring.py": {"BLOCK_SCORES", "BLOCK_COLUMNS"},
-    "duplex/evaluation/topk.py": {"BLOCK_REORDERED", "BLOCK_SEARCHED", "step"},
-    "duplex/evaluation/retrieval.py": {"BLOCK", "step"},
-    "duplex/evaluation/scores.py": {"BLOCK"},
-    "duplex/layers/word_feasibility.py": {"BLOCK", "TABLE", "step"},
-    "duplex/features/decoding.py": {"AHEAD"},
-    "duplex/features/importing.py": {"CHUNK"},
-    "duplex/training/epoch.py": {"READ_EVERY"},
-    "duplex/features/checksums.py": {"BLOCK", "step"},
-    "duplex/features/tokens.py": {"ANNOUNCED"},
-    "duplex/features/shards.py": {"CHUNK", "step"},
-    "duplex/methods/canet.py": {"CHUNK"},
-    "duplex/layers/attention.py": {"CHUNK", "step"},
-    "duplex/layers/gaussian_prototypes.py": {"CELLS", "ROWS", "step"},
-    "duplex/layers/codebook.py": {"BLOCK", "CELLS", "ROWS", "STEP"},
-    "duplex/layers/graph.py": {"BLOCK_BYTES", "size"},
-    "duplex/layers/finetuned_blocks.py": {"IMAGES"},
+# sizes of blocks and thresholds between two algorithms: they change memory and time, and no result
+SIZES = {
+    *("AHEAD", "ANNOUNCED", "BLOCK", "BLOCK_BYTES", "BLOCK_COLUMNS", "BLOCK_REORDERED", "BLOCK_SCORES"),
+    *("BLOCK_SEARCHED", "CELLS", "CHUNK", "IMAGES", "READ_EVERY", "ROWS", "STEP", "TABLE", "step"),
 }
 POLL_SECONDS = 0.02  # between two looks at a child
 
@@ -162,6 +62,49 @@ class Mutant:
         return f"{self.module}: `{self.before}` -> `{self.after}`"
 
 
+def modules() -> list[str]:
+    """The modules of the rooms that compute, and those beside the rooms, as far as tests mirror them."""
+    paths = [
+        *(ROOT / "duplex").glob("*.py"),
+        *(path for room in ROOMS for path in (ROOT / "duplex" / room).rglob("*.py")),
+    ]
+    names = sorted(path.relative_to(ROOT).as_posix() for path in paths if path.stem != "__init__")
+    return [name for name in names if tests_of(name)]
+
+
+def tests_of(module: str) -> list[str]:
+    """The test files that mirror a module.
+
+    They are those of its folder whose name begins with its name or which import it or, with a registry in its folder,
+    every module through that. Without any, they are those of other folders that import it. Beside the rooms, where the
+    tests of whole pipelines are, the name alone counts.
+    """
+    path, every = Path(module), _imports_of_tests()
+    name = module.removesuffix(".py").replace("/", ".")
+    own = [test for test in every if test.parent == ROOT / "tests" / path.parent.relative_to("duplex")]
+    importing = [test for test, imported in every.items() if name in imported]
+    mirrors = [test for test in own if test.stem.startswith(f"test_{path.stem}")]
+    if len(path.parts) > 2:
+        mirrors += [test for test in own if test in importing]
+        registry = f"{name.rpartition('.')[0]}.registry"
+        mirrors = [*(mirrors or importing), *(test for test in own if registry in every[test])]
+    return [test.relative_to(ROOT).as_posix() for test in dict.fromkeys(mirrors)]
+
+
+@cache
+def _imports_of_tests() -> dict[Path, set[str]]:
+    """What each test file imports: modules, and names in modules, which may be modules too."""
+    found = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        imported = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+        found[path] = imported
+    return found
+
+
 def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
     """Yield a mutant for each operator, number, truth value, condition, and call whose value is unused.
 
@@ -170,7 +113,7 @@ def mutants(path: Path, order: random.Random | None = None) -> Iterator[Mutant]:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
     module = path.relative_to(ROOT).as_posix()
-    ignored = set(_without_effect(tree)) | set(_size_nodes(tree, SIZES.get(module, set())))
+    ignored = set(_without_effect(tree)) | set(_size_nodes(tree))
     places = [
         (number, node, change)
         for number, node in enumerate(ast.walk(tree))
@@ -202,15 +145,14 @@ def _without_effect(tree: ast.AST) -> Iterator[ast.AST]:
             yield from (argument for argument in node.args if ast.unparse(argument) == "-1")
 
 
-def _size_nodes(tree: ast.Module, names: set[str]) -> Iterator[ast.AST]:
-    """Yield the values assigned to `names`."""
+def _size_nodes(tree: ast.Module) -> Iterator[ast.AST]:
     for statement in ast.walk(tree):
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in names:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) in SIZES:
             yield from ast.walk(statement.value)
 
 
 def _changes(node: ast.AST) -> int:
-    """Return in how many ways a node can be changed."""
+    """In how many ways a node can be changed."""
     if isinstance(node, ast.Compare):
         return sum(type(operator) in SWAPS for operator in node.ops)
     if isinstance(node, ast.BoolOp | ast.BinOp | ast.UnaryOp | ast.AugAssign):
@@ -249,7 +191,7 @@ def _replace(tree: ast.AST, old: ast.AST, new: ast.AST) -> None:
 
 
 def _statement(tree: ast.AST, node: ast.AST) -> ast.stmt | None:
-    """Return the innermost statement around a node; None inside of annotations and `raise`."""
+    """The innermost statement around a node; None inside of annotations and `raise`."""
     innermost: ast.stmt | None = None
     line, column = getattr(node, "lineno", None), getattr(node, "col_offset", None)
     if line is None or column is None:
@@ -263,7 +205,6 @@ def _statement(tree: ast.AST, node: ast.AST) -> ast.stmt | None:
 
 
 def _text(statement: ast.stmt) -> str:
-    """Return the first line of a statement."""
     return ast.unparse(statement).split("\n", 1)[0].strip()
 
 
@@ -285,14 +226,14 @@ class _MutantImporter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.mutant.source, self.mutant.module, "exec"), vars(module))
 
 
-def killed(mutant: Mutant | None, seconds: float) -> bool:
-    """Return whether the tests fail or take longer than `seconds`. None: run no tests.
+def killed(mutant: Mutant, seconds: float) -> bool:
+    """Whether the tests fail or take longer than `seconds`.
 
     Time is counted in polls, so that a pause of the whole run (SIGSTOP) does not count.
     """
     process = os.fork()
     if process == 0:
-        _run_tests(mutant, TESTS[mutant.module] if mutant else [])
+        _run_tests(mutant, tests_of(mutant.module))
     for _ in range(round(seconds / POLL_SECONDS)):
         done, status = os.waitpid(process, os.WNOHANG)
         if done:
@@ -303,7 +244,7 @@ def killed(mutant: Mutant | None, seconds: float) -> bool:
     return True
 
 
-def _run_tests(mutant: Mutant | None, tests: list[str]) -> None:
+def _run_tests(mutant: Mutant, tests: list[str]) -> None:
     os.setsid()
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -311,8 +252,7 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> None:
     code: int = 3
     with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(BaseException):
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = scratch
-        if mutant is not None:
-            sys.meta_path.insert(0, _MutantImporter(mutant))
+        sys.meta_path.insert(0, _MutantImporter(mutant))
         import pytest
         from hypothesis import Phase, settings
 
@@ -325,16 +265,16 @@ def _run_tests(mutant: Mutant | None, tests: list[str]) -> None:
     os._exit(code)
 
 
-def survey(modules: list[str], sample: int, seed: int) -> float:
-    """Print the survivors among at most `sample` random mutants per module; return the share that was killed."""
+def survey(chosen_modules: list[str], sample: int, seed: int) -> float:
+    """Print the survivors among at most `sample` random mutants per module; the result is the share that was killed."""
     drawn = survived = 0
-    for module in modules:
+    for module in chosen_modules:
         order = mutants(ROOT / module, random.Random(seed) if sample else None)
         chosen = sorted(islice(order, sample or None), key=lambda mutant: mutant.line)
         began = time.monotonic()
         unchanged = Mutant(module, 0, "", "", (ROOT / module).read_text(encoding="utf-8"))
         if killed(unchanged, 600):
-            sys.exit(f"{module}: its tests fail without any change: {' '.join(TESTS[module])}")
+            sys.exit(f"{module}: its tests fail without any change: {' '.join(tests_of(module))}")
         limit = 10 + 5 * (time.monotonic() - began)
         for mutant in chosen:
             if not killed(mutant, limit):
@@ -362,7 +302,7 @@ def _import_heavy() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", default=list(TESTS), help="files of duplex/ (default: all of TESTS)")
+    parser.add_argument("modules", nargs="*", default=modules(), help="files of duplex/ (default: those that compute)")
     parser.add_argument("--sample", type=int, default=0, help="largest number of random mutants per module; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

@@ -7,7 +7,6 @@ Both alternate. `first_answer_seconds`: `duplex predict IMAGE --model RUN` as a 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -15,19 +14,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL import Image
 
-from benchmarks.measure import alternate, emit, say
+from benchmarks.extraction import random_encoder
+from benchmarks.measure import alternate, emit, options, say
 from duplex import Recognizer, load_encoder
+from duplex.data.image_files import read_image
 from duplex.encoders import Encoder
-from duplex.encoders.clip import ClipEncoder
-from duplex.encoders.encoder_source import EncoderSource, complete_preprocess
-from duplex.encoders.open_clip_source import model_arguments, model_class
-from duplex.encoders.openclip import open_clip
-from duplex.features.image_files import read_image
 from duplex.labels import LabelSpace
 from duplex.recognition.sources import FORMAT
 from duplex.recognition.trained import ExportedModel
@@ -36,14 +31,13 @@ STATES, OBJECTS, PROCESSES = 18, 23, 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--run", default="artifacts/shapes/duplex/0", help="trained run of the encoder tiny")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         image = Path(folder) / "image.jpg"
         Image.effect_noise((640, 480), 60).convert("RGB").save(image)
-        encoders: dict[str, Encoder] = {"ViT-B-32": RandomClip(Path(__file__))}
+        encoders: dict[str, Encoder] = {"ViT-B-32": random_encoder("ViT-B-32", Path(folder), "cpu", "fp32")}
         small = Path(os.environ.get("DUPLEX_SHARED", "../shared")) / "photos" / "encoder"
         if small.is_dir():
             encoders["photos"] = load_encoder(f"local-dir:{small}")
@@ -53,21 +47,8 @@ def main() -> None:
     emit(record) if arguments.json else say(str(record))
 
 
-class RandomClip(ClipEncoder):
-    """A ViT-B/32 with random weights; `file` stands for the file of weights."""
-
-    def __init__(self, file: Path) -> None:
-        architecture: dict[str, Any] = open_clip.get_model_config("ViT-B-32") or {}
-        source = EncoderSource("ViT-B-32", architecture, complete_preprocess({}, architecture), file)
-        super().__init__(source, towers="image", device="cpu", precision="fp32")
-
-    def build(self, source: EncoderSource) -> Any:
-        model = model_class(source.architecture)(**model_arguments(source.architecture))
-        return model.eval().requires_grad_(False)
-
-
 def times_bare(encoder: Encoder, image: Path) -> float:
-    """Return the time of `recognizer(image)` in units of decoding, transforming and encoding the image."""
+    """The time of `recognizer(image)` in units of decoding, transforming and encoding the image."""
     recognizer = recognizer_of(encoder)
 
     @torch.inference_mode()
@@ -79,7 +60,7 @@ def times_bare(encoder: Encoder, image: Path) -> float:
 
 
 def recognizer_of(encoder: Encoder) -> Recognizer:
-    """Return a recognizer over random prototypes of STATES x OBJECTS compositions."""
+    """A recognizer over random prototypes of STATES x OBJECTS compositions."""
     states, objects = ([f"{kind}{i}" for i in range(count)] for kind, count in (("s", STATES), ("o", OBJECTS)))
     pairs = [(state, name) for state in states for name in objects]
     labels = LabelSpace.from_pairs({"train": pairs[::2], "test": pairs[1::2]})
@@ -105,7 +86,7 @@ def recognizer_of(encoder: Encoder) -> Recognizer:
 
 
 def first_answer(run: str, image: Path) -> float:
-    """Return the median seconds of `duplex predict`, from the start of the process to its end."""
+    """The median seconds of `duplex predict`, from the start of the process to its end."""
     command = [str(Path(sys.executable).with_name("duplex")), "predict", str(image), "--model", run]
     seconds = []
     for _ in range(PROCESSES):

@@ -10,11 +10,9 @@ encoder of that size with random weights. `--steps` measures these alone.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import io
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -29,15 +27,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from starlette.requests import Request
 
 from benchmarks.clients import BOUNDARY, form
-from benchmarks.measure import emit, memory, say
+from benchmarks.measure import emit, median_ratio, memory, options, say, write_pictures
 from duplex import Recognizer
+from duplex.data.image_files import decode_image
 from duplex.encoders.vision_ops import ensure_torchvision
-from duplex.features.image_files import decode_image
-from duplex.recognition.limits import Limits
+from duplex.recognition.server import Limits
 from duplex.recognition.workers import ImageRequest, image_workers
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3
@@ -45,45 +42,36 @@ TOGETHER = 16  # pictures encoded at once
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--model", default="artifacts/shapes/duplex/0")
     parser.add_argument("--steps", action="store_true")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        pictures = write_pictures(Path(name), 64 if given.steps else PICTURES)
+        pictures = write_pictures(Path(name), 64 if given.steps else PICTURES, (320, 240), coarse=16)
         record: dict[str, Any] = {"steps_ms": steps(given.model, pictures[:64])}
         if not given.steps:
             record |= {**served(given.model, pictures[:REQUESTS]), **predicted(given.model, Path(name), pictures)}
     emit(record) if given.json else say(str(record))
 
 
-def write_pictures(folder: Path, count: int) -> list[Path]:
-    """Write JPEG images of 320 x 240."""
-    random, paths = np.random.default_rng(0), [folder / f"{index:05d}.jpg" for index in range(count)]
-    for path in paths:
-        coarse = Image.fromarray(random.integers(0, 256, (15, 20, 3), dtype=np.uint8))
-        coarse.resize((320, 240), Image.Resampling.BICUBIC).save(path, quality=90)
-    return paths
-
-
 def served(model: str, pictures: list[Path]) -> dict[str, Any]:
-    """Return requests per second, alternating with a loop over single images and with one client."""
-    one_by_one, one_client, bare, rates, times, errors, growth = [], [], [], [], [], 0, 0
+    """Requests per second, alternating with a loop over single images and with one client."""
+    rates: dict[str, list[float]] = {"requests": [], "one_by_one": [], "workers": [], "one_client": []}
+    times: list[float] = []
+    errors = growth = 0
     server, port = start(model)
     try:
         fire(port, pictures[:200])
         held = family("VmRSS", server.pid)
         for _ in range(ROUNDS):
             seconds, latencies, bad = fire(port, pictures)
-            rates.append(len(pictures) / seconds)
+            rates["requests"].append(len(pictures) / seconds)
+            rates["one_by_one"].append(loop(model, pictures[:200]))
+            rates["workers"].append(without_http(model, pictures))
+            seconds, _, bad_alone = fire(port, pictures[:200], clients=1)
+            rates["one_client"].append(200 / seconds)
             times += latencies
-            errors += bad
-            one_by_one.append(loop(model, pictures[:200]))
-            bare.append(without_http(model, pictures))
-            seconds, _, bad = fire(port, pictures[:200], clients=1)
-            one_client.append(200 / seconds)
-            errors += bad
+            errors += bad + bad_alone
             growth = max(growth, family("VmHWM", server.pid) - held)
     finally:
         server.send_signal(signal.SIGTERM)
@@ -92,13 +80,10 @@ def served(model: str, pictures: list[Path]) -> dict[str, Any]:
         "requests": REQUESTS * ROUNDS,
         "clients": CLIENTS,
         "errors": errors,
-        "requests_per_second": round(statistics.median(rates), 1),
-        "one_by_one_per_second": round(statistics.median(one_by_one), 1),
-        "times_one_by_one": round(statistics.median(a / b for a, b in zip(rates, one_by_one, strict=True)), 2),
-        "workers_per_second": round(statistics.median(bare), 1),
-        "times_bound": round(statistics.median(a / b for a, b in zip(bare, one_by_one, strict=True)), 2),
-        "one_client_per_second": round(statistics.median(one_client), 1),
-        "times_one_client": round(statistics.median(a / b for a, b in zip(rates, one_client, strict=True)), 2),
+        **{f"{way}_per_second": round(statistics.median(found), 1) for way, found in rates.items()},
+        "times_one_by_one": round(median_ratio(rates["requests"], rates["one_by_one"]), 2),
+        "times_bound": round(median_ratio(rates["workers"], rates["one_by_one"]), 2),
+        "times_one_client": round(median_ratio(rates["requests"], rates["one_client"]), 2),
         "p50_ms": round(1000 * float(np.percentile(times, 50)), 1),
         "p95_ms": round(1000 * float(np.percentile(times, 95)), 1),
         "peak_growth_mb": round(growth / 2**20, 1),
@@ -137,7 +122,7 @@ def steps(model: str, pictures: list[Path]) -> dict[str, float]:
 
 
 def processor_seconds(work: Callable[[], Any]) -> float:
-    """Return the shortest of three times, after one to warm up."""
+    """The shortest of three times, after one to warm up."""
     work()
     found = []
     for _ in range(3):
@@ -173,7 +158,7 @@ def start(model: str) -> tuple[subprocess.Popen[str], int]:
 
 
 def fire(port: int, pictures: list[Path], clients: int = CLIENTS) -> tuple[float, list[float], int]:
-    """Return wall-clock seconds, the seconds of each request, and the number of failures."""
+    """Wall-clock seconds, the seconds of each request, and the number of failures."""
     given = "\n".join(map(str, pictures))
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.clients", str(port), str(clients)],
@@ -187,13 +172,13 @@ def fire(port: int, pictures: list[Path], clients: int = CLIENTS) -> tuple[float
 
 
 def family(name: str, server: int) -> int:
-    """Return the bytes of the server and its workers as `memory` counts them; shared pages count in each."""
+    """The bytes of the server and its workers as `memory` counts them; shared pages count in each."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii").split()
     return sum(memory(name, f"/proc/{pid}/status") for pid in (server, *children))
 
 
 def without_http(model: str, pictures: list[Path]) -> float:
-    """Return images per second of two workers that always have batches of half the clients' number."""
+    """Images per second of two workers that always have batches of half the clients' number."""
     size = CLIENTS // 2
     load, threads = partial(Recognizer.load, model, exact=False), max(1, torch.get_num_threads() // 2)
     requests = parts([ImageRequest(path.read_bytes(), 3) for path in pictures], size)
@@ -227,7 +212,7 @@ print(len(paths) / (time.perf_counter() - began))
 
 
 def loop(model: str, pictures: list[Path]) -> float:
-    """Return images per second, one after the other."""
+    """Images per second, one after the other."""
     given = "\n".join(map(str, pictures))
     done = subprocess.run(
         [sys.executable, "-c", LOOP, model], input=given, stdout=subprocess.PIPE, text=True, check=True
@@ -257,10 +242,10 @@ for turn in range(3):
 
 
 def predicted(model: str, folder: Path, pictures: list[Path]) -> dict[str, Any]:
-    """Return the rate of `predict` divided by that of the extraction."""
+    """The rate of `predict` divided by that of the extraction."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-c", STREAM, model, str(folder), out]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ})
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     pairs = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
     return {
         "predicted": len(pictures),

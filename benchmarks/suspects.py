@@ -8,7 +8,6 @@ seeds with 95 % t-intervals, in percent. Reads the cache that `make repro` write
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from benchmarks.measure import emit, say
+from benchmarks.measure import emit, options, say
 from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.features.store import open_features
@@ -31,8 +30,7 @@ WAYS = ("prototypes", "knn", "run")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"))
     parser.add_argument("--figure", type=Path, help="SVG file for the curves")
     given = parser.parse_args()
@@ -47,7 +45,7 @@ def main() -> None:
 
 
 def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
-    """Return, per way, the share of the flipped images among the first n of the list [seeds, images + 1]."""
+    """Per way, the share of the flipped images among the first n of the list [seeds, images + 1]."""
     paths = ArtifactPaths(artifacts)
     manifest, labels = read_manifest(paths.manifest("shapes")), LabelSpace.load(paths.labels("shapes"))
     features = open_features(paths.features("shapes")).cls
@@ -71,7 +69,7 @@ def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
 
 
 def flip(own: Any, labels: LabelSpace, split: Any, share: float, rng: np.random.Generator) -> Any:
-    """Give a share of the images another pair of their split, in place; return their mask."""
+    """Give a share of the images another pair of their split, in place; the result is their mask."""
     wrong = np.zeros(len(own), dtype=bool)
     wrong[rng.choice(len(own), round(share * len(own)), replace=False)] = True
     for image in np.flatnonzero(wrong):
@@ -87,7 +85,7 @@ def judged(space: np.ndarray, own: Any, labels: LabelSpace, way: str, seed: int)
 
 
 def fitted(features: np.ndarray, own: Any, labels: LabelSpace, train: np.ndarray) -> np.ndarray:
-    """Return the features of a run without text: whitened by the training images' spread about their labels' means."""
+    """The features of a run without text: whitened by the training images' spread about their labels' means."""
     options = ClosedFormOptions(losses=(), inference=("gaussian",), adapter="none")
     method = ClosedFormMethod(TaskContext(labels, {"cls": (features.shape[1],)}), options)
     z = torch.from_numpy(features)
@@ -102,7 +100,7 @@ def at(curve: np.ndarray, share: float) -> Any:
 
 
 def table(curves: np.ndarray) -> dict[str, list[float]]:
-    """Return the mean and its interval among the first 5 % and 20 %."""
+    """The mean and its interval among the first 5 % and 20 %."""
     record = {}
     for share in LOOKED:
         values = 100 * at(curves, share)
@@ -114,7 +112,7 @@ def table(curves: np.ndarray) -> dict[str, list[float]]:
 
 
 def ceilings(share: float) -> dict[str, float]:
-    """Return the numbers of a list that begins with all flipped images."""
+    """The numbers of a list that begins with all flipped images."""
     return {f"first_{looked:.0%}": round(100 * min(1.0, looked / share), 1) for looked in LOOKED}
 
 

@@ -5,29 +5,27 @@
 Medians over alternating rounds of one run: (full) prompts at the tower's whole context length, a sample of pairs,
 scaled; (cut) at the longest prompt's length; (tree) shared by prefix; (floor) only the four matrix products per layer
 for the tree's tokens and those of their gradients. `--steps` measures the text side of a training step instead, three
-paths at once, in the sizes of three benchmarks; `--open-states` the open world.
+paths at once, in the sizes of three benchmarks.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.measure import begin_peak, memory
+from benchmarks.measure import begin_peak, device_name, emit, median_ratio, memory, options, say
 from duplex.encoders.clip_text import ClipTextTower, encode_separately
-from duplex.encoders.prompt_tree import PromptTree, pad_prompts, tree_blocks
+from duplex.encoders.prompt_tree import PromptTree, pad_prompts
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import prompt_name
 
@@ -37,14 +35,10 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 START, END, CONTEXT = 0, 1, 2  # lexicon rows; three contexts of `--context` rows follow
 
 
-# -- what is encoded --------------------------------------------------------------------------------------------
-
-
 def random_tower(
-    name: str, *, layers: int | None = None, width: int | None = None, dtype: torch.dtype = torch.float32,
-    precision: str = "fp32", device: str = "cpu",
-) -> ClipTextTower:  # fmt: skip
-    """Return a text tower of an open_clip architecture with random weights, without an image tower."""
+    name: str, *, layers: int | None = None, width: int | None = None, precision: str = "fp32", device: str = "cpu"
+) -> ClipTextTower:
+    """A text tower of an open_clip architecture with random weights, without an image tower."""
     ensure_torchvision()
     import open_clip
     from open_clip.model import _build_text_tower
@@ -58,11 +52,11 @@ def random_tower(
         text |= {"width": width, "heads": max(1, width // 64)}
     torch.manual_seed(0)
     model = _build_text_tower(config["embed_dim"], text, quick_gelu=config.get("quick_gelu", False))
-    return ClipTextTower(model.to(device, dtype), precision=precision)
+    return ClipTextTower(model.to(device), precision=precision)
 
 
 def read_pairs(path: Path | None) -> list[Pair]:
-    """Read `state object` lines; without a file, return as many generated pairs and names as MIT-States has."""
+    """Read `state object` lines; without a file, generate as many pairs and names as MIT-States has."""
     if path is None:
         states, objects, count, _ = SIZES["mit-states"]
         return made_up(states, objects, count)
@@ -71,9 +65,9 @@ def read_pairs(path: Path | None) -> list[Pair]:
 
 
 def made_up(states: int, objects: int, count: int) -> list[Pair]:
-    """Return `count` distinct pairs in which every state and object occurs."""
+    """`count` distinct pairs in which every state and object occurs."""
     numbers = np.random.default_rng(0).permutation(states * objects)
-    cover = [max(i % states, 0) * objects + i % objects for i in range(max(states, objects))]
+    cover = [i % states * objects + i % objects for i in range(max(states, objects))]
     chosen = list(dict.fromkeys([*cover, *numbers.tolist()]))[:count]
     return [(f"state {c // objects}", f"object {c % objects}") for c in chosen]
 
@@ -104,15 +98,12 @@ class Names:
         return [[*begin, *self.states[s], *self.objects[o], END] for s, o in pairs]
 
     def alone(self, context: int) -> list[list[int]]:
-        """Return the prompts of single states and objects, each path with its own context."""
+        """The prompts of single states and objects, each path with its own context."""
         paths = []
         for path, rows in enumerate((self.states, self.objects), start=1):
             begin = [START, *range(CONTEXT + path * context, CONTEXT + (path + 1) * context)]
             paths += [[*begin, *row, END] for row in rows.values()]
         return paths
-
-
-# -- what is measured -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -142,11 +133,10 @@ class Stopwatch:
         return statistics.median(self.seconds[name])
 
     def ratio(self, slow: str, fast: str) -> float:
-        """Return the median of the rounds' ratios, so that a busy moment affects both sides."""
-        return statistics.median(a / b for a, b in zip(self.seconds[slow], self.seconds[fast], strict=True))
+        return median_ratio(self.seconds[slow], self.seconds[fast])
 
     def _reset(self) -> float:
-        """Start a peak; return the memory in use, in GiB (on a CPU as Linux counts it)."""
+        """Start a peak; the result is the memory in use, in GiB (on a CPU as Linux counts it)."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
@@ -161,14 +151,10 @@ def floor(tower: ClipTextTower, tokens: int, device: torch.device) -> Callable[[
     """Run only the matrix products, forward and for the gradients of their inputs, into preallocated buffers."""
     weights: list[Tensor] = []
     for block in tower.parts.blocks:
-        weights += [
-            block.attn.in_proj_weight,
-            block.attn.out_proj.weight,
-            block.mlp.c_fc.weight,
-            block.mlp.c_proj.weight,
-        ]
-    sizes = {size for weight in weights for size in weight.shape}
-    inputs = {size: torch.randn(tokens, size, device=device, dtype=tower.parts.dtype) for size in sizes}
+        weights += [block.attn.in_proj_weight, block.attn.out_proj.weight]
+        weights += [block.mlp.c_fc.weight, block.mlp.c_proj.weight]
+    widths = {size for weight in weights for size in weight.shape}
+    inputs = {size: torch.randn(tokens, size, device=device, dtype=tower.parts.dtype) for size in widths}
     outputs = {size: torch.zeros_like(x) for size, x in inputs.items()}
 
     def run() -> None:
@@ -181,7 +167,7 @@ def floor(tower: ClipTextTower, tokens: int, device: torch.device) -> Callable[[
 
 
 def gradient(encode: Callable[[Tensor], Tensor], learned: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return features, and the gradient of `Σ weight · feature` with respect to the lexicon."""
+    """Features, and the gradient of `Σ weight · feature` with respect to the lexicon."""
     features = encode(learned)
     (grad,) = torch.autograd.grad((features * weight).sum(), learned)
     return features.detach(), grad
@@ -205,21 +191,20 @@ def chunked(
     return torch.cat(features), total
 
 
-def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, options: Options) -> dict[str, Any]:
+def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, sizes: Options) -> dict[str, Any]:
     """Measure tree, cut, full and floor in alternating rounds."""
-    device = torch.device(options.device)
+    device = torch.device(sizes.device)
     tree, rows = PromptTree.of(prompts), pad_prompts(prompts)
     learned = (torch.randn(size, tower.width, device=device) * 0.02).requires_grad_()
     weight = torch.randn(len(prompts), tower.dim, device=device) / len(prompts)
-    watch, products = Stopwatch(device, options.clock), floor(tower, tree.tokens, device)
-    sample, chunk = rows[: options.sample], options.chunk or len(prompts)
-    for step in range(options.warmup + options.rounds):
-        watch.live = step >= options.warmup
+    watch, products = Stopwatch(device, sizes.clock), floor(tower, tree.tokens, device)
+    sample, chunk = rows[: sizes.sample], sizes.chunk or len(prompts)
+    for step in range(sizes.warmup + sizes.rounds):
+        watch.live = step >= sizes.warmup
         watch.run("floor", products)
         shared = watch.run("tree", lambda: gradient(lambda x: tower.encode(tree, x), learned, weight))
-        watch.run(
-            "tree_checkpoint", lambda: gradient(lambda x: tower.encode(tree, x, checkpoint=True), learned, weight)
-        )
+        recomputed = partial(tower.encode, tree, checkpoint=True)
+        watch.run("tree_checkpoint", lambda encode=recomputed: gradient(encode, learned, weight))
         cut = watch.run("cut", lambda: chunked(tower, rows, learned, weight, chunk))
         watch.run("full_sample", lambda: plain(tower, sample, learned, weight[: len(sample)], full=True))
         say(f"round {step + 1}: " + ", ".join(f"{name} {watch.last[name]:.3f} s" for name in watch.last))
@@ -237,58 +222,31 @@ def compare(tower: ClipTextTower, prompts: list[list[int]], size: int, options: 
     }
 
 
-# -- a training step --------------------------------------------------------------------------------------------
-
-
-def training_step(tower: ClipTextTower, name: str, options: Options, *, checkpoint: bool) -> dict[str, Any]:
+def training_step(tower: ClipTextTower, name: str, sizes: Options, *, checkpoint: bool) -> dict[str, Any]:
     """Measure the text side of a step: three paths in one tree, three cross-entropies over a batch, Adam."""
     states, objects, count, batch = SIZES[name]
-    device = torch.device(options.device)
+    device = torch.device(sizes.device)
     pairs = made_up(states, objects, count)
-    names = Names.of(pairs, "learned", options.context, tower)
-    tree = PromptTree.of(names.pairs(pairs, options.context) + names.alone(options.context))
+    names = Names.of(pairs, "learned", sizes.context, tower)
+    tree = PromptTree.of(names.pairs(pairs, sizes.context) + names.alone(sizes.context))
     learned = torch.nn.Parameter(torch.randn(names.size, tower.width, device=device) * 0.02)
     images = F.normalize(torch.randn(batch, tower.dim, device=device), dim=-1)
-    optimiser, watch, sizes = (
-        torch.optim.Adam([learned], 1e-4),
-        Stopwatch(device, options.clock),
-        (count, states, objects),
-    )
+    optimiser, watch = torch.optim.Adam([learned], 1e-4), Stopwatch(device, sizes.clock)
+    counts = count, states, objects
 
     def step() -> None:
-        prototypes = F.normalize(tower.encode(tree, learned, checkpoint=checkpoint), dim=-1).split(sizes)
+        prototypes = F.normalize(tower.encode(tree, learned, checkpoint=checkpoint), dim=-1).split(counts)
         losses = [F.cross_entropy(images @ t.T / 0.01, torch.arange(batch, device=device) % len(t)) for t in prototypes]
         optimiser.zero_grad()
         torch.stack(losses).sum().backward()
         optimiser.step()
 
-    for number in range(options.warmup + options.rounds):
-        watch.live = number >= options.warmup
+    for number in range(sizes.warmup + sizes.rounds):
+        watch.live = number >= sizes.warmup
         watch.run("step", step)
     say(f"{name}: {watch.median('step'):.3f} s a step, {watch.peak['step']:.2f} GiB")
-    return {
-        "prompts": tree.prompts,
-        "tokens": tree.tokens,
-        "seconds": watch.median("step"),
-        "peak_gib": watch.peak["step"],
-    }
-
-
-def open_world(tower: ClipTextTower, options: Options, states: int, objects: int, block: int) -> dict[str, Any]:
-    """Encode every composition once, without gradients."""
-    device = torch.device(options.device)
-    first = CONTEXT + options.context
-    m, n = np.divmod(np.arange(states * objects), objects)
-    begin = np.array([START, *range(CONTEXT, first)])
-    rows = np.column_stack([np.tile(begin, (len(m), 1)), first + m, first + states + n, np.full(len(m), END)])
-    lexicon = torch.randn(first + states + objects, tower.width, device=device) * 0.02
-    watch = Stopwatch(device, options.clock)
-    watch.run("open", lambda: tower.encode_blocks(rows, lexicon, block))
-    tokens = sum(tree.tokens for _, tree in tree_blocks(rows, block))
-    return {"prompts": len(rows), "tokens": tokens, "seconds": watch.median("open"), "peak_gib": watch.peak["open"]}
-
-
-# -- the command ------------------------------------------------------------------------------------------------
+    seconds, peak = watch.median("step"), watch.peak["step"]
+    return {"prompts": tree.prompts, "tokens": tree.tokens, "seconds": seconds, "peak_gib": peak}
 
 
 @dataclass(frozen=True)
@@ -302,63 +260,47 @@ class Options:
     context: int
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def main(
-    *,
-    pairs: Annotated[Path | None, typer.Option(help="file with a pair `state object` per line")] = None,
-    tower: Annotated[
-        str, typer.Option(help="an open_clip architecture; its weights are random")
-    ] = "ViT-L-14-quickgelu",
-    vocabulary: Annotated[
-        str, typer.Option(help="learned: one vector per name; fixed: the tokens of the name")
-    ] = "learned",
-    context: Annotated[int, typer.Option(help="context tokens after the start token")] = 3,
-    layers: Annotated[int | None, typer.Option(help="fewer layers, for a quick trial")] = None,
-    width: Annotated[int | None, typer.Option(help="another width, for a quick trial")] = None,
-    precision: Annotated[str, typer.Option(help="fp32, bf16 or fp16")] = "fp32",
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    clock: Annotated[str, typer.Option(help="wall, or cpu for processor time, on a busy machine")] = "wall",
-    threads: Annotated[int | None, typer.Option(help="CPU threads")] = None,
-    rounds: Annotated[int, typer.Option(help="measured rounds")] = 3,
-    warmup: Annotated[int, typer.Option(help="rounds before the measured ones")] = 1,
-    sample: Annotated[int, typer.Option(help="number of pairs encoded at full length; the time is scaled")] = 32,
-    chunk: Annotated[int, typer.Option(help="prompts per chunk when cut; 0: all")] = 0,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="measure training steps in the sizes of three benchmarks instead")
-    ] = False,
-    checkpoint: Annotated[bool, typer.Option("--checkpoint", help="with --steps: recompute layers")] = False,
-    open_states: Annotated[int | None, typer.Option(help="measure an open world with so many states instead")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-) -> None:
-    if threads:
-        torch.set_num_threads(threads)
-    options = Options(device, CLOCKS[clock], rounds, warmup, sample, chunk, context)
-    model = random_tower(tower, layers=layers, width=width, precision=precision, device=device)
-    result: dict[str, Any]
-    if steps:
-        result = {name: training_step(model, name, options, checkpoint=checkpoint) for name in SIZES}
-    elif open_states:
-        result = open_world(model, options, open_states, SIZES["cgqa"][1], block=4096)
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--pairs", type=Path, help="file with a pair `state object` per line")
+    parser.add_argument("--tower", default="ViT-L-14-quickgelu", help="an open_clip architecture with random weights")
+    parser.add_argument(
+        "--vocabulary", default="learned", choices=("learned", "fixed"), help="vectors, or tokens of names"
+    )
+    parser.add_argument("--context", type=int, default=3, help="context tokens after the start token")
+    parser.add_argument("--layers", type=int, help="fewer layers, for a quick trial")
+    parser.add_argument("--width", type=int, help="another width, for a quick trial")
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--clock", default="wall", choices=CLOCKS, help="cpu: processor time, on a busy machine")
+    parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds")
+    parser.add_argument("--warmup", type=int, default=1, help="rounds before the measured ones")
+    parser.add_argument("--sample", type=int, default=32, help="pairs encoded at full length; the time is scaled")
+    parser.add_argument("--chunk", type=int, default=0, help="prompts per chunk when cut; 0: all")
+    parser.add_argument(
+        "--steps", action="store_true", help="measure training steps of three benchmarks' sizes instead"
+    )
+    parser.add_argument("--checkpoint", action="store_true", help="with --steps: recompute layers")
+    wanted = parser.parse_args()
+    if wanted.threads:
+        torch.set_num_threads(wanted.threads)
+    settings = {name: getattr(wanted, name) for name in ("device", "rounds", "warmup", "sample", "chunk", "context")}
+    sizes = Options(clock=CLOCKS[wanted.clock], **settings)
+    tower = random_tower(
+        wanted.tower, layers=wanted.layers, width=wanted.width, precision=wanted.precision, device=wanted.device
+    )
+    record: dict[str, Any]
+    if wanted.steps:
+        record = {name: training_step(tower, name, sizes, checkpoint=wanted.checkpoint) for name in SIZES}
     else:
-        named = read_pairs(pairs)
-        names = Names.of(named, vocabulary, context, model)
-        result = compare(model, names.pairs(named, context), names.size, options)
-    result |= {
-        "tower": tower,
-        "precision": precision,
-        "clock": clock,
-        "threads": torch.get_num_threads(),
-        "device": device_name(device),
-    }
-    print(json.dumps(result, indent=2 if not as_json else None))
-
-
-def device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+        pairs = read_pairs(wanted.pairs)
+        names = Names.of(pairs, wanted.vocabulary, wanted.context, tower)
+        record = compare(tower, names.pairs(pairs, wanted.context), names.size, sizes)
+    record |= {name: getattr(wanted, name) for name in ("tower", "precision", "clock")}
+    record |= {"threads": torch.get_num_threads(), "device": device_name(wanted.device)}
+    emit(record) if wanted.json else say(str(record))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main()

@@ -29,7 +29,7 @@ OBJECT_MISSING, OBJECT_WRONG = 0.1, 0.08
 
 
 def training_example(number: int, seed: int = SEED) -> tuple[Image.Image, str]:
-    """Return an image of the corpus and its caption, a pure function of both arguments."""
+    """An image of the corpus and its caption, a pure function of both arguments."""
     rng = random_stream(seed, f"corpus/{number}")
     kind = KINDS[rng.integers(len(KINDS))]
     names, look = _look(rng)
@@ -37,7 +37,7 @@ def training_example(number: int, seed: int = SEED) -> tuple[Image.Image, str]:
 
 
 def _look(rng: np.random.Generator) -> tuple[list[str], Look]:
-    """Return the names of one or two states, and the look of both together."""
+    """The names of one or two states, and the look of both together."""
     name = (*TREATMENTS, *COLOURS)[rng.integers(len(LOOKS))]
     look = LOOKS[name]
     if name in COLOURS or rng.random() >= BOTH:

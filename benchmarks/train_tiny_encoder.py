@@ -75,7 +75,7 @@ def render_corpus(count: int, side: int, context_length: int) -> Corpus:
 
 
 def contrastive_loss(model: nn.Module, pixels: Tensor, captions: Tensor, texts: Tensor) -> Tensor:
-    """Return CLIP's symmetric cross-entropy; images with the same caption share the target instead of competing."""
+    """CLIP's symmetric cross-entropy; images with the same caption share the target instead of competing."""
     distinct, row = torch.unique(captions, return_inverse=True)
     images = F.normalize(model.encode_image(pixels), dim=-1)  # type: ignore[operator]  # [B, d]
     words = F.normalize(model.encode_text(texts[distinct]), dim=-1)[row]  # type: ignore[operator]  # [B, d]
@@ -93,7 +93,7 @@ def batches(count: int, plan: TinyTraining) -> Iterator[Tensor]:
 
 
 def optimiser(model: nn.Module, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-    """Return AdamW, without decay on gains, biases and the temperature, and a schedule of warm-up and cosine."""
+    """AdamW, without decay on gains, biases and the temperature, and a schedule of warm-up and cosine."""
     groups = [
         {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},

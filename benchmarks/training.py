@@ -7,7 +7,6 @@ An epoch is split into text, network and graph, and compared with steps that inc
 
 from __future__ import annotations
 
-import argparse
 import math
 from itertools import count
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import alternate, emit, finished, say
+from benchmarks.measure import alternate, device_name, emit, finished, options, say
 from benchmarks.text import SIZES, made_up, random_tower
 from duplex.labels import LabelSpace
 from duplex.layers.prompt_paths import Prototypes
@@ -29,7 +28,7 @@ IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
 
 
 def world(name: str, device: torch.device, dim: int) -> tuple[LabelSpace, Batch]:
-    """Return labels of the benchmark's size and a few batches of random features."""
+    """Labels of the benchmark's size and a few batches of random features."""
     states, objects, count, batch = SIZES[name]
     labels = LabelSpace.from_pairs({"train": [(s, o) for s, o in made_up(states, objects, count)]})
     compositions = np.random.default_rng(0).choice(labels.pairs["train"], size=8 * batch)
@@ -119,7 +118,7 @@ def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dic
 
 
 def image_encoder(device: torch.device, **smaller: Any) -> torch.nn.Module:
-    """Return a random ViT-L/14 image tower; `smaller` are layers and width for a quick trial."""
+    """A random ViT-L/14 image tower; `smaller` are layers and width for a quick trial."""
     from duplex.encoders.vision_ops import ensure_torchvision
 
     ensure_torchvision()
@@ -134,8 +133,7 @@ def image_encoder(device: torch.device, **smaller: Any) -> torch.nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = options(__doc__)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--datasets", default="ut-zappos,mit-states,cgqa")
     parser.add_argument("--precision", default="fp32", choices=PRECISIONS)
@@ -148,8 +146,7 @@ def main() -> None:
     rows = {
         name: measure(name, device, wanted.rounds, wanted.checkpointing, encoder, wanted.precision) for name in names
     }
-    where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    record = {"machine": where, "datasets": rows}
+    record = {"machine": device_name(wanted.device), "datasets": rows}
     if wanted.json:
         emit(record)
 

@@ -135,7 +135,7 @@ def curve() -> plt.Figure:
 
 
 def _canvas(figure: plt.Figure, height: float = 3.4) -> Axes:
-    """Return axes over the whole figure, in tenths of its width."""
+    """Axes over the whole figure, in tenths of its width."""
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, 10), ylim=(0, height))
     axes.axis("off")

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def readme_table(metrics: dict[str, Any]) -> str:
-    """Return the Markdown table: frozen and fine-tuned encoders apart, the best AUC of each in bold."""
+    """The Markdown table: frozen and fine-tuned encoders apart, the best AUC of each in bold."""
     columns = [key for key in OPEN if all(key in metrics[name]["open"] for name in TRAINED)]
     header = ["encoder", "method", "trains", *NUMBERS.values(), *(OPEN[key] for key in columns)]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
@@ -57,7 +57,7 @@ def readme_table(metrics: dict[str, Any]) -> str:
 
 
 def result_rows(metrics: dict[str, Any]) -> list[dict[str, str]]:
-    """Return one row per method and world, with the standard error of AUC where the file has it."""
+    """One row per method and world, with the standard error of AUC where the file has it."""
     rows = []
     for name, (encoder, _) in TRAINED.items():
         for world in ("closed", "open"):

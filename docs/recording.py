@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _wrapped(line: str, end: str = "") -> str:
-    """Return a line cut at spaces to the width of the terminal; cut lines end with `end` and go on indented.
+    """A line cut at spaces to the width of the terminal; cut lines end with `end` and go on indented.
 
     >>> print(_wrapped("accuracy  0.5,      and more words than a terminal of few columns holds"))
     accuracy  0.5,  and more words than a terminal
@@ -54,7 +54,7 @@ def _wrapped(line: str, end: str = "") -> str:
 
 
 def _output(command: str, folder: Path) -> str:
-    """Return what a command prints; stop if it fails."""
+    """What a command prints; exits if it fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         command.split(), cwd=folder, env=os.environ | {"PATH": path}, text=True, check=False,

@@ -34,7 +34,7 @@ class UnknownLabel(DuplexError):
 
 
 def prompt_name(label: str) -> str:
-    """Return a state's or object's name as written in prompts: `Faux.Fur` -> `faux fur`."""
+    """A state's or object's name as written in prompts: `Faux.Fur` -> `faux fur`."""
     return " ".join(label.replace(".", " ").replace("_", " ").lower().split())
 
 
@@ -64,8 +64,6 @@ class LabelSpace:
                 f"{len(self.states)} states and {len(self.objects)} objects make {self.size:,} pairs; "
                 f"expected at most {MAX_PAIRS:,}"
             )
-        if not isinstance(self.pairs, Mapping):
-            raise UsageError(f"pairs is {shown(self.pairs)}; expected arrays of compositions by split")
         checked = dict.fromkeys(SPLITS, np.empty(0, dtype=np.int64))
         for split, pairs in self.pairs.items():
             listed = checked_numbers(pairs, self.size, f"the pairs of {require(split, SPLITS, 'split')}")
@@ -78,11 +76,12 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Return the label space of all states and objects that occur in `pairs`, sorted by name.
+        """The label space of all states and objects that occur in `pairs`, sorted by name.
 
-        pairs: split (train, val, test) -> its pairs of names (state, object).
+        Args:
+            pairs: split (train, val, test) -> its pairs of names (state, object).
         """
-        listed = _checked_pairs(pairs)
+        listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
         objects = sorted(set().union(*(column[1] for column in columns.values())))
@@ -95,15 +94,15 @@ class LabelSpace:
         return len(self.states) * len(self.objects)
 
     def state_of(self, compositions: ArrayLike) -> Ints:
-        """Return the index of the state of each of the `compositions`."""
+        """The index of the state of each of the `compositions`."""
         return checked_numbers(compositions, self.size, "compositions") // len(self.objects)
 
     def object_of(self, compositions: ArrayLike) -> Ints:
-        """Return the index of the object of each of the `compositions`."""
+        """The index of the object of each of the `compositions`."""
         return checked_numbers(compositions, self.size, "compositions") % len(self.objects)
 
     def composition(self, states: ArrayLike, objects: ArrayLike) -> Ints:
-        """Return the numbers `m N + n` of compositions of the `states` m and the `objects` n; N: number of objects."""
+        """The numbers `m N + n` of compositions of the `states` m and the `objects` n; N: number of objects."""
         m = checked_numbers(states, len(self.states), "states")
         n = checked_numbers(objects, len(self.objects), "objects")
         try:
@@ -112,23 +111,24 @@ class LabelSpace:
             raise UsageError(f"states has the shape {m.shape} and objects {n.shape}; expected equal shapes") from None
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """Return the numbers [n] of compositions, from the names of their `states` and `objects`, lists of length n."""
+        """The numbers [n] of compositions, from the names of their `states` and `objects`, lists of length n."""
         m, n = _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
         if len(m) != len(n):
             raise UsageError(f"there are {len(m)} states and {len(n)} objects; expected one of each per composition")
         return m * len(self.objects) + n
 
     def name(self, composition: int) -> str:
-        """Return the name of a `composition` as prompts and lists write it, such as `striped heart`."""
+        """The name of a `composition` as prompts and lists write it, such as `striped heart`."""
         m, n = divmod(require_whole(composition, "composition", 0, self.size - 1), len(self.objects))
         return f"{prompt_name(self.states[m])} {prompt_name(self.objects[n])}"
 
     def names(self, compositions: ArrayLike) -> list[str]:
-        """Return the names of `compositions` [C] as prompts and lists write them, such as `striped heart`."""
+        """The names of `compositions` [C] as prompts and lists write them, such as `striped heart`."""
         listed = checked_numbers(compositions, self.size, "compositions")
         if listed.ndim != 1:
             raise UsageError(f"compositions has the shape {listed.shape}; expected one dimension")
-        states, objects = ([prompt_name(label) for label in labels] for labels in (self.states, self.objects))
+        states = [prompt_name(label) for label in self.states]
+        objects = [prompt_name(label) for label in self.objects]
         m, n = np.divmod(listed, len(self.objects))
         return [f"{states[i]} {objects[j]}" for i, j in zip(m.tolist(), n.tolist(), strict=True)]
 
@@ -140,11 +140,11 @@ class LabelSpace:
         return mask
 
     def is_seen(self, compositions: ArrayLike) -> Bools:
-        """Return a mask [C]: whether each of the `compositions` [C] is seen, that is, has training images."""
+        """A mask [C]: whether each of the `compositions` [C] is seen, that is, has training images."""
         return contains_sorted(self.pairs["train"], checked_numbers(compositions, self.size, "compositions"))
 
     def candidates(self, world: str, split: str) -> Ints:
-        """Return the candidates, the compositions to choose from (the Duplex paper's `C_tgt`), sorted.
+        """The candidates, the compositions to choose from (the Duplex paper's `C_tgt`), sorted.
 
         Closed world: the seen compositions and those of `split`; for "train" those of every split, since training may
         update prototypes of all of them. Open world: all compositions.
@@ -163,13 +163,13 @@ class LabelSpace:
         return hash((self.states, self.objects))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the names of states and objects and the pairs of each split as a dictionary that JSON can store."""
+        """The names of states and objects and the pairs of each split as a dictionary that JSON can store."""
         pairs = {split: rows.tolist() for split, rows in self.pairs.items()}
         return {"states": list(self.states), "objects": list(self.objects), "pairs": pairs}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
-        """Return the label space of `record`, a result of `to_dict`; raise TypeError for values of wrong type."""
+        """The label space of `record`, a result of `to_dict`; raises TypeError for values of wrong type."""
         for kind in ("states", "objects"):
             if not (isinstance(record[kind], list) and all(isinstance(name, str) for name in record[kind])):
                 raise TypeError(f"its entry {kind} is not a list of names")
@@ -185,7 +185,7 @@ class LabelSpace:
 
     @classmethod
     def load(cls, path: Path | str) -> LabelSpace:
-        """Read a label space from the JSON file `path` that `save` wrote; raise DuplexError if that fails."""
+        """Read a label space from the JSON file `path` that `save` wrote; raises DuplexError if that fails."""
         path = Path(path)
         command = f"duplex prepare --dataset {path.parent.name}"
         try:
@@ -194,21 +194,6 @@ class LabelSpace:
             raise DuplexError(f"{path} does not exist; `{command}` writes it") from error
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, DuplexError) as error:
             raise DuplexError(f"{path} is not a label file ({error}); `{command}` writes it again") from error
-
-
-def _checked_pairs(pairs: Any) -> dict[str, list[tuple[str, str]]]:
-    """Return the mapping `pairs` (split -> pairs of state and object names) with its values as lists.
-
-    Raises UsageError for an unknown split, or a value that is not a pair of two texts.
-    """
-    if not isinstance(pairs, Mapping):
-        raise UsageError(f"pairs is {pairs!r:.80}; expected lists of (state, object) by split")
-    checked = {require(split, SPLITS, "split"): list(listed) for split, listed in pairs.items()}
-    for split, listed in checked.items():
-        for pair in listed:
-            if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(name, str) for name in pair)):
-                raise UsageError(f"{split} lists {pair!r:.80}; expected a pair (state, object) of two texts")
-    return checked
 
 
 def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
@@ -221,7 +206,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
-    """Return `values` as int64; raise `UsageError` unless they are whole numbers from 0 to `size - 1`.
+    """`values` as int64; raises `UsageError` unless they are whole numbers from 0 to `size - 1`.
 
     `noun` names the values in the message. A mask is refused: as numbers it would stand for compositions 0 and 1.
     """
@@ -249,7 +234,7 @@ class CandidateSet:
 
     @classmethod
     def of(cls, labels: LabelSpace, world: str, split: str) -> CandidateSet:
-        """Return the candidates of a split in the closed or open world as a `CandidateSet`."""
+        """The candidates of a split in the closed or open world as a `CandidateSet`."""
         return cls(labels.size, None if world == "open" else labels.candidates(world, split))
 
     def __len__(self) -> int:
@@ -261,20 +246,20 @@ class CandidateSet:
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
     def at(self, positions: Ints) -> Ints:
-        """Return the compositions at the given `positions` in the sorted list of candidates."""
+        """The compositions at the given `positions` in the sorted list of candidates."""
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:
-        """Return a mask [n]: whether each of the `compositions` [n] is a candidate."""
+        """A mask [n]: whether each of the `compositions` [n] is a candidate."""
         return np.ones_like(compositions, bool) if self.listed is None else contains_sorted(self.listed, compositions)
 
     def positions(self, compositions: Ints) -> Ints:
-        """Return the positions of `compositions` in the sorted list of candidates; each must be a candidate."""
+        """The positions of `compositions` in the sorted list of candidates; each must be a candidate."""
         return compositions if self.listed is None else np.searchsorted(self.listed, compositions)
 
 
 def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
-    """Return a mask [n]: whether each of the `compositions` [n] occurs in the sorted array `listed`."""
+    """A mask [n]: whether each of the `compositions` [n] occurs in the sorted array `listed`."""
     if not len(listed):
         return np.zeros(compositions.shape, dtype=bool)
     return np.asarray(listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions)
@@ -291,8 +276,8 @@ class FrequencyGroups:
     seen: Ints  # [K] seen compositions, sorted
     group: Ints  # [K] their groups
 
-    def of(self, compositions: Ints) -> Ints:
-        """Return each composition's frequency group as an index into `GROUPS` (head, medium, tail, unseen)."""
+    def groups_of(self, compositions: Ints) -> Ints:
+        """Each composition's frequency group as an index into `GROUPS` (head, medium, tail, unseen)."""
         groups = np.full(compositions.shape, GROUPS.index("unseen"), dtype=np.int64)
         is_seen = contains_sorted(self.seen, compositions)
         groups[is_seen] = self.group[np.searchsorted(self.seen, compositions[is_seen])]
@@ -307,13 +292,14 @@ class FrequencyGroups:
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """Return the frequency group (head, medium, tail or unseen) of every composition, by its number of training images.
+    """The frequency group (head, medium, tail or unseen) of every composition, by its number of training images.
 
     Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (appendix of the
     Duplex paper). Of compositions with equal counts, the one with the lower number is ranked first.
 
-    train: composition of each training image.
-    size: number of all compositions.
+    Args:
+        train: composition of each training image.
+        size: number of all compositions.
     """
     seen, counts = np.unique(train, return_counts=True)
     group = np.empty(len(seen), dtype=np.int64)

@@ -17,7 +17,6 @@ from pydantic_core import PydanticCustomError
 
 from duplex.errors import UsageError
 from duplex.system.precision import Precision
-from duplex.system.renamed import renamed_key, renamed_value
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 OptionsType = TypeVar("OptionsType", bound="Options")
@@ -30,7 +29,6 @@ def _has_words(template: str) -> str:
 
 
 def _as_int(value: Any) -> Any:
-    """Return a whole number of another type, such as NumPy's, as an int; other values unchanged."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
@@ -65,7 +63,7 @@ class Options:
     """Base of frozen dataclasses whose fields are checked by their type annotations, then by the method `rules`."""
 
     def __post_init__(self) -> None:
-        """Check all fields and convert lists to tuples; raise OptionError for a wrong value."""
+        """Check all fields and convert lists to tuples; raises OptionError for a wrong value."""
         cls: Any = type(self)
         for name, adapter in _adapters(cls).items():
             value = getattr(self, name)
@@ -75,9 +73,6 @@ class Options:
             except ValidationError as error:
                 fault = error.errors(include_url=False)[0]
                 message = f"{fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
-                present = renamed_value(fault["input"], _literals(get_type_hints(cls)[name]))
-                if present is not None:
-                    message = f"{fault['input']} was renamed: write {present}"
                 raise OptionError(message, name) from None
         for holds, message in self.rules():
             if not holds:
@@ -92,24 +87,23 @@ class Options:
 
     @classmethod
     def describe_types(cls) -> dict[str, str]:
-        """Return each option's allowed values as a user writes them, such as `learned | fixed`."""
+        """Each option's allowed values as a user writes them, such as `learned | fixed`."""
         hints = get_type_hints(cls)
         return {field.name: _describe(hints[field.name]) for field in fields(cls)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the options as plain values for JSON and YAML; tuples become lists."""
+        """The options as plain values for JSON and YAML; tuples become lists."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
-        """Return options from `record`, a mapping read from a file; raise OptionError for unknown or missing keys."""
+        """Options from `record`, a mapping read from a file; raises OptionError for unknown or missing keys."""
         known = {field.name: field for field in fields(cls)}
         if not isinstance(record, Mapping):
             raise OptionError(f"expected a table of keys and values (it is {record!r})")
         for key in record:
             if key not in known:
-                unknown = f"unknown key; known: {', '.join(known) or 'none'}"
-                raise OptionError(renamed_key(str(key), known) or unknown, str(key))
+                raise OptionError(f"unknown key; known: {', '.join(known) or 'none'}", str(key))
         for key, field in known.items():
             if key not in record and field.default is MISSING and field.default_factory is MISSING:
                 raise OptionError("missing", key)
@@ -125,13 +119,6 @@ def _describe(hint: Any) -> str:
     if arguments:
         return " | ".join(_describe(part) for part in arguments)
     return {bool: "true | false", str: "text", type(None): "null"}.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-def _literals(hint: Any) -> set[object]:
-    """Return the values of every `Literal[...]` inside a type annotation."""
-    if get_origin(hint) is Literal:
-        return set(get_args(hint))
-    return {value for part in get_args(hint) for value in _literals(part)}
 
 
 @cache
@@ -170,7 +157,7 @@ class TrainingOptions(Options):
     log: str = "none"  # where losses, rates and validation are logged: dvclive, tensorboard, a plug-in, or none
 
     def result_settings(self) -> dict[str, Any]:
-        """Return the training options that a run's results depend on: all but `log`, the choice of a training log."""
+        """The training options that a run's results depend on: all but `log`, the choice of a training log."""
         return {key: value for key, value in self.to_dict().items() if key != "log"}
 
     def rules(self) -> Iterable[tuple[object, str]]:
@@ -237,7 +224,7 @@ class AutoFinetune(Options):
 
 
 def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:
-    """Return the checked fine-tuning options of a table `finetune:` of params.yaml; None for an empty table."""
+    """The checked fine-tuning options of a table `finetune:` of params.yaml; None for an empty table."""
     if not record:
         return None
     return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)

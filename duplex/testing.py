@@ -38,7 +38,7 @@ from duplex.library.inputs import RunInputs
 from duplex.library.run_evaluation import calibration_for, evaluate_world, term_metrics
 from duplex.library.run_training import MethodSpec, train_method
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, TaskContext
-from duplex.methods.registry import KNOWN_NEEDS, checked_needs, report_exits, temporary_kind
+from duplex.methods.registry import KNOWN_NEEDS, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.card import RunFacts
 from duplex.recognition.export_folder import export
@@ -47,7 +47,6 @@ from duplex.recognition.trained import TrainedRun
 from duplex.system.torch_modes import initial_modes
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.epoch import optimiser_step
-from duplex.training.method_checks import checked_groups
 from duplex.training.optimiser import make_optimiser
 
 IMAGES, PATCHES, WIDTH = 40, 4, 8
@@ -69,7 +68,7 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
     """
     with _faults(kind.__name__):
         parsed = _check_options(kind, dict(options or {}))
-        _check_needs(kind, checked_needs(kind, parsed))
+        _check_needs(kind, kind.needs(parsed))
         method = _start(kind, parsed)
         _check_device(method)
         _check_losses(method)
@@ -84,21 +83,16 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
 
 @contextmanager
 def _faults(name: str) -> Iterator[None]:
-    """Context manager: turn exceptions and exits of the code of the method `name` into a `MethodFault` of one line."""
     try:
-        with report_exits(name):
-            yield
+        yield
     except (MethodFault, OptionError):
         raise
     except Exception as error:
         raise MethodFault(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-# -- a small task ------------------------------------------------------------------------------------------------------
-
-
 def small_labels() -> LabelSpace:
-    """Return a label space for checks with 12 compositions: 8 seen, 2 unseen in val and 2 unseen in test."""
+    """A label space of 12 compositions: 8 seen, 2 unseen in val and 2 unseen in test."""
     pairs = [(s, o) for s in STATES for o in OBJECTS]
     seen = [pairs[i] for i in (0, 1, 3, 5, 7, 8, 9, 10)]
     return LabelSpace.from_pairs(
@@ -113,15 +107,17 @@ def _tower() -> TextTower:
 
 
 def small_task() -> TaskContext:
-    """Return a small `TaskContext` to build a method for: labels, input shapes, text tower and word vectors."""
-    labels, tower = small_labels(), _tower()
+    """A small task to build a method for: labels, input shapes, text tower and word vectors."""
+    labels = small_labels()
+    tower = _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
     return TaskContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
-    """Return `count` images for checks: CLS features in one random cluster per composition, and random patch tokens."""
-    labels, random = small_labels(), torch.Generator().manual_seed(seed)
+    """`count` images: CLS features in one random cluster per composition, and random patch tokens."""
+    labels = small_labels()
+    random = torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
     compositions = listed[torch.arange(count) % len(listed)]
     centres = normalize(torch.randn(labels.size, _tower().dim, generator=torch.Generator().manual_seed(99)), dim=-1)
@@ -130,18 +126,13 @@ def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
     return Batch({"cls": z, "patch": patches}, compositions)
 
 
-# -- the checks --------------------------------------------------------------------------------------------------------
-
-
 def _demand(condition: object, kind: object, fault: str) -> None:
-    """Raise `MethodFault` with the name of the method `kind` and the text `fault` unless `condition` is true."""
     if not condition:
         name = kind.__name__ if isinstance(kind, type) else type(kind).__name__
         raise MethodFault(f"{name}: {fault}")
 
 
 def _demand_unchanged(method: Method[Any], place: str, batch: Batch, original: Batch) -> None:
-    """Raise `MethodFault` if the method's function named `place` changed `batch`, of which `original` is a copy."""
     for name, values in original.inputs.items():
         _demand(torch.equal(values, batch.inputs[name]), method, f"{place} changes the cached input {name!r}")
 
@@ -167,17 +158,15 @@ def _check_needs(kind: type[Method[Any]], needs: frozenset[str]) -> None:
 
 
 def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
-    """Return a new method, initialised by its `start` from images; raise `MethodFault` if that changes the images."""
-    task, train = small_task(), small_batch(IMAGES)
+    train = small_batch(IMAGES)
     torch.manual_seed(0)
-    method = kind(task, options)
+    method = kind(small_task(), options)
     method.start(train)
     _demand_unchanged(method, "start()", train, small_batch(IMAGES))
     return method
 
 
 def _check_device(method: Method[Any]) -> None:
-    """Check that every tensor of a method is a parameter or a buffer, which moves with the method to a GPU."""
     for path, module in method.named_modules():
         registered = {*module._parameters, *module._buffers}
         for name, value in vars(module).items():
@@ -187,7 +176,8 @@ def _check_device(method: Method[Any]) -> None:
 
 
 def _check_losses(method: Method[Any]) -> None:
-    train, groups = small_batch(IMAGES), checked_groups(f"{method.class_name}.groups()", method.groups())
+    train = small_batch(IMAGES)
+    groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     if not groups:
         return
     method.train()
@@ -211,10 +201,10 @@ def _check_losses(method: Method[Any]) -> None:
 
 
 def _check_training(kind: type[Method[Any]], options: Options) -> None:
-    """Check that training twice with one seed gives the same tensors, bit for bit, and that training changes them."""
     states = []
-    for _ in range(2):
-        method, train = _start(kind, options), small_batch(IMAGES)
+    for _ in range(2):  # with one seed: the tensors must be the same, bit for bit
+        method = _start(kind, options)
+        train = small_batch(IMAGES)
         start = {name: value.clone() for name, value in method.state_dict().items()}
         if method.groups():
             optimiser = make_optimiser(method, SETTINGS)
@@ -245,11 +235,13 @@ def _scores(method: Method[Any], candidates: Ints, inputs: Inputs) -> Tensor:
 
 
 def _check_scores(method: Method[Any]) -> None:
-    labels, batch = small_labels(), small_batch(6, seed=1)
+    labels = small_labels()
+    batch = small_batch(6, seed=1)
     state = {name: value.clone() for name, value in method.state_dict().items()}
     for world in ("closed", "open"):
         candidates = labels.candidates(world, "test")
-        scores, shape = _scores(method, candidates, batch.inputs), (6, len(candidates))
+        scores = _scores(method, candidates, batch.inputs)
+        shape = (6, len(candidates))
         right = scores.shape == shape and scores.dtype == torch.float32
         _demand(right, method, f"scores are {tuple(scores.shape)} of {scores.dtype}; expected {shape} of float32")
         _demand(not scores.requires_grad, method, "scorer() keeps gradients; use torch.no_grad()")
@@ -267,32 +259,32 @@ def _check_scores(method: Method[Any]) -> None:
 
 
 def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]) -> None:
-    """Check that a new method that loads the tensors of `method` gives the same scores, without `start` (set-up)."""
     torch.manual_seed(11)
-    loaded, state = kind(small_task(), options), method.state_dict()
+    loaded = kind(small_task(), options)  # without `start`
+    state = method.state_dict()
     different = sorted({*loaded.state_dict()} ^ {*state})
     _demand(not different, kind, f"{different[:1]} is registered by start() alone; register it in __init__")
     try:
         loaded.load_state_dict(state)
     except RuntimeError as error:
         raise MethodFault(f"{kind.__name__}: {str(error).splitlines()[-1].strip()}; register it in __init__") from error
-    candidates, inputs = small_labels().candidates("open", "test"), small_batch(5, seed=2).inputs
+    candidates = small_labels().candidates("open", "test")
+    inputs = small_batch(5, seed=2).inputs
     same = torch.equal(_scores(loaded, candidates, inputs), _scores(method, candidates, inputs))
     _demand(same, kind, "scores change after saving and loading; register what they need as buffers")
 
 
 def _check_run(kind: str, options: Options, folder: Path) -> None:
-    """Train, save, reload, evaluate and, if possible, export a method as the commands of `duplex` do, in `folder`."""
-    inputs, settings = small_inputs(), EvaluationParams(bootstrap=10)
+    inputs = small_inputs()
+    settings = EvaluationParams(bootstrap=10)
     spec = MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed")
     run = train_method(spec, inputs, 0, CPU, settings)
     checkpoint = RunPaths(run.save(folder)).checkpoint
     method = load_checkpoint(checkpoint, inputs.task(), inputs.encoder)
     for world in WORLDS:
-        before, after = (
-            evaluate_world(each, inputs, settings, world, calibration_for(run.record, world, kind)).margins
-            for each in (run.method, method)
-        )
+        calibration = calibration_for(run.record, world, kind)
+        before = evaluate_world(run.method, inputs, settings, world, calibration).margins
+        after = evaluate_world(method, inputs, settings, world, calibration).margins
         same = np.array_equal(before.seen, after.seen, equal_nan=True)
         same = same and np.array_equal(before.unseen, after.unseen, equal_nan=True)
         _demand(same, method, f"scores in the {world} world change after saving and loading")
@@ -303,8 +295,10 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
 
 
 def small_inputs() -> RunInputs:
-    """Return all that a training run reads (labels, random features, text tower), as if from a feature cache."""
-    labels, examples, images = small_labels(), {}, []
+    """All that a training run reads (labels, random features, text tower), as if from a feature cache."""
+    labels = small_labels()
+    examples = {}
+    images = []
     for number, split in enumerate(("train", "val", "test")):
         batch = small_batch(IMAGES, number, split)
         rows = np.arange(number * IMAGES, (number + 1) * IMAGES)
@@ -316,7 +310,8 @@ def small_inputs() -> RunInputs:
 
 
 def _check_inspectable(method: Method[Any]) -> None:
-    parts, batch = method.inspectable(), small_batch(5, seed=3)
+    parts = method.inspectable()
+    batch = small_batch(5, seed=3)
     compositions = small_labels().pairs["test"]
     if parts.features is not None:
         _demand(len(parts.features(batch.inputs)) == 5, method, "inspectable(): features are not one row per image")
@@ -334,15 +329,14 @@ def _check_inspectable(method: Method[Any]) -> None:
 
 
 def _check_predictions(method: Method[Any]) -> None:
-    """Check that a method's scores are the sum of its score terms (summands), and its probabilities sum to 1.
-
-    Also check that the exported model gives the same scores, and that the method's `likelihood()`, if any, is finite.
-    """
-    values, size = method.likelihood(), small_labels().size
+    values = method.likelihood()
+    size = small_labels().size
     valid = values is None or (values.shape == (size,) and bool(torch.isfinite(values).all()))
     _demand(valid, method, f"likelihood() is not one finite number for each of the {size} compositions")
-    candidates, batch = small_labels().candidates("closed", "test"), small_batch(6, seed=4)
-    scores, terms = _scores(method, candidates, batch.inputs), method.score_terms(candidates)
+    candidates = small_labels().candidates("closed", "test")
+    batch = small_batch(6, seed=4)
+    scores = _scores(method, candidates, batch.inputs)
+    terms = method.score_terms(candidates)
     if terms is not None:
         total = torch.stack([term for _, term in terms(batch.inputs)]).sum(0)
         _demand(torch.allclose(total, scores, atol=1e-6), method, "score_terms() do not sum to the scores")

@@ -1,6 +1,6 @@
 """cd ablations && dvc repro ablate@static  ==  python pipeline/ablate.py row static"""
 
-from duplex.system.script import run_script
+from duplex.system.entry import run_script
 
 
 def work(*words: str) -> None:

@@ -1,6 +1,6 @@
 """dvc repro evaluate@shapes-duplex-0  ==  python pipeline/evaluate.py shapes duplex 0"""
 
-from duplex.system.script import run_script
+from duplex.system.entry import run_script
 
 
 def work(dataset: str, method: str, seed: str) -> None:

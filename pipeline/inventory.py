@@ -1,6 +1,6 @@
 """dvc repro inventory@shapes  ==  python pipeline/inventory.py shapes"""
 
-from duplex.system.script import run_script
+from duplex.system.entry import run_script
 
 
 def work(dataset: str) -> None:

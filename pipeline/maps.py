@@ -1,6 +1,6 @@
 """dvc repro maps@shapes  ==  python pipeline/maps.py shapes"""
 
-from duplex.system.script import run_script
+from duplex.system.entry import run_script
 
 
 def work(dataset: str) -> None:

@@ -1,6 +1,6 @@
 """dvc repro plan  ==  python pipeline/plan.py"""
 
-from duplex.system.script import run_script
+from duplex.system.entry import run_script
 
 
 def work() -> None:

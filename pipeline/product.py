@@ -1,6 +1,6 @@
 """dvc repro product@shapes-dual_scen-0  ==  python pipeline/product.py shapes dual_scen 0"""
 
-from duplex.system.script import run_script
+from duplex.system.entry import run_script
 
 
 def work(dataset: str, method: str, seed: str) -> None:

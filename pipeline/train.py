@@ -1,6 +1,6 @@
 """dvc repro train@shapes-duplex-0  ==  python pipeline/train.py shapes duplex 0"""
 
-from duplex.system.script import run_script
+from duplex.system.entry import run_script
 
 
 def work(dataset: str, method: str, seed: str) -> None:

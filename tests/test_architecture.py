@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import cache
 from graphlib import TopologicalSorter
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from duplex.system.code_hash import imported_names
 from tests.subprocesses import ROOT
 
 PACKAGE = ROOT / "duplex"
@@ -32,8 +32,27 @@ def modules() -> dict[str, Path]:
 def imports() -> dict[str, set[str]]:
     """Module -> modules of the package that it imports when it runs, in functions too; a package's own parts are not
     imports of it."""
-    return {name: {other for other in imported_names(name, path) if other in modules() and other != name}
-            for name, path in modules().items()}  # fmt: skip
+    return {name: imported_names(path) & modules().keys() - {name} for name, path in modules().items()}
+
+
+class WithoutTypes(ast.NodeTransformer):
+    """Removes imports for type checkers."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        self.generic_visit(node)
+        return node.orelse if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node
+
+
+def imported_names(path: Path) -> set[str]:
+    """Names of the modules that a module imports; `from a import b` gives both `a` and `a.b`."""
+    names: set[str] = set()
+    for node in ast.walk(WithoutTypes().visit(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import"
+            names.update([str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)])
+    return names
 
 
 def room(name: str) -> str:

@@ -27,7 +27,7 @@ from duplex.stages import evaluate, report, train
 from duplex.stages.extract import extract
 from duplex.stages.prepare import prepare
 from duplex.training.checkpoint import read_checkpoint
-from tests.features.damage import update_checksums
+from tests.features.conftest import update_checksums
 from tests.projects import draw_project, interrupt
 from tests.subprocesses import duplex, start_duplex
 

@@ -14,7 +14,7 @@ NEEDED = ("mkdocs", "material", "mkdocstrings", "mkdocs_jupyter")
 
 
 def main() -> int:
-    """Check the packages and the docstrings, then build; return the exit code."""
+    """Check the packages and the docstrings, then build; the result is the exit code."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         print(f"the manual needs {', '.join(missing)}: {install_command('docs')}", file=sys.stderr)
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def find_undocumented() -> list[str]:
-    """Return one line per public name that the API page lacks, or that has no docstring."""
+    """One line per public name that the API page lacks, or that has no docstring."""
     from docs.builder.public_names import names_on_page, undocumented
     from duplex import PUBLIC
 
@@ -38,7 +38,7 @@ def find_undocumented() -> list[str]:
 
 
 def build() -> list[str]:
-    """Build the site; return mkdocs' warnings and errors."""
+    """Build the site; the result is mkdocs' warnings and errors."""
     from mkdocs.commands.build import build as build_site
     from mkdocs.config import load_config
     from mkdocs.exceptions import MkDocsException

@@ -11,7 +11,7 @@ from duplex.cli import app
 
 
 def commands_page() -> str:
-    """Return one section per command: what it does, its arguments and its options."""
+    """One section per command: what it does, its arguments and its options."""
     parts = [
         "# Commands\n\nGenerated from `duplex COMMAND --help`. Errors are one line, and the exit code is 1,"
         " or 2 for wrong usage.\n"

@@ -59,7 +59,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
 
 
 def _normal(path: Path) -> str:
-    """Return a relative path without `..`.
+    """A relative path without `..`.
 
     >>> _normal(Path("docs/../params.yaml"))
     'params.yaml'
@@ -71,7 +71,7 @@ def _normal(path: Path) -> str:
 
 
 def params_page() -> str:
-    """Return a table per section of params.yaml."""
+    """A table per section of params.yaml."""
     parts = [
         "# params.yaml\n\nGenerated from the classes that read the file. Unknown keys and wrong values are refused with"
         " the key's name; `duplex params --check` checks a file.\n"
@@ -84,7 +84,7 @@ def params_page() -> str:
 
 
 def methods_page() -> str:
-    """Return a section per kind of method: its summary and its options."""
+    """A section per kind of method: its summary and its options."""
     parts = [
         "# Methods and their options\n\nGenerated from the modules of the kinds that come with the package."
         " [Published methods](../methods.md) has their sources, and how each was checked.\n"

@@ -15,7 +15,7 @@ NOTE = re.compile(r"^(\w+): (?=\S)")
 
 
 def with_section(text: str, names: set[str], heading: str = "Args:") -> str:
-    """Return a docstring whose lines `name: text` of known names stand, indented, under a heading.
+    """A docstring whose lines `name: text` of known names stand, indented, under a heading.
 
     >>> print(with_section("Add.\\n\\na: one number.\\n    Not zero.\\nb: another.", {"a", "b"}))
     Add.

@@ -12,12 +12,12 @@ DIRECTIVE = re.compile(r"^::: (\S+)$", re.M)
 
 
 def names_on_page(page: Path) -> list[str]:
-    """Return the dotted names that an API page shows."""
+    """The dotted names that an API page shows."""
     return DIRECTIVE.findall(page.read_text(encoding="utf-8"))
 
 
 def undocumented(root: Path, names: list[str]) -> list[str]:
-    """Return the public names, and public members of classes, that have no docstring, and parameters without a note."""
+    """The public names, and public members of classes, that have no docstring, and parameters without a note."""
     package = griffe.load(
         "duplex", search_paths=[str(root)], allow_inspection=False, resolve_aliases=True, try_relative_path=False
     )

@@ -15,7 +15,7 @@ PARTS = (" ±", " low", " high")  # endings of columns that are shown in the cel
 
 
 def with_tables(markdown: str, folder: Path) -> str:
-    """Return a page with its directives replaced by tables, each with a link to its file.
+    """A page with its directives replaced by tables, each with a link to its file.
 
     folder: the folder of the page; paths in directives are relative to it.
 
@@ -25,16 +25,21 @@ def with_tables(markdown: str, folder: Path) -> str:
 
 
 def result_table(path: Path) -> str:
-    """Return a CSV file as a Markdown table."""
+    """A CSV file as a Markdown table."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
-        columns = [name for name in reader.fieldnames or () if not name.endswith(PARTS)]
-        rows = [[_cell(row, name) for name in columns] for row in reader]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [columns, ["---"] * len(columns), *rows])
+        return markdown_table(list(reader.fieldnames or ()), list(reader))
+
+
+def markdown_table(columns: list[str], rows: list[dict[str, str]]) -> str:
+    """A table with one number per cell as Markdown, with errors and intervals in the cells of their values."""
+    shown = [name for name in columns if not name.endswith(PARTS)]
+    lines = [shown, ["---"] * len(shown), *([_cell(row, name) for name in shown] for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _cell(row: dict[str, str], name: str) -> str:
-    """Return a value with its error and its interval, which stay on one line each, and typographic minus signs.
+    """A value with its error and its interval, which stay on one line each, and typographic minus signs.
 
     >>> _cell({"AUC": "+1.2", "AUC ±": "0.1", "AUC low": "-0.5", "AUC high": "+2.9"}, "AUC").replace("\xa0", "_")
     '+1.2_±_0.1 (−0.5_to_+2.9)'

@@ -18,7 +18,7 @@ class Field:
 
 
 def read_classes(path: Path) -> dict[str, tuple[str, list[Field]]]:
-    """Return, for each class of a module, its docstring and its annotated fields."""
+    """The docstring and the annotated fields of each class of a module."""
     source = path.read_text(encoding="utf-8")
     lines = source.splitlines()
     found = {}
@@ -41,7 +41,7 @@ def _field(node: ast.AnnAssign, lines: list[str]) -> Field:
 
 
 def table(rows: list[Field]) -> str:
-    """Return fields as a Markdown table."""
+    """Fields as a Markdown table."""
     head = ["| name | type | default | meaning |", "|---|---|---|---|"]
     return "\n".join([*head, *map(_row, rows)])
 

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from duplex.errors import DuplexError, UsageError
-from duplex.system.error_report import DEBUG, report_errors, run_command
-from duplex.system.renamed import renamed_option
+from duplex.errors import UsageError
+from duplex.system.entry import DEBUG, report_errors, run_command
 from duplex.system.version import __version__
 
 __all__ = ["app", "main"]
@@ -23,10 +22,7 @@ MODULES = ["data", "own_data", "features", "methods", "score", "compare", "repor
 
 
 class CommandGroup(TyperGroup):
-    """Typer's command group with this package's handling of Ctrl-C, closed pipes and a plug-in's `sys.exit`.
-
-    An error is one line on stderr; a stop by Ctrl-C or a closed pipe has the exit code that shells expect.
-    """
+    """Typer's command group; Ctrl-C and closed pipes get the exit code that shells expect, not click's."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -34,13 +30,6 @@ class CommandGroup(TyperGroup):
         except (KeyboardInterrupt, OSError):
             with report_errors():
                 raise
-        except SystemExit as error:  # commands return or raise; an exit comes from a method's or encoder's own code
-            with report_errors():
-                if isinstance(error.__context__, BrokenPipeError):  # or from rich, which prints help
-                    raise error.__context__ from None
-                raise DuplexError(
-                    f"a method or encoder called sys.exit({error.code!r}), which ended the command; fix its code"
-                ) from error
 
 
 app = typer.Typer(
@@ -79,13 +68,6 @@ def main() -> None:
 def _run() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are not text
-    try:
-        os.getcwd()
-    except FileNotFoundError:  # libraries that look for their files would end the program
-        raise UsageError("the current folder has been deleted; change to another one") from None
-    for word in sys.argv[1:]:
-        if word == "":  # an empty path would mean the current folder
-            raise UsageError("an argument is empty, perhaps an unset shell variable; give a value or leave it out")
-        if message := renamed_option(word.partition("=")[0]):
-            raise UsageError(message)
+    if "" in sys.argv[1:]:  # an empty path would mean the current folder
+        raise UsageError("an argument is empty, perhaps an unset shell variable; give a value or leave it out")
     app()

@@ -46,10 +46,10 @@ def list_(as_json: AsJson = False) -> None:
 @group.command()
 def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Print the number of pairs and images per split, and the shares of images with frequent and with rare pairs."""
-    from duplex.data.stats import statistics, statistics_text
+    from duplex.data.stats import count_dataset, statistics_text
 
     labels, dataset = _load(*_source(name, root))
-    counts = statistics(labels, dataset.manifest if dataset else None)
+    counts = count_dataset(labels, dataset.manifest if dataset else None)
     if as_json:
         print_json(counts.to_dict())
     else:
@@ -61,7 +61,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Open every image of a data set and check its lists, labels and splits. Exits with 1 if there is a problem."""
     from duplex.data.check import check_dataset
     from duplex.data.dataset_source import ensure_images
-    from duplex.data.stats import published_differences, statistics
+    from duplex.data.stats import count_dataset, published_differences
 
     source, features = _source(name, root)
     labels, dataset = _load(source, features)
@@ -71,7 +71,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     else:
         ensure_images(source, dataset.manifest)
         issues = check_dataset(dataset, source.root)
-    differences = published_differences(name, statistics(labels, dataset.manifest if dataset else None))
+    differences = published_differences(name, count_dataset(labels, dataset.manifest if dataset else None))
     notes = dataset.notes if dataset else {}
     if as_json:
         findings = [dataclasses.asdict(issue) for issue in issues]

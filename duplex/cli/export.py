@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duplex.cli import app
+from duplex.cli.options import Force
 from duplex.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def export(
     push: Annotated[str | None, typer.Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, typer.Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
     name: Annotated[str | None, typer.Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
+    force: Force = False,
 ) -> None:
     """Export a trained run to a folder: prototypes, labels, a model card, and recognize.py, which needs numpy only."""
     from duplex.cli.predict import load_model
@@ -51,7 +53,7 @@ def export(
 
     if out is None and push is None:
         raise UsageError("no destination; give a folder, duplex export RUN OUT, or --push OWNER/NAME")
-    if out is not None and ((out / FIT).is_file() or out.resolve() == Path(run).resolve()):
+    if out is not None and (out / FIT).is_file():
         raise UsageError(
             f"{out} holds a model; an export in its place would lack its metrics and what `duplex update` reads; "
             "choose another folder"
@@ -64,7 +66,7 @@ def export(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "export" if out is None else out
         add_onnx = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder)
-        export_folder.export(recognizer.trained, chosen, folder, facts, add_onnx)  # type: ignore[arg-type]
+        export_folder.export(recognizer.trained, chosen, folder, facts, add_onnx, force=force)  # type: ignore[arg-type]
         if out is not None:
             typer.echo(f"exported {run} to {out}", err=True)
         if push is not None:

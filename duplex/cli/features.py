@@ -181,15 +181,12 @@ def import_(
 
 
 @cache.command()
-def join(
-    out: Annotated[Path, typer.Argument(help="Cache file to write, in the folder of its shards.")],
-    copy: Annotated[bool, typer.Option("--copy", help="Copy features instead of linking to the shards.")] = False,
-) -> None:
-    """Join all shards (parts encoded separately) of a feature cache into one file."""
+def join(out: Annotated[Path, typer.Argument(help="Cache file to write, in the folder of its shards.")]) -> None:
+    """Copy all shards (parts encoded separately) of a feature cache to one file."""
     from duplex.features.shards import join_shards
     from duplex.stages.extract import write_extraction_summary
 
-    rows = join_shards(out, copy=copy)
+    rows = join_shards(out)
     write_extraction_summary(out)
     typer.echo(f"joined shards: {out} has {rows} rows", err=True)
 

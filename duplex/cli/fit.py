@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from duplex.cli import app
+from duplex.cli.options import Force
 
 MINUTES = 30.0
 
@@ -29,6 +30,7 @@ def fit(
     minutes: Annotated[
         float, typer.Option(help="Time limit of training, in minutes; encoding is not counted.")
     ] = MINUTES,
+    force: Force = False,
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
 
@@ -49,6 +51,7 @@ def fit(
         weights=weights,
         minutes=minutes,
         say=say,
+        force=force,
     )
     say(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
 
@@ -66,6 +69,7 @@ def update(
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace MODEL instead of writing another folder.")
     ] = False,
+    force: Force = False,
 ) -> None:
     """Add labelled images, also of new states and objects, to a model without training.
 
@@ -80,5 +84,6 @@ def update(
         raise UsageError("--in-place and --out are both given; leave one out")
     place = model if in_place else out or model.with_name(f"{model.resolve().name}-updated")
     say = partial(typer.echo, err=True)
-    update_model(model, source.resolve(), place, images=None if images is None else images.resolve(), say=say)
+    folder = None if images is None else images.resolve()
+    update_model(model, source.resolve(), place, images=folder, say=say, force=force)
     say(f"{place} holds the updated model")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from duplex.system.terminal import escape_unprintable
+from duplex.system.entry import escape_unprintable
 
 if TYPE_CHECKING:
     from duplex.data.check import DataIssue

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duplex.system.script import LARGEST_SEED
+from duplex.system.entry import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.config.params import Params
@@ -15,6 +15,7 @@ ENGINES = ("local", "ray")
 Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of params.yaml.")]
 DatasetName = Annotated[str, typer.Argument(help="A data set of params.yaml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace what exists at the place of the output.")]
 Engine = Annotated[str, typer.Option("--engine", help="Where runs execute: local, or ray for a Ray cluster.")]
 
 

@@ -136,10 +136,10 @@ def _load(
 
 def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue]) -> None:
     """Print the issues and the statistics of a data set; raise `DuplexError` if it cannot be trained on."""
-    from duplex.data.stats import published_differences, statistics, statistics_text
+    from duplex.data.stats import count_dataset, published_differences, statistics_text
     from duplex.labels import SPLITS
 
-    counts = statistics(dataset.labels, dataset.manifest)
+    counts = count_dataset(dataset.labels, dataset.manifest)
     print(issue_lines(name, issues, dataset.notes, published_differences(name, counts)))
     print(statistics_text(name, counts))
     if dataset.made_split:

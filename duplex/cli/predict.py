@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -17,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from duplex.cli import app
-from duplex.cli.options import load_params
+from duplex.cli.options import Force, load_params
 from duplex.errors import UsageError, require
-from duplex.system.terminal import escape_unprintable
+from duplex.system.entry import escape_unprintable
 
 if TYPE_CHECKING:
     from duplex.recognition.answers import Answer, UnreadableImage
@@ -27,10 +25,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "jsonl", "csv")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
-FIRST_BYTES = re.compile(  # of answers in CSV and jsonl
-    rb'%s\n|\{"image": "(?:[^"\\]|\\.)*", (?:"top": \[\{"state": "|"error": "[^"]*"\}\n)' % ",".join(COLUMNS).encode()
-)
-FIRST_LINE = re.compile(rb"[^\n]+\.(\w+)  (?:! [^\n]+|[^\n]+ \d{1,3}\.\d %[^\n]*)\n")  # of answers in a table
 SOME_UNREADABLE = 3  # exit code
 World = Annotated[
     str | None,
@@ -78,6 +72,7 @@ def predict(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+    force: Force = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of images encoded at once.")] = 64,
     num_workers: Annotated[
         int | None, typer.Option(min=0, help="Number of processes that decode images; default: by CPU cores.")
@@ -89,10 +84,13 @@ def predict(
     Files that are not images get a line with the reason; the exit code is then 3.
     """
     from duplex.recognition.image_paths import list_images
+    from duplex.system.files import refuse_existing
 
     form = _checked_format(form, out)
     if out is not None:
-        _check_output(out)
+        if out.is_dir() or not out.parent.is_dir():
+            raise UsageError(f"{out} cannot be written; expected a file in a folder that exists")
+        refuse_existing(out, force=force)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
     files = list_images(paths, sys.stdin, partial(typer.echo, err=True))
@@ -151,17 +149,16 @@ def load_model(
 
 
 def _added_lines(recognizer: Recognizer) -> Iterator[str]:
-    """Yield a line of text per candidate that the user added: whether the model knows its state and its object."""
-    from duplex.recognition.added_words import known_words
+    """Yield a line of text per candidate that the user added: whether its state and its object were trained."""
+    from duplex.recognition.added_words import trained_words
 
     for state, name in recognizer.added:
-        known = known_words((state, name), recognizer.labels)
-        words = [f"state {state!r} is {_known(known.state)}", f"object {name!r} is {_known(known.object)}"]
+        trained = trained_words((state, name), recognizer.labels)
+        words = [
+            f"{kind} {word!r} is {'trained' if is_trained else 'new, described by text alone'}"
+            for kind, word, is_trained in (("state", state, trained.state), ("object", name, trained.object))
+        ]
         yield f"added candidate {state} {name}: {', '.join(words)}"
-
-
-def _known(known: bool) -> str:
-    return "known" if known else "new, described by text alone"
 
 
 @contextmanager
@@ -188,23 +185,6 @@ def _checked_format(form: str | None, out: Path | None) -> str:
     return form
 
 
-def _check_output(out: Path) -> None:
-    """Raise an error if `out` exists and was not written by an earlier `predict`."""
-    from duplex.data.image_tree import IMAGE_SUFFIXES
-
-    if out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"{out} cannot be written; expected a file in a folder that exists")
-    if os.path.lexists(out):
-        with suppress(OSError):
-            if out.is_file() and not out.is_symlink():
-                with out.open("rb") as file:
-                    start = file.read(1 << 16)  # a path has at most 4,096 bytes
-                table = FIRST_LINE.match(start)
-                if FIRST_BYTES.match(start) or (table and f".{table[1].decode().lower()}" in IMAGE_SUFFIXES):
-                    return
-        raise UsageError(f"{out} exists and `duplex predict` did not write it; move it or choose another --out")
-
-
 def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
     """Write the answer for each image as soon as it is ready; return the number of files that are not images."""
     unreadable, lines = 0, csv.writer(target, lineterminator="\n")
@@ -229,9 +209,9 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
 def _summary(record: dict[str, Any]) -> str:
     if "error" in record:
         return f"! {record['error']}"
-    parts = [] if record["known"] else ["none of these?"]
+    parts = [] if record["in_distribution"] else ["none of these?"]
     for guess in record["top"]:
-        new = [name for name, known in guess.get("known", {}).items() if not known]
+        new = [name for name, trained in guess.get("trained_words", {}).items() if not trained]
         note = f" (new {' and '.join(new)})" if new else "" if guess["seen"] else " (new)"
         parts.append(f"{guess['state']} {guess['object']} {100 * guess['probability']:.1f} %{note}")
     return "  ".join(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 import socket
@@ -56,8 +55,7 @@ def serve(
     try:
         import uvicorn
 
-        from duplex.recognition.limits import Limits, RareWarnings, timed_protocol
-        from duplex.recognition.server import HEADERS, application
+        from duplex.recognition.server import HEADERS, Limits, application
         from duplex.recognition.workers import image_workers
     except ImportError as error:
         raise UsageError(f"the server needs further packages ({error.name}); {install_command('serve')}") from error
@@ -66,15 +64,16 @@ def serve(
     hint = "name it after `duplex serve`"
     recognizer = load_model(model, world, device, add or [], compositions, new_share, hint=hint)
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
-    neighbours, trained = _training_images(recognizer), recognizer.trained
-    where, options = model or trained.where, (world, device, add or [], compositions, new_share)
-    load = partial(_load_same, (trained.fingerprint, recognizer.added), where, *options)
+    neighbours = _training_images(recognizer)
+    loaded = recognizer.trained.fingerprint, recognizer.added
+    where = model or recognizer.trained.where
+    load = partial(_load_same, loaded, where, world, device, add or [], compositions, new_share)
     count, threads = _processes(workers, recognizer.device)
     pool = image_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
     with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
         config = uvicorn.Config(
             application(recognizer, running, limits, neighbours, world),  # type: ignore[arg-type]
-            http=timed_protocol(limits.seconds),
+            http="h11",  # which limits the size of headers
             ws="none",
             log_level="warning",
             access_log=False,
@@ -83,7 +82,6 @@ def serve(
             limit_concurrency=limits.connections,
             timeout_graceful_shutdown=round(limits.seconds),
         )
-        logging.getLogger("uvicorn.error").addFilter(RareWarnings())
         address = f"[{host}]" if ":" in host else host
         print(f"http://{address}:{bound.getsockname()[1]}/", file=sys.stderr, flush=True)  # the socket listens
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` sets it
@@ -93,10 +91,7 @@ def serve(
 
 
 def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) -> Recognizer:
-    """Load the server's model in a worker process; raise `DuplexError` if its files changed since the server started.
-
-    loaded: the model's fingerprint and added compositions when the server started.
-    """
+    """Load the model in a worker process, unless its fingerprint or the added compositions differ from `loaded`."""
     recognizer = load_model(where, *options)
     if recognizer.trained.fingerprint != loaded[0]:
         raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
@@ -106,10 +101,7 @@ def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) 
 
 
 def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """Return the number of server processes and the number of torch threads in each.
-
-    workers: number that the user gave; None: 1 on a GPU, else up to 2, which overlap Python code with encoding.
-    """
+    """Number of worker processes and of torch threads in each. Two overlap Python code with encoding."""
     import torch
 
     cores = torch.get_num_threads()
@@ -130,10 +122,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _training_images(recognizer: Recognizer) -> Neighbours | None:
-    """Return the training images of the model's data set with features, to show images similar to an uploaded one.
-
-    None if the run is not in the current project, or if its images and features cannot be read.
-    """
+    """Images to compare uploads with; None if the run is not of this project, or if they cannot be read."""
     from duplex.stages.trained_runs import dataset_of_run, training_images
 
     dataset = dataset_of_run(Path(recognizer.trained.where))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from duplex.cli.data import group
-from duplex.cli.options import DatasetName, load_params
+from duplex.cli.options import DatasetName, Force, load_params
 from duplex.errors import UsageError, require
 
 WAYS = ("run", "knn")
@@ -19,43 +18,39 @@ PRINTED = 20  # lines on stdout
 @group.command()
 def suspects(
     name: Annotated[str, typer.Argument(help="A data set of params.yaml whose features are cached.")],
-    method: Annotated[
+    by: Annotated[
         str,
         typer.Option(
-            "--method",
             help="Judge labels by class means of a run's features (run), or by labels of the nearest images (knn).",
         ),
     ] = "run",
     run: Annotated[
         Path | None,
-        typer.Option(help="Folder of the run whose features --method run uses; default: the best run of NAME."),
+        typer.Option(help="Folder of the run whose features --by run uses; default: the best run of NAME."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write to; default: suspects/NAME.")] = None,
     images: Annotated[int, typer.Option(min=1, help="Number of images in suspects.html.")] = 200,
+    force: Force = False,
 ) -> None:
     """Rank a data set's images by how likely their labels are wrong.
 
     Writes suspects.csv, for editing, and suspects.html with the most suspicious images.
     """
-    from duplex.stages.suspects import is_page_of, write_suspects_page
     from duplex.stages.suspects import rank_suspects as rank
-    from duplex.system.files import replace_file, sha256
+    from duplex.stages.suspects import write_suspects_page
+    from duplex.system.files import refuse_existing, replace_file
 
-    require(method, WAYS, "method")
+    require(by, WAYS, "value of --by")
     params = load_params()
     folder = out or Path("suspects") / name
     csv, page = folder / "suspects.csv", folder / "suspects.html"
-    existing = [path for path in (csv, page) if os.path.lexists(path)]
-    are_files = all(path.is_file() and not path.is_symlink() for path in (csv, page))
-    if existing and not (are_files and is_page_of(page, sha256(csv))):
-        raise UsageError(
-            f"{existing[0]} exists and was edited or is not a list of suspects; move it or choose another --out"
-        )
-    table = rank(params, name, method, run)  # type: ignore[arg-type]
+    for path in (csv, page):
+        refuse_existing(path, force=force)
+    table = rank(params, name, by, run)  # type: ignore[arg-type]
     rows, root = table.head(images).to_dict("records"), params.dataset(name).source.root
     with replace_file(csv) as scratch:  # renamed once the page is written too
         table.to_csv(scratch, index=False, lineterminator="\n")
-        write_suspects_page(page, f"Suspicious labels of {name}", rows, root, sha256(scratch))  # type: ignore[arg-type]
+        write_suspects_page(page, f"Suspicious labels of {name}", rows, root)  # type: ignore[arg-type]
     for row in rows[:PRINTED]:
         label = f"{row['state']} {row['object']}"
         better = f"{row['better_state']} {row['better_object']}"
@@ -74,17 +69,19 @@ def relabel(
         Path, typer.Argument(help="CSV file with the labels that you corrected, in the columns image,state,object.")
     ],
     out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
+    force: Force = False,
 ) -> None:
     """Write a new table of a data set's images, with labels corrected by a CSV file. The original stays unchanged."""
     from duplex.data.check import SHOWN
     from duplex.data.manifest import write_manifest
     from duplex.stages.suspects import relabelled_manifest
+    from duplex.system.files import refuse_existing
 
     params = load_params()
     target = out or Path(f"{name}-relabelled.csv")
-    if target.exists() or target.suffix.lower() != ".csv":
-        reason = "exists" if target.exists() else "is not named .csv"
-        raise UsageError(f"{target} {reason}; choose another --out")
+    if target.suffix.lower() != ".csv":
+        raise UsageError(f"{target} is not named .csv; choose another --out")
+    refuse_existing(target, force=force)
     result = relabelled_manifest(params, name, edited)
     write_manifest(result.manifest, target)
     root = params.dataset(name).source.root

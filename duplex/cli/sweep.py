@@ -11,7 +11,7 @@ from duplex.cli import app
 from duplex.cli.options import ENGINES, AsJson, load_params
 from duplex.cli.options import Engine as EngineOption
 from duplex.errors import UsageError, require
-from duplex.system.script import LARGEST_SEED
+from duplex.system.entry import LARGEST_SEED
 
 if TYPE_CHECKING:
     from duplex.runs.sweep import Engine, SweepReport

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from duplex.errors import UsageError
 from duplex.labels import WORLDS, World
-from duplex.system.renamed import renamed_key, renamed_method_hint
 
 DEFAULT_KIND = "duplex"
 SHARED_KEYS = {"kind", "extends", "world", "shown_as", "per_dataset"}  # cannot be in a table of `per_dataset`
@@ -92,12 +91,11 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
     place: where params.yaml has the entry, such as `methods.duplex`, for messages.
     path: names of the entries that led to this one by `extends`, to find circles.
     """
-    if "extends" not in _check_keys(place, record):
+    if "extends" not in check_table(place, record):
         return record
     base = record["extends"]
     if not isinstance(base, str) or base not in methods:
-        hint = renamed_method_hint(str(base)) or f"known methods: {', '.join(methods)}"
-        raise UsageError(f"{place}.extends is {base!r}; {hint}")
+        raise UsageError(f"{place}.extends is {base!r}; known methods: {', '.join(methods)}")
     if base in path:
         raise UsageError(f"{place}.extends: {' -> '.join((*path, base))} is a circle; remove one `extends`")
     return _merge(_with_base(f"methods.{base}", methods[base], methods, (*path, base)), record)
@@ -133,7 +131,7 @@ def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
         if name not in datasets:
             raise UsageError(f"{where}: unknown data set; known: {', '.join(datasets)}")
         for key in TABLES:
-            check_table(f"{where}.{key}", _check_keys(where, changes).get(key, {}))
+            check_table(f"{where}.{key}", check_table(where, changes).get(key, {}))
         for key in SHARED_KEYS & changes.keys():
             raise UsageError(f"{where}.{key}: `{key}` cannot differ by data set; set it in {place}, or add a method")
     options = {key: value for key, value in record.items() if key not in RESERVED_KEYS}
@@ -153,23 +151,14 @@ def _check_members(place: str, options: Table, per_dataset: Table) -> None:
     """Raise UsageError if the option `of` (methods whose runs form a product) is wrong or varies by data set."""
     if "of" not in options:
         return
-    for name in options["of"]:
-        if not isinstance(name, str):
-            raise UsageError(f"{place}.of has {name!r}; expected names of methods")
+    of = options["of"]
+    if not isinstance(of, list | tuple) or not all(isinstance(name, str) for name in of):
+        raise UsageError(f"{place}.of is {of!r}; expected a list of names of methods")
     if "members" in options:
         raise UsageError(f"{place}.members: training fills it in; remove it")
     for dataset, changes in per_dataset.items():
         if "of" in changes:
             raise UsageError(f"{place}.per_dataset.{dataset}.of: all data sets combine the same methods; remove it")
-
-
-def _check_keys(place: str, record: Any) -> Table:
-    """Return the table `record` at `place` in params.yaml; raise UsageError for a key that has been renamed."""
-    for key, value in check_table(place, record).items():
-        is_list = key == "of" and isinstance(value, list)  # an option of methods that combine runs
-        if not is_list and (hint := renamed_key(key, RESERVED_KEYS)):
-            raise UsageError(f"{place}.{key} {hint}")
-    return cast(Table, record)
 
 
 def check_table(place: str, value: Any) -> Table:

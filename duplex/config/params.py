@@ -33,7 +33,6 @@ from duplex.options import (
     finetune_options,
 )
 from duplex.system.precision import Precision
-from duplex.system.renamed import renamed_key, renamed_method_hint
 
 PACKAGE = Path(__file__).parents[1]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$"
@@ -310,8 +309,6 @@ def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "")
 
     where: text for the message after the word "method", such as " in params.yaml, run.methods:".
     """
-    if name not in known and (hint := renamed_method_hint(name)):
-        raise UsageError(hint)
     return require(name, known, f"method{where}")
 
 
@@ -332,8 +329,7 @@ def _first_fault(error: ValidationError) -> str:
     place = ".".join(str(part) for part in fault["loc"])
     if fault["type"] in unknown:
         known = _known_keys(fault["loc"][:-1])
-        hint = renamed_key(str(fault["loc"][-1]), known) or f"unknown key; known: {', '.join(known)}"
-        return f"{place}: {hint}"
+        return f"{place}: unknown key; known: {', '.join(known)}"
     if fault["type"].startswith("missing"):
         return f"{place}: missing"
     if fault["type"] == "value_error":  # raised by our own validators

@@ -10,7 +10,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.errors import UsageError
-from duplex.system.files import kind_of_path, os_reason
 
 MAX_BYTES = 1 << 20  # of a file
 MAX_CHARACTERS = 4096  # of a text
@@ -25,8 +24,6 @@ class _Refused(Exception):
 def read_yaml(path: Path) -> Any:
     """Return the content of a YAML 1.2 file with one document. Raises UsageError for a file that cannot be read."""
     try:
-        if (kind := kind_of_path(path)) not in ("a file", "missing"):  # reading a pipe may never end
-            raise UsageError(f"{path} is {kind}; expected a file")
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise UsageError(f"{path} has {size:,} bytes; expected at most {MAX_BYTES:,}")
@@ -35,7 +32,7 @@ def read_yaml(path: Path) -> Any:
     except FileNotFoundError as error:
         raise UsageError(f"{path} does not exist here; run from the project's folder") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {os_reason(error)}") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except RecursionError as error:
         raise UsageError(
             f"{path} is nested too deeply to be read; write tables and lists inside each other with fewer levels"

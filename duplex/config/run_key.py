@@ -21,14 +21,13 @@ from duplex.system.files import sha256, sha256_once
 from duplex.system.plugins import module_of
 
 Record = dict[str, Any]
-DRAWN = ("duplex.data.shapes", "duplex.synthetic")  # code of the embedded benchmark, which draws its images
 CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluation:` that training uses
 
 
 def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> dict[str, Record]:
     """Return stage -> options and code hash that it depends on, for the pipeline stages that run once per data set."""
     entry, settings = params.dataset(dataset), params.extraction
-    other_images = () if entry.source.kind == "shapes" else DRAWN
+    drawn = ["shapes"] if entry.source.kind == "shapes" else []
     extraction: Record = {
         **_encoder_record(entry.encoder),
         "batch_size": settings.batch_size,
@@ -44,15 +43,15 @@ def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = Artifac
         "prepare": {
             "source": source,
             **features,  # images with equal features are kept in one split
-            "code": code_hash("duplex.stages.prepare", ignored=other_images),
+            "code": code_hash("prepare", *drawn),
         },
         "extract": {
             **extraction,
             **features,
-            "code": _encoder_code(params, dataset, "duplex.stages.extract", ignored=other_images),
+            "code": code_hash("extract", *drawn, modules=[family_module(entry.encoder.name)]),
         },
-        "inventory": {"code": code_hash("duplex.stages.inventory", ignored=DRAWN)},
-        "maps": {"code": _methods_code(params, "duplex.stages.maps")},
+        "inventory": {"code": code_hash("inventory")},
+        "maps": {"code": code_hash("maps", modules=_method_modules(params))},
     }
 
 
@@ -63,7 +62,7 @@ def report_record(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> Rec
     """
     table = paths.ablations / "metrics.json"
     tables = {"ablations": sha256(table)} if table.is_file() else {}
-    return {**tables, "code": _methods_code(params, "duplex.stages.report")}
+    return {**tables, "code": code_hash("report", modules=_method_modules(params))}
 
 
 def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
@@ -75,11 +74,12 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
     entry = params.entry(method)
     training, finetune = params.training(dataset, method), params.finetune(method, dataset)
     evaluation = params.evaluation.model_dump(mode="json")
-    module = module_of(method_source(entry.kind))
+    encoder = params.dataset(dataset).encoder
+    modules = [module_of(method_source(entry.kind)), family_module(encoder.name)]
     common = {
         "kind": entry.kind,
         "world": entry.world,
-        **_encoder_record(params.dataset(dataset).encoder),
+        **_encoder_record(encoder),
         **_words_record(params),
     }
     train: Record = {
@@ -88,13 +88,13 @@ def run_records(params: Params, dataset: str, method: str) -> dict[str, Record]:
         "training": training.result_settings(),
         "finetune": None if finetune is None else finetune.to_dict(),
         "calibration": {key: evaluation[key] for key in CALIBRATION},
-        "code": _encoder_code(params, dataset, "duplex.stages.train", module, ignored=DRAWN),
+        "code": code_hash("train", modules=modules),
     }
     evaluate = {
         **common,
         "threads": training.threads,
         "evaluation": evaluation,
-        "code": _encoder_code(params, dataset, "duplex.stages.evaluate", module, ignored=DRAWN),
+        "code": code_hash("evaluate", modules=modules),
     }
     if entry.members:
         members = {name: run_records(params, dataset, name)["train"] for name in entry.members}
@@ -130,12 +130,5 @@ def _digest(features: Path, dataset: str) -> str:
     return sha256(features)
 
 
-def _encoder_code(params: Params, dataset: str, *entries: str, ignored: tuple[str, ...]) -> str:
-    """Return the hash of all code that the modules `entries` and the loader of a data set's encoder import and use."""
-    return code_hash(*entries, family_module(params.dataset(dataset).encoder.name), ignored=ignored)
-
-
-def _methods_code(params: Params, entry: str) -> str:
-    """Return the hash of all code that the module `entry` and the methods under `run:` in params.yaml use."""
-    kinds = sorted({params.entry(name).kind for name in params.run.methods})
-    return code_hash(entry, *(module_of(method_source(kind)) for kind in kinds), ignored=DRAWN)
+def _method_modules(params: Params) -> set[str]:
+    return {module_of(method_source(params.entry(name).kind)) for name in params.run.methods}

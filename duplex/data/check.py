@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -13,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 
 import pandas as pd
-from PIL import Image
 
+from duplex.data.contents import content_keys
 from duplex.data.dataset import LabelledImages
-from duplex.data.image_errors import machine_fault
+from duplex.data.image_files import verify_image
 from duplex.data.image_tree import ImageTree, describe_skipped
 from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.system.progress import track
@@ -41,7 +39,7 @@ class DataIssue:
 
 
 def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
-    """Return all issues of a data set and its images below `root`, problems first."""
+    """All issues of a data set and its images below `root`, problems first."""
     issues = [*check_labels_of(dataset), *_check_images(dataset.manifest, root)]
     return sorted((issue for issue in issues if issue.count), key=lambda issue: not issue.problem)
 
@@ -72,7 +70,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
-    """Return warnings about labels that read alike in prompts, most likely one label in two spellings.
+    """Warnings about labels that read alike in prompts, most likely one label in two spellings.
 
     There is at most one line of text for states, one for objects and one for pairs.
     """
@@ -80,10 +78,7 @@ def alike_labels(dataset: LabelledImages) -> list[str]:
 
 
 def _check_splits(dataset: LabelledImages) -> DataIssue:
-    """Return an issue that lists which of the splits val and test lack images of seen or of unseen pairs.
-
-    Such splits cannot be evaluated, since their AUC is undefined.
-    """
+    """An issue that lists which of the splits val and test lack images of seen or of unseen pairs."""
     labels, manifest = dataset.labels, dataset.manifest
     known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
     missing = [
@@ -97,18 +92,21 @@ def _check_splits(dataset: LabelledImages) -> DataIssue:
 
 
 def _alike(names: Iterable[str]) -> list[str]:
-    """Return labels that differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or one
-    with an invisible character."""
+    """Labels that differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or one
+    with an invisible character.
+    """
 
     texts = pd.Series({name: _prompt_text(name) for name in names}, dtype=object)
     return texts.index[texts.duplicated(keep=False)].tolist()
 
 
 def _alike_pairs(labels: LabelSpace) -> list[str]:
-    """Return pairs with the same prompt although their states and objects differ, such as `dark red + star` and
-    `dark + red star`; pairs of states or objects that already read alike (`_alike`) are left out."""
+    """Pairs with the same prompt although their states and objects differ, such as `dark red + star` and
+    `dark + red star`; pairs of states or objects that already read alike (`_alike`) are left out.
+    """
     pairs = [divmod(c, len(labels.objects)) for c in sorted(set(chain(*(p.tolist() for p in labels.pairs.values()))))]
-    states, objects = ([_prompt_text(name) for name in names] for names in (labels.states, labels.objects))
+    states = [_prompt_text(name) for name in labels.states]
+    objects = [_prompt_text(name) for name in labels.objects]
     names: dict[str, dict[tuple[str, str], str]] = {}  # prompt -> texts of state and object -> the pair as labelled
     for m, n in pairs:
         texts = states[m], objects[n]
@@ -117,7 +115,6 @@ def _alike_pairs(labels: LabelSpace) -> list[str]:
 
 
 def _prompt_text(name: str) -> str:
-    """Return a label's text in prompts without invisible characters, in one Unicode form."""
     shown = "".join(letter for letter in name if unicodedata.category(letter) != "Cf")
     return unicodedata.normalize("NFC", prompt_name(shown))
 
@@ -128,7 +125,8 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(lambda image: verify_image(root / image), present)
         opened = list(zip(present, track(results, "opening images", len(present)), strict=True))
-    unreadable = [f"{image} ({reason})" for image, (reason, _) in opened if reason]
+    unreadable = [f"{image} ({reason})" for image, reason in opened if reason]
+    readable = [image for image, reason in opened if not reason]
     repeated = manifest["image"][manifest["image"].duplicated()]
     unlisted = [path for path in tree.images(refuse_links=False) if path not in present]
     kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
@@ -137,29 +135,28 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
         _issue("images cannot be read", unreadable, True),
         _issue("images are listed more than once", repeated.drop_duplicates(), True),
         _issue("images are in two splits (a leak)", _in_two_splits(manifest, "image"), True),
-        *content_issues(manifest, {image: digest for image, (reason, digest) in opened if not reason}),
+        *content_issues(manifest, dict(zip(readable, content_keys(root, readable), strict=True))),
         _issue("images are on disk but not listed", unlisted, False),
         _issue(f"files are skipped ({kinds})", chain.from_iterable(tree.skipped.values()), False),
     ]
 
 
 def content_issues(
-    manifest: pd.DataFrame, digests: Mapping[str, str | bytes], nouns: tuple[str, str] = ("content", "contents")
+    manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Return issues of images with the same file contents: with one label, with two labels, and in two splits.
+    """Issues of images with equal contents: with one label, with two labels, and in two splits; also with a count of 0.
 
-    An issue without images has a count of 0.
-
-    digests: image -> digest of its file; images that are missing or unreadable have none.
-    nouns: name of what the digests are of, for messages; then its plural.
+    Args:
+        keys: image -> key, equal for equal contents; images that are missing or unreadable have none.
+        nouns: name of the contents in messages; then its plural.
     """
-    content = pd.Series(digests, dtype=object)
+    content = pd.Series(keys, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))
     labels = {row.image: f"{row.state} {row.object}" for row in manifest.itertuples()}
-    firsts: dict[str | bytes, str] = {}  # digest -> the first image with it
+    firsts: dict[str, str] = {}  # key -> the first image with it
     alike, contradicted = [], []
-    for image, digest in sorted(digests.items()):
-        first = firsts.setdefault(digest, image)
+    for image, key in sorted(keys.items()):
+        first = firsts.setdefault(key, image)
         if first != image and labels[image] == labels[first]:
             alike.append(f"{image} = {first}")
         elif first != image:
@@ -173,34 +170,11 @@ def content_issues(
 
 
 def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
-    """Return texts such as `a.jpg (train) = b.jpg (test)`, one per image that occurs in several splits.
-
-    key: column by which images count as the same: path or content. A text names the first such image of each split.
-    """
+    """Texts such as `a.jpg (train) = b.jpg (test)`, one per image that occurs in several splits."""
     firsts = rows.drop_duplicates([key, "split"])
     shared = firsts[firsts[key].duplicated(keep=False)]
     named = (shared["image"] + " (" + shared["split"] + ")").groupby(shared[key], sort=False)
     return [" = ".join(names) for _, names in named]
-
-
-def verify_image(path: Path) -> tuple[str, bytes]:
-    """Read an image completely and return what is wrong with it ("" for nothing) and the sha256 of its bytes.
-
-    JPEGs are decoded at an eighth of their size, which still parses every byte. Raise MachineFault for errors of the
-    machine, such as too little memory.
-    """
-    try:
-        data = path.read_bytes()
-        if not data:
-            return "0 bytes", b""
-        with Image.open(io.BytesIO(data)) as image:
-            image.draft("RGB", (1, 1))
-            image.load()
-    except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
-        if fault := machine_fault(path, error):
-            raise fault from error
-        return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__, b""
-    return "", hashlib.sha256(data).digest()
 
 
 def _issue(what: str, names: Iterable[str], problem: bool, *, fatal: bool = False) -> DataIssue:

@@ -44,7 +44,9 @@ def load_czsl(root: Path) -> LabelledImages:
     absent = unlisted = elsewhere = 0
     for number, record in enumerate(records, 1):
         place = f"{root / METADATA}, row {number}"
-        state, thing, split = (_text(record, key, place) for key in ("attr", "obj", "set"))
+        state = _text(record, "attr", place)
+        thing = _text(record, "obj", place)
+        split = _text(record, "set", place)
         if ABSENT in (state, thing, split):
             absent += 1
         elif split not in SPLITS:
@@ -54,7 +56,8 @@ def load_czsl(root: Path) -> LabelledImages:
         elif (state, thing) not in listed[split]:
             elsewhere += 1
         else:
-            rows.append((_find(tree, record, place), state, thing, split))
+            paths = list(_candidates(record, place))
+            rows.append((next(filter(tree.has, paths), paths[0]), state, thing, split))
     if not rows:
         raise DuplexError(f"{root / METADATA}: no row has a pair of the pair lists; take both from one data set")
     notes = {
@@ -68,7 +71,7 @@ def load_czsl(root: Path) -> LabelledImages:
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a benchmark's metadata file, which is a list of dicts that torch saved, one per image.
+    """The records of a benchmark's metadata file, which is a list of dicts that torch saved, one per image.
 
     Only plain data is read: a pickle that would run code is refused.
     """
@@ -99,18 +102,7 @@ def _text(record: dict[str, Any], key: str, place: str) -> str:
     return value
 
 
-def _find(tree: ImageTree, record: dict[str, Any], place: str) -> str:
-    """Return the path, below the data set's folder, of the image of a metadata record.
-
-    It is the first of the possible paths that exists; if none exists, the first.
-    """
-    candidates = _candidates(record, place)
-    first = next(candidates)
-    return next((path for path in chain([first], candidates) if tree.has(path)), first)
-
-
 def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
-    """Yield the paths below the data set's folder at which the image of a metadata record may be."""
     image = relative_path(_text(record, "image", place), place)
     yield f"images/{image}"
     folder, slash, name = image.rpartition("/")
@@ -138,7 +130,7 @@ class PairLists:
 
 
 def label_files(root: Path) -> list[Path]:
-    """Return the paths of the metadata and of the pair lists of a benchmark."""
+    """The paths of the metadata and of the pair lists of a benchmark."""
     return [root / METADATA, *(_folder(root) / f"{split}_pairs.txt" for split in SPLITS)]
 
 
@@ -154,7 +146,7 @@ def read_pair_lists(root: Path) -> PairLists:
 
 
 def read_pair_list(path: Path) -> list[Pair]:
-    """Return the (state, object) of each line of a pair list; raise DuplexError for a line that is not two words.
+    """The (state, object) of each line of a pair list; raises DuplexError for a line that is not two words.
 
     Blank lines are ignored.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from duplex.data.manifest import COLUMNS, check_labels
+from duplex.data.manifest import COLUMNS
 from duplex.data.source_options import SplitOptions
 from duplex.data.split import SplitResult, make_split, split_by_content
 from duplex.errors import DuplexError, UsageError
@@ -26,7 +26,7 @@ class LabelledImages:
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
-    """Return the states and objects in a table of images (manifest), and per split the pairs that its images show.
+    """The states and objects in a table of images (manifest), and per split the pairs that its images show.
 
     This is for data sets that do not come with lists of pairs.
     """
@@ -47,14 +47,11 @@ def from_rows(
 
     Without the column split, the rows are split at random.
 
-    options: how to split.
-    place: the table's name in messages.
-    contents: returns a key per image, equal for images of equal content, which a random split keeps together.
+    Args:
+        contents: returns a key per image, equal for images of equal content, which a random split keeps together.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
-    check_labels(frame["state"], "state", place)
-    check_labels(frame["object"], "object", place)
     repeated = frame.duplicated()
     notes = {"rows left out because they repeat another row": int(repeated.sum())}
     frame = frame[~repeated].reset_index(drop=True)
@@ -79,10 +76,6 @@ def from_rows(
 
 
 def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOptions, place: object) -> SplitResult:
-    """Assign each row of a table to train, val or test at random.
-
-    keys: one per row, equal for images of equal content, which get the same split; None: no images are kept together.
-    """
     return make_split(frame, options, place) if keys is None else split_by_content(frame, keys, options, place)
 
 
@@ -90,12 +83,12 @@ FIRST_SEED = 1_000_000  # far from usual seeds of `split:`, which would give rel
 
 
 def split_name(dataset: str, number: int) -> str:
-    """Return the name in params.yaml of a data set's re-split (same images, new random split), such as `zap-split1`."""
+    """The name in params.yaml of a data set's re-split (same images, new random split), such as `zap-split1`."""
     return f"{dataset}-split{number}"
 
 
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
-    """Return a data set with the same rows and another random split.
+    """A data set with the same rows and another random split.
 
     Re-splits measure how much results depend on the choice of unseen pairs. The shares of unseen pairs and of held-out
     images stay the same. `number`: number of the re-split; the same number gives the same split.
@@ -108,12 +101,9 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
 
 
 def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Return the split options that describe an existing split: shares of unseen pairs and of held-out images.
+    """The split options that describe an existing split: shares of unseen pairs and of held-out images.
 
     Raises UsageError if validation or test lacks seen or unseen pairs.
-
-    rows: manifest with the columns state, object and split.
-    seed: seed to put into the options.
     """
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])

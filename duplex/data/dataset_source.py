@@ -14,7 +14,7 @@ from duplex.data.contents import content_keys, join_keys
 from duplex.data.czsl_layout import has_pair_lists, load_czsl
 from duplex.data.dataset import LabelledImages, from_rows, labels_of, resplit
 from duplex.data.image_tree import ImageTree, describe_skipped
-from duplex.data.manifest import relative_path
+from duplex.data.manifest import check_labels, relative_path
 from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.data.table import SPLIT_WORDS, is_table, read_table
 from duplex.errors import DuplexError, UsageError
@@ -23,17 +23,18 @@ Keys = Callable[[Sequence[str]], list[str]]  # images -> one key per image, equa
 
 
 def is_on_disk(source: SourceOptions) -> bool:
-    """Return whether a data set's folder exists, and its table file if it has one."""
+    """Whether a data set's folder exists, and its table file if it has one."""
     return all(path is None or path.exists() for path in (source.root, source.table))
 
 
 def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
-    """Load the manifest (table of images) and the labels of a data set.
+    """Load the manifest and the labels of a data set.
 
     If the data has no split, a random one is made; images are then opened, to keep those of equal content together.
 
-    feature_keys: for a data set with a file of features, a function from images to one key per image; images with
-        equal keys are kept together too (`duplex.features.feature_file.feature_keys`).
+    Args:
+        feature_keys: for a data set with a file of features, a function from images to one key per image; images with
+            equal keys are kept together too (`duplex.features.feature_file.feature_keys`).
     """
     data = _load_unchanged(source, partial(_keys, source.root, feature_keys))
     return data if source.resplit is None else resplit(data, source.resplit)
@@ -78,9 +79,10 @@ def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
-    """Return kind and location of the data at a path: a table, a benchmark (kind "standard"), or a folder tree.
+    """Kind and location of the data at a path: a table, a benchmark (kind "standard"), or a folder tree.
 
-    root: folder of a table's images, by default the table's own folder.
+    Args:
+        root: folder of a table's images, by default the table's own folder.
     """
     split = split or SplitOptions()
     if path.is_file() and is_table(path):
@@ -98,7 +100,7 @@ SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_WORDS)})([ _-]?({PARTS}))?|fold[ _
 
 
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
-    """Return a table of image, state and object for every image below `root`, labelled by the folder names.
+    """A table of image, state and object for every image below `root`, labelled by the folder names.
 
     Also return a note on skipped files, text -> number of files; it is empty if none were skipped.
     """
@@ -116,9 +118,11 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
         raise DuplexError(f"{root} holds no images in {FORMS}{'; skipped: ' if skipped else ''}{skipped}")
     frame = pd.DataFrame(rows, columns=["depth", "image", "state", "object"])
     if frame["depth"].nunique() > 1:
-        deep, flat = (frame.loc[frame["depth"] == depth, "image"].iloc[0] for depth in (3, 2))
+        deep = frame.loc[frame["depth"] == 3, "image"].iloc[0]
+        flat = frame.loc[frame["depth"] == 2, "image"].iloc[0]
         raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use one of {FORMS} for all")
     for kind in ("state", "object"):
+        check_labels(frame[kind], kind, root)
         names = sorted(frame[kind].unique())
         if len(names) > 1 and all(map(SPLIT_FOLDER.fullmatch, names)):
             raise DuplexError(
@@ -130,7 +134,6 @@ def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
 
 
 def _pair(folder: str, root: Path) -> list[str]:
-    """Return the state and the object in a folder name such as `sliced apple` or `sliced_apple`."""
     words = folder.split() if " " in folder else folder.split("_")
     if len(words) != 2 or not all(words):
         raise DuplexError(

@@ -6,10 +6,9 @@ import errno
 
 from duplex.errors import DuplexError
 
-FILE_ERRORS = (  # error numbers for a file that is missing, forbidden, or of a wrong name or kind
-    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
-    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL),
-)
+# Error numbers for a file that is missing, forbidden, or of a wrong name or kind
+FILE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP}
+FILE_ERRORS |= {errno.ENAMETOOLONG, errno.EINVAL}
 
 
 class MachineFault(DuplexError):
@@ -17,12 +16,9 @@ class MachineFault(DuplexError):
 
 
 def machine_fault(place: object, error: BaseException) -> MachineFault | None:
-    """Return a `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault.
+    """A `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault.
 
     An error of the operating system is judged by its number (errno); Pillow's errors about a file's content have none.
-
-    place: the file's name in the message.
-    error: the exception that reading raised.
     """
     if isinstance(error, MemoryError):
         reason = "there was not enough memory"

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from duplex.errors import DuplexError
 
-IMAGE_SUFFIXES = frozenset(
-    {
-        *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp"),
-        *(".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif"),
-    }
-)
+IMAGE_SUFFIXES = {
+    ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp",
+    ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif",
+}  # fmt: skip
 DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
 IGNORED = (".", "__MACOSX")  # beginnings of the names of files and folders that are never listed
 SHOWN = 6  # kinds of skipped files in a message
@@ -23,12 +21,12 @@ ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a file's name in lower case, or "without a suffix"."""
+    """The suffix of a file's name in lower case, or "without a suffix"."""
     return os.path.splitext(name)[1].lower() or "without a suffix"
 
 
 def describe_skipped(counts: Mapping[str, int]) -> str:
-    """Return the numbers of skipped files by kind as text, the most frequent first: `10 .heic, 2 without a suffix`."""
+    """The numbers of skipped files by kind as text, the most frequent first: `10 .heic, 2 without a suffix`."""
     common = Counter(counts).most_common(SHOWN)
     rest = sum(counts.values()) - sum(count for _, count in common)
     return ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
@@ -46,7 +44,7 @@ class ImageTree:
             raise DuplexError(f"the data root {root} is not a folder; correct its path")
 
     def has(self, path: str) -> bool:
-        """Return whether a file exists at a path below the root; raise DuplexError for a link that leaves the root."""
+        """Whether a file exists at a path below the root; raises DuplexError for a link that leaves the root."""
         folder, _, name = path.rpartition("/")
         if folder not in self._folders:
             self._folders[folder] = self._files(folder)
@@ -61,7 +59,8 @@ class ImageTree:
         Hidden files and folders, and documents (such as .txt and .csv), are ignored. The paths of other files, and of
         linked folders, are added to the attribute `skipped`.
 
-        refuse_links: raise DuplexError for a link that leaves the root; otherwise it is added to `skipped`.
+        Args:
+            refuse_links: raise DuplexError for a link that leaves the root; otherwise it is added to `skipped`.
         """
         self.skipped = {}
         yield from self._walk("", refuse_links)

@@ -25,10 +25,11 @@ SIZES = "sizes"  # key of the digest of a folder's files and their sizes in byte
 
 
 def source_record(source: SourceOptions, file: Path | None = None) -> Record:
-    """Return the record of a data set's source: its options, and a digest of its table, lists or file names.
+    """The record of a data set's source: its options, and a digest of its table, lists or file names.
 
-    file: an earlier record of the source (`write_source`). Its digests are used if the source is not on this machine,
-        for example if only its features were copied here.
+    Args:
+        file: an earlier record of the source (`write_source`). Its digests are used if the source is not on this
+            machine, for example if only its features were copied here.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     digests = _content_digests(source)
@@ -50,7 +51,8 @@ def require_prepared(source: SourceOptions, file: Path) -> None:
     """
     if not file.is_file():
         return
-    name, expected, prepared = file.parent.name, source_record(source, file), _read_record(file)
+    name = file.parent.name
+    expected, prepared = source_record(source, file), _read_record(file)
     keys = (prepared.keys() | expected.keys()) - ({SIZES} - prepared.keys())
     changed = sorted(key for key in keys if prepared.get(key) != expected.get(key))
     if not changed:
@@ -74,10 +76,7 @@ def _read_record(file: Path) -> Record:
 
 
 def _content_digests(source: SourceOptions) -> Record:
-    """Return a digest of the table, lists or file names that a data set is read from; for a folder, also of file sizes.
-
-    Empty for the drawn benchmark `shapes`, or if the data set is not on this machine.
-    """
+    """A digest of the table, lists or file names that a data set is read from; for a folder, also of file sizes."""
     if source.table is not None:
         return {CONTENT: sha256(source.table)} if source.table.is_file() else {}
     if source.kind == "shapes" or not source.root.is_dir():
@@ -91,7 +90,6 @@ def _content_digests(source: SourceOptions) -> Record:
 
 
 def _size(file: Path) -> int | None:
-    """Return a file's size in bytes; None if it cannot be read or has just been removed."""
     try:
         return file.stat().st_size
     except OSError:

@@ -15,7 +15,7 @@ import pandas as pd
 from PIL import Image
 
 from duplex import synthetic
-from duplex.data.check import verify_image
+from duplex.data.image_files import verify_image
 from duplex.data.manifest import COLUMNS
 from duplex.errors import DuplexError
 from duplex.synthetic import HARSH, LOOKS, draw_image, random_stream
@@ -24,13 +24,12 @@ from duplex.system.progress import track
 
 SEED = 7
 STATES = (
-    *("red", "green", "blue", "yellow", "dark", "faded", "striped", "dotted"),
-    *("checkered", "hollow", "blurry", "tiny", "broken", "glossy", "furry", "melted"),
-)
+    "red", "green", "blue", "yellow", "dark", "faded", "striped", "dotted",
+    "checkered", "hollow", "blurry", "tiny", "broken", "glossy", "furry", "melted",
+)  # fmt: skip
 OBJECTS = (
-    *("circle", "star", "heart", "arrow", "moon", "square"),
-    *("triangle", "cross", "ring", "drop", "house", "cloud"),
-)
+    "circle", "star", "heart", "arrow", "moon", "square", "triangle", "cross", "ring", "drop", "house", "cloud"
+)  # fmt: skip
 Pair = tuple[str, str]
 STAMP = ".drawn"  # file in the root of the images: seed and hash of the code that drew them
 UNFINISHED = "unfinished\n"
@@ -43,9 +42,11 @@ HEAD, SLOPE, TAIL = 240, 0.7, 8  # training images of the r-th pair: max(TAIL, H
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
-    """Return the manifest (table of images) of the drawn benchmark `shapes`.
+    """The manifest of the drawn benchmark `shapes`.
 
-    scale: share in (0, 1] of the images of each pair to list; at least one image remains."""
+    Args:
+        scale: share in (0, 1] of the images of each pair to list; at least one image remains.
+    """
     if not 0 < scale <= 1:
         raise DuplexError(f"scale {scale} is not in (0, 1]; leave it out for the whole benchmark")
     rng = random_stream(seed, "manifest")
@@ -62,10 +63,7 @@ def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
 
 
 def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Draw three disjoint lists of (state, object) pairs: those of training, unseen ones of val, unseen ones of test.
-
-    Training pairs are sorted by frequency, the most frequent first; together they have every state and object.
-    """
+    """Draw three disjoint lists of pairs: those of training, unseen ones of val, unseen ones of test."""
     states, objects = rng.permutation(STATES).tolist(), rng.permutation(OBJECTS).tolist()
     # Two rounds along diagonals: each state and each object is in at least two training pairs.
     rounds = max(len(states), len(objects))
@@ -78,13 +76,6 @@ def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]
 
 
 def _table(listed: dict[str, list[tuple[Pair, int]]], scale: float) -> pd.DataFrame:
-    """Return a table of images with the wanted number of images per pair, sorted within each split.
-
-    Images of a pair are numbered across splits, so that names are unique.
-
-    listed: split -> (pair, number of images) of each pair.
-    scale: factor on all numbers of images.
-    """
     used: dict[Pair, int] = {}
     rows = []
     for split, pairs in listed.items():
@@ -122,7 +113,7 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
                 "or move the folder"
             )
         write_text(stamp, UNFINISHED)  # if this is interrupted, old and new images are mixed and must be drawn again
-    missing = [name for name in manifest["image"] if not current or verify_image(root / name)[0]]
+    missing = [name for name in manifest["image"] if not current or verify_image(root / name)]
     for name in track(missing, "drawing images", len(missing)):
         with replace_file(root / name, sync=False) as scratch:
             draw(name, seed).save(scratch, format="PNG", compress_level=1)
@@ -132,7 +123,6 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
 
 
 def _stamp(seed: int) -> str:
-    """Return text with the seed and a hash of the code that draws images; if it changes, images are drawn again."""
     digest = hashlib.sha256(inspect.getsource(draw).encode())
     for path in sorted(Path(synthetic.__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())

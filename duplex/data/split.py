@@ -30,8 +30,6 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
 
     The result depends on the seed and not on the order of the rows. Raise DuplexError if fewer than two pairs can be
     held out.
-
-    place: name of the data in the message.
     """
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
@@ -69,8 +67,9 @@ def split_by_content(
     training. They stay apart if a seen pair would lose its last training image, or if two of the pairs are held out for
     different splits; `duplex data check` reports such images.
 
-    contents: key of each row's image, equal for images of equal content. If all keys differ, the result is that of
-        `make_split`.
+    Args:
+        contents: key of each row's image, equal for images of equal content. If all keys differ, the result is that of
+            `make_split`.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)
@@ -85,7 +84,6 @@ def split_by_content(
 
 
 def _in_two_splits(rows: pd.DataFrame) -> list[str]:
-    """Return the content keys (equal for images of equal content) whose images are in several splits."""
     counts = rows.groupby("content")["split"].nunique()
     return list(counts.index[counts > 1])
 
@@ -110,7 +108,7 @@ def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
 
 
 def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]]:
-    """Return up to `wanted` pairs to hold out as unseen, the first ones of `pairs` that may be held out.
+    """Up to `wanted` pairs to hold out as unseen, the first ones of `pairs` that may be held out.
 
     A pair may be held out if its state and its object each stay in another pair that is not held out.
     """
@@ -129,7 +127,7 @@ def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]
 
 
 def _divide(sizes: list[tuple[tuple[str, str], int]], options: SplitOptions) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return how many images of each seen pair go to validation and to test: pair -> (number in val, number in test).
+    """How many images of each seen pair go to validation and to test: pair -> (number in val, number in test).
 
     At least one image of each pair stays in training. Fractions of an image are carried to the next pair, so that the
     shares also hold for pairs with few images.

@@ -30,18 +30,18 @@ class DatasetStatistics:
     shares: dict[str, dict[str, float]] | None  # split -> frequency group -> share of the split's images
 
     def to_dict(self) -> dict[str, Any]:
-        train, val, test = (self.splits[split] for split in SPLITS)
+        train = self.splits["train"]
         return {
             "states": self.states,
             "objects": self.objects,
             "train": {"seen": train.seen, "images": train.images},
-            "val": {"seen": val.seen, "unseen": val.unseen, "images": val.images},
-            "test": {"seen": test.seen, "unseen": test.unseen, "images": test.images},
+            "val": vars(self.splits["val"]).copy(),
+            "test": vars(self.splits["test"]).copy(),
             "shares": self.shares and {group: self.shares["train"][group] for group in GROUPS[:3]},
         }
 
 
-def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> DatasetStatistics:
+def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> DatasetStatistics:
     """Count the listed pairs of a data set, and its images if there is a table of them (manifest)."""
     seen = labels.seen
     shares: dict[str, dict[str, float]] | None = None
@@ -53,7 +53,7 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Data
         groups = frequency_groups(rows["train"], labels.size)
         shares = {}
         for split in SPLITS:
-            counted = np.bincount(groups.of(rows[split]), minlength=len(GROUPS))
+            counted = np.bincount(groups.groups_of(rows[split]), minlength=len(GROUPS))
             shares[split] = {name: float(counted[i] / max(1, counted.sum())) for i, name in enumerate(GROUPS)}
     counts = {}
     for split in SPLITS:
@@ -63,14 +63,15 @@ def statistics(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> Data
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """Return a data set's statistics as text: a table of its counts, and the share of images in each frequency group.
+    """A data set's statistics as text: a table of its counts, and the share of images in each frequency group.
 
     Groups of compositions are head, medium, tail (by number of training images) and unseen.
     """
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
-    train, val, test = (stats.splits[split] for split in SPLITS)
+    train = stats.splits["train"]
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]
-    counts += [val.seen, val.unseen, val.images, test.seen, test.unseen, test.images]
+    for split in ("val", "test"):
+        counts += vars(stats.splits[split]).values()
     cells = [name, *("-" if count is None else f"{count:,}" for count in counts)]
     lines = _aligned([header, cells])
     if stats.shares:
@@ -85,10 +86,6 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def _published(states: int, objects: int, **splits: tuple[int, int, int]) -> DatasetStatistics:
-    """Make the statistics of a published data set from its printed counts.
-
-    splits: numbers of seen pairs, unseen pairs and images of each split.
-    """
     counts = {split: SplitCounts(*numbers) for split, numbers in splits.items()}
     return DatasetStatistics(states, objects, counts, None)
 
@@ -103,7 +100,7 @@ PUBLISHED_COUNTS = {
 
 
 def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
-    """Return one line per count of a data set that differs from the published count.
+    """One line per count of a data set that differs from the published count.
 
     The list is empty for a data set without published counts.
     """

@@ -8,13 +8,12 @@ import stat
 from pathlib import Path
 
 from duplex.errors import DuplexError
-from duplex.system.files import os_reason
 
 LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file or a pipe; raise DuplexError if it is missing, unreadable or a device, which may never end."""
+    """Read a file or a pipe; raises DuplexError if it is missing, unreadable or a device, which may never end."""
     try:
         if stat.S_ISCHR(mode := path.stat().st_mode) or stat.S_ISBLK(mode):
             raise DuplexError(f"{path} is a device; name a file")
@@ -22,11 +21,11 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise DuplexError(f"{path} does not exist") from error
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def read_text(path: Path) -> str:
-    """Read text in UTF-8, or UTF-16 with a byte-order mark; raise DuplexError for any other encoding."""
+    """Read text in UTF-8, or UTF-16 with a byte-order mark; raises DuplexError for any other encoding."""
     data = read_bytes(path)
     encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
     try:

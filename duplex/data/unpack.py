@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
 import shutil
 import stat
@@ -21,9 +22,9 @@ from duplex.system.progress import track
 
 CHUNK = 1 << 20
 DAMAGED = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error),
-    *(EOFError, NotImplementedError, RuntimeError, ValueError),
-)
+    zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, struct.error, EOFError,
+    NotImplementedError, RuntimeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ def is_archive(path: Path) -> bool:
 def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit: int) -> None:
     """Unpack the wanted files and folders of an archive to `root`; each appears complete or not at all.
 
-    take: name of a file or folder below `root` -> its possible names in the archive.
-    limit: most bytes that may be unpacked; checked while unpacking, whatever sizes the archive states.
+    Args:
+        take: name of a file or folder below `root` -> its possible names in the archive.
+        limit: most bytes that may be unpacked; checked while unpacking, whatever sizes the archive states.
     """
     staging = root / f".{archive.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)
@@ -82,7 +84,7 @@ def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Pa
 
 
 def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: int) -> int:
-    """Copy an archive member to `target` and return its size; raise `DuplexError` beyond `left` bytes.
+    """Copy an archive member to `target` and return its size; raises `DuplexError` beyond `left` bytes.
 
     Bytes are counted while copying, since the sizes that an archive states may be false.
 
@@ -103,7 +105,7 @@ def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: 
 
 
 def _safe(name: str, archive: Path) -> list[str]:
-    """Return the parts of the path of a file in an archive; raise DuplexError if it leads out of the target folder."""
+    """The parts of the path of a file in an archive; raises DuplexError if it leads out of the target folder."""
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
         raise DuplexError(
@@ -113,7 +115,7 @@ def _safe(name: str, archive: Path) -> list[str]:
 
 
 def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] | None:
-    """Return the path to which a file of an archive is unpacked, as parts below the target folder; None if not wanted.
+    """The path to which a file of an archive is unpacked, as parts below the target folder; None if not wanted.
 
     parts: path of the file in the archive.
     take: name of a wanted file or folder -> its possible names in the archive.
@@ -138,6 +140,8 @@ def _members(archive: Path) -> Iterator[tuple[Iterator[ArchiveMember], int]]:
         with tarfile.open(archive) as tar:
             entries = (entry for entry in tar if not entry.isdir())
             yield (ArchiveMember(entry.name, entry.isreg(), partial(tar.extractfile, entry)) for entry in entries), 0
+            while tar.fileobj is not None and tar.fileobj.read(CHUNK):
+                pass  # on to the end of the file, where gzip compares its checksum
 
 
 def _is_regular(info: zipfile.ZipInfo) -> bool:

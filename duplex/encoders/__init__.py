@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from duplex.encoders.families import EncoderFamily, MissingWeights, family_code, find_family
 from duplex.errors import UsageError, require
-from duplex.system.plugins import restored_folder
 from duplex.system.precision import PRECISIONS
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class EncoderIdentity:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
-        """Return the encoder identity stored in the dict `record` by `to_dict`; other keys of the dict are ignored."""
+        """The encoder identity stored in the dict `record` by `to_dict`; other keys of the dict are ignored."""
         values = {field.name: record[field.name] for field in fields(cls) if field.name not in ("dim", "code")}
         return cls(**values, dim=int(record["dim"]), code=record.get("code"))
 
@@ -64,13 +63,13 @@ class Encoder(Protocol):
     logit_scale: float  # ln(1/τ) of the pretrained model
 
     def image_transform(self, image: Image.Image) -> Tensor:
-        """Return an RGB image as the pixels that the image tower takes: [3, R, R] uint8."""
+        """An RGB image as the pixels that the image tower takes: [3, R, R] uint8."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Return the features [B, d] of images given as pixels [B, 3, R, R]: float32, not L2-normalised."""
+        """The features [B, d] of images given as pixels [B, 3, R, R]: float32, not L2-normalised."""
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, d] and patch tokens [B, T, w], float32, of images given as pixels [B, 3, R, R]."""
+        """The features [B, d] and patch tokens [B, T, w], float32, of images given as pixels [B, 3, R, R]."""
 
     @property
     def patch_shape(self) -> tuple[int, int]:
@@ -91,49 +90,44 @@ def load_encoder(
 ) -> Encoder:
     """Load a frozen encoder.
 
-    name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
-    weights: a published tag or a file, or `random:SEED` to try an architecture; missing weights raise an error and
-        are never replaced by random ones.
-    towers: "image" or "text" drops the other tower as soon as the weights are read.
-    device: cpu, cuda or cuda:NUMBER.
-    precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
+    Args:
+        name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
+        weights: a published tag or a file, or `random:SEED` to try an architecture; missing weights raise an error and
+            are never replaced by random ones.
+        towers: "image" or "text" drops the other tower as soon as the weights are read.
+        device: cpu, cuda or cuda:NUMBER.
+        precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
     """
     require(towers, TOWERS, "towers")
     require(precision, PRECISIONS, "precision")
     family, source = _find(name, weights)
-    with restored_folder(source.code is not None):
-        return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
+    return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
 
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
-    """Return an encoder's `EncoderIdentity` (what its features depend on), without building the encoder."""
+    """An encoder's `EncoderIdentity`, without building the encoder."""
     require(precision, PRECISIONS, "precision")
     return _find(name, weights)[1].identity(precision)
 
 
 def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]:
-    """Return an encoder's family, and its source (architecture, preprocessing and weights file).
-
-    For a plug-in family, the source also gets the hash of the plug-in's code.
-    """
     family, code = find_family(name), family_code(name)
-    with restored_folder(code is not None):
-        source = family.find(name, weights)
+    source = family.find(name, weights)
     return family, source if code is None else replace(source, code=code)
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
-    """Return the weights that loading an encoder would download; None if all are on disk. Nothing is downloaded."""
+    """The weights that loading an encoder would download; None if all are on disk. Nothing is downloaded."""
     return find_family(name).missing_weights(name, weights)
 
 
 def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
-    """Return the distinct words in `texts` that an encoder's text tower has no embedding for."""
+    """The distinct words in `texts` that an encoder's text tower has no embedding for."""
     return find_family(name).unknown_words(texts)
 
 
 def resolve_device(device: str) -> str:
-    """Return `device`, with "auto" replaced by "cuda" where there is a GPU and "cpu" elsewhere."""
+    """`device`, with "auto" replaced by "cuda" where there is a GPU and "cpu" elsewhere."""
     import torch
 
     if device == "auto":

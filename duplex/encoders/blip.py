@@ -57,7 +57,8 @@ class BlipFamily(EncoderFamily):
             files = ("config.json", "preprocessor_config.json", "model.safetensors")
             folder = [fetch_from_hub(place, (file,), name, FORM) for file in files][-1].parent
             fetch_from_hub(place, TOKENIZER_FILES, name, FORM)
-        config, image_config = (read_config(folder / file) for file in ("config.json", "preprocessor_config.json"))
+        config = read_config(folder / "config.json")
+        image_config = read_config(folder / "preprocessor_config.json")
         try:
             options = {"mean": image_config["image_mean"], "std": image_config["image_std"], "interpolation": "bicubic"}
             size = {"image_size": config["vision_config"]["image_size"]}

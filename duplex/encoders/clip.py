@@ -58,7 +58,6 @@ class ClipEncoder(FrozenEncoder):
         return build_model(source)
 
     def tokenizer(self, source: EncoderSource) -> Any:
-        """Return open_clip's tokenizer for a model; None in subclasses that use CLIP's byte-pair tokenizer."""
         return open_clip.get_tokenizer(source.name if source.folder is None else f"local-dir:{source.folder}")
 
     @torch.inference_mode()
@@ -70,10 +69,6 @@ class ClipEncoder(FrozenEncoder):
 
     @torch.inference_mode()
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, d] and patch tokens [B, T, w] of images, both float32.
-
-        Tokens are outputs of the last block; in a convolutional tower, cells of the last feature map.
-        """
         if hasattr(self.visual, "trunk"):
             with float32_arithmetic(self.precision):
                 cells = self.visual.trunk.forward_features(self.normalise(pixels))
@@ -89,5 +84,5 @@ class ClipEncoder(FrozenEncoder):
 
 
 def as_tokens(cells: Tensor) -> Tensor:
-    """Return a feature map [B, w, H, W] as tokens [B, H*W, w]; an input [B, T, w] is returned unchanged."""
+    """A feature map [B, w, H, W] as tokens [B, H*W, w]; an input [B, T, w] is returned unchanged."""
     return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells

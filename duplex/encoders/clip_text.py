@@ -28,8 +28,9 @@ QUICK = 1.702  # QuickGELU's constant
 class ClipTextTower:
     """A frozen `TextTower` made of the text part of an open_clip model.
 
-    tokenizer: None for CLIP's byte-pair tokenizer.
-    precision: number format of matrix products (norms and positions are float32).
+    Args:
+        tokenizer: None for CLIP's byte-pair tokenizer.
+        precision: number format of matrix products (norms and positions are float32).
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
@@ -82,7 +83,7 @@ class ClipTextTower:
         return features
 
     def _shared(self, layout: TreeLayout, lexicon: Tensor, checkpoint: bool) -> Tensor:
-        """Return the text features [P, dim] of the P prompts in a prefix tree, computing every distinct prefix once."""
+        """The text features [P, dim] of the P prompts in a prefix tree, computing every distinct prefix once."""
         x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
         x = x + self.parts.positions[layout.entry_depths]  # [E, width]
         for block, plan in zip(self.parts.blocks, layout.layers, strict=True):
@@ -107,7 +108,7 @@ class ClipTextTower:
         return output
 
     def _layout(self, tree: PromptTree, device: torch.device) -> TreeLayout:
-        """Return the index tensors by which a prefix tree of prompts is encoded; built once per tree and device."""
+        """The index tensors by which a prefix tree of prompts is encoded; built once per tree and device."""
         layouts = self._layouts.setdefault(tree, {})
         if device not in layouts:
             layouts[device] = TreeLayout.of(tree, len(self.parts.blocks), self.parts.heads, device)
@@ -124,12 +125,13 @@ class ClipTextTower:
 def encode_separately(
     parts: TextParts, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
 ) -> Tensor:
-    """Return the text features [P, dim] of prompts, each encoded by itself in the tower's own blocks.
+    """The text features [P, dim] of prompts, each encoded by itself in the tower's own blocks.
 
-    sequences: row in `lexicon` (the table of token embeddings) of each prompt's tokens [P, L], padded with -1.
-    padding: embedding `[width]` of the padding token, to fill prompts up to the context length as the model's
-        tokenizer does; None to fill them up to the longest, enough in a causal tower pooled at the end token.
-    checkpoint: whether to recompute blocks in the backward pass.
+    Args:
+        sequences: row in `lexicon` (the table of token embeddings) of each prompt's tokens [P, L], padded with -1.
+        padding: embedding `[width]` of the padding token, to fill prompts up to the context length as the model's
+            tokenizer does; None to fill them up to the longest, enough in a causal tower pooled at the end token.
+        checkpoint: whether to recompute blocks in the backward pass.
     """
     device = lexicon.device
     rows = torch.from_numpy(sequences).to(device)
@@ -157,7 +159,7 @@ def encode_separately(
 
 
 def _mask(parts: TextParts, real: Tensor, x: Tensor) -> Tensor | None:
-    """Return the mask that is added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too.
+    """The mask that is added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too.
 
     None if every token attends to every other. P: number of prompts. L: tokens per prompt.
     """
@@ -181,7 +183,7 @@ def _single(ids: tuple[int, ...], name: str) -> int:
 
 
 def _mlp(mlp: Any, h: Tensor) -> Tensor:
-    """Return the output [n, width] of the MLP of a transformer block.
+    """The output [n, width] of the MLP of a transformer block.
 
     QuickGELU, `x σ(1.702 x)`, is computed as `silu(z) / 1.702` with `z = 1.702 x`: one pass and one tensor saved for
     the gradient; open_clip's code takes three of each.

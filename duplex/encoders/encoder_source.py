@@ -43,7 +43,7 @@ class EncoderSource:
         return int(self.architecture["embed_dim"])
 
     def identity(self, precision: str) -> EncoderIdentity:
-        """Return this encoder's `EncoderIdentity` (what its features depend on) at a precision, such as "bf16".
+        """This encoder's `EncoderIdentity` at a precision, such as "bf16".
 
         The weights file is hashed once per process.
         """
@@ -51,7 +51,7 @@ class EncoderSource:
             encoder=self.name,
             architecture=config_hash(self.architecture, 16),
             weights=sha256_once(self.weights) if self.seed is None else f"random:{self.seed}",
-            preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `features.image_files`
+            preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `data.image_files`
             precision=precision,
             dim=self.dim,
             torch=_version("torch"),
@@ -62,14 +62,14 @@ class EncoderSource:
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """Return open_clip's preprocessing options, with defaults for missing ones and the architecture's image size."""
+    """open_clip's preprocessing options, with defaults for missing ones and the architecture's image size."""
     size = architecture["vision_cfg"].get("image_size", 224)
     merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
     return merged
 
 
 def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
-    """Read a JSON file of an encoder's folder; raise DuplexError if it lacks one of `keys`."""
+    """Read a JSON file of an encoder's folder; raises DuplexError if it lacks one of `keys`."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -90,14 +90,15 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
     """Raise UsageError if weights are named for an encoder whose weights are fixed.
 
-    weights: as the user named them; allowed are None and `own`, the tag of the encoder's weights.
+    Args:
+        weights: as the user named them; allowed are None and `own`, the tag of the encoder's weights.
     """
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a weights file by name; raise DuplexError if the file cannot be read as weights."""
+    """The tensors of a weights file by name; raises DuplexError if the file cannot be read as weights."""
     try:
         state: dict[str, Tensor] = load_state_dict(str(path))
     except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
@@ -106,7 +107,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, at most 200 characters; without a message, the error's type."""
+    """The first line of an error's message, at most 200 characters; without a message, the error's type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 

@@ -55,43 +55,45 @@ class EncoderFamily(ABC):
 
     @abstractmethod
     def find(self, name: str, weights: str | None) -> EncoderSource:
-        """Return the architecture, preprocessing and weights file of an encoder, downloading weights if necessary.
+        """The architecture, preprocessing and weights file of an encoder; weights are downloaded if necessary.
 
-        `weights` is the tag of published weights, or a file. Raise UsageError for a name or weights that do not exist.
+        Raises UsageError for a name or weights that do not exist.
+
+        weights: tag of published weights, or a file.
         """
 
     @abstractmethod
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
-        """Build the frozen encoder that `source` describes (architecture, preprocessing, weights file).
+        """Build the frozen encoder that `source` describes.
 
         towers: "both", "image" or "text".
         """
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
-        """Return the weights that loading an encoder would download; None if they are on disk or unknown."""
+        """Weights that loading an encoder would download; None if they are on disk or unknown."""
         return None
 
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
-        """Return the distinct words in `texts` that the text towers of this family have no embedding for."""
+        """The distinct words in `texts` that the family's text towers have no embedding for."""
         return []
 
     def catalog(self) -> list[CatalogEntry]:
-        """Return the encoders of this family that `duplex encoders list` shows."""
+        """The encoders that `duplex encoders list` shows."""
         return []
 
 
 def family_module(encoder: str) -> str:
-    """Return the name of the module that defines the family of an encoder (given by name), without importing it."""
+    """Name of the module that defines an encoder's family, which is not imported."""
     return module_of(_entry_point(encoder))
 
 
 def family_code(encoder: str) -> str | None:
-    """Return the hash of the code of an encoder's family if it is from a plug-in; None for a family of this package."""
+    """Hash of the code of an encoder's family from a plug-in; None for a family of this package."""
     return plugin_hash(family_module(encoder))
 
 
 def find_family(encoder: str) -> EncoderFamily:
-    """Return the encoder family that the encoder named `encoder` belongs to."""
+    """The family that an encoder belongs to."""
     require_type(encoder, str, "encoder")
     return _load(_entry_point(encoder))
 
@@ -104,7 +106,7 @@ def _entry_point(encoder: str) -> EntryPoint:
 
 
 def all_families() -> list[EncoderFamily]:
-    """Return all installed encoder families, sorted by name."""
+    """All installed encoder families, sorted by name."""
     return [_load(point) for point in installed_plugins(GROUP).values()]
 
 

@@ -64,9 +64,8 @@ class FrozenEncoder:
         self._pixel_shape = (3, size, size) if isinstance(size, int) else (3, *size)  # of one image
         self._visual: Any = None
         self._text: Any = None
-        mean, std = (torch.tensor(source.preprocess[key], device=self.device) for key in ("mean", "std"))
-        self._mean = mean.view(3, 1, 1)
-        self._std = std.view(3, 1, 1)
+        self._mean = torch.tensor(source.preprocess["mean"], device=self.device).view(3, 1, 1)
+        self._std = torch.tensor(source.preprocess["std"], device=self.device).view(3, 1, 1)
 
     @property
     def visual(self) -> Any:
@@ -83,13 +82,14 @@ class FrozenEncoder:
         return self._text
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Return the features [B, d] of images given as uint8 pixels [B, 3, R, R]: float32, not L2-normalised."""
+        """The features [B, d] of images given as uint8 pixels [B, 3, R, R]: float32, not L2-normalised."""
         return self.encode_patches(pixels)[0]
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the features [B, d] and the last layer's patch tokens [B, T, w] of images, both float32.
+        """The features [B, d] and the last layer's patch tokens [B, T, w] of images, both float32.
 
-        pixels: [B, 3, R, R] uint8.
+        Args:
+            pixels: [B, 3, R, R] uint8.
         """
         raise NotImplementedError
 
@@ -100,7 +100,7 @@ class FrozenEncoder:
         return count, width
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Return uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize.
+        """Uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize.
 
         Raise `UsageError` for pixels of another type or shape than `image_transform` returns.
         """

@@ -22,9 +22,10 @@ WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the 
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Return the path of published weights if they are on this disk, else None.
+    """The path of published weights if they are on this disk, else None.
 
-    published: an entry of open_clip's table of published weights.
+    Args:
+        published: an entry of open_clip's table of published weights.
     """
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
@@ -34,7 +35,7 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Return the path of the first of the files `names` of a Hugging Face repository that is on disk, or None."""
+    """The path of the first of the files `names` of a Hugging Face repository that is on disk, or None."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -43,18 +44,20 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def download_address(published: dict[str, Any]) -> str:
-    """Return the URL from which published weights would be downloaded.
+    """The URL from which published weights would be downloaded.
 
-    published: an entry of open_clip's table of published weights.
+    Args:
+        published: an entry of open_clip's table of published weights.
     """
     owner, names = _repository(published)
     return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """Return the path of published weights, downloading them if necessary.
+    """The path of published weights, downloading them if necessary.
 
-    published: an entry of open_clip's table of published weights. what: name of the weights in error messages.
+    Args:
+        published: an entry of open_clip's table of published weights. what: name of the weights in error messages.
     """
     if file := weights_on_disk(published):
         return file
@@ -63,9 +66,10 @@ def fetch_weights(published: dict[str, Any], what: str) -> Path:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
-    """Return the path of the first of the files `names` in a Hugging Face repository, downloading it if necessary.
+    """The path of the first of the files `names` in a Hugging Face repository, downloading it if necessary.
 
-    owner: the repository, OWNER/NAME. what: name of the weights in error messages. form: as in `download_error`.
+    Args:
+        owner: the repository, OWNER/NAME. what: name of the weights in error messages. form: as in `download_error`.
     """
     if file := hub_file_on_disk(owner, names):
         return file
@@ -81,9 +85,10 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM
 
 
 def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
-    """Return the error to raise if weights cannot be downloaded.
+    """The error to raise if weights cannot be downloaded.
 
-    what: name of the weights in the message. form: how an encoder's name says which folder holds its weights.
+    Args:
+        what: name of the weights in the message. form: how an encoder's name says which folder holds its weights.
     """
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
@@ -107,7 +112,6 @@ def _fetch_url(published: dict[str, Any], what: str) -> Path:
 
 
 def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return the Hugging Face repository of published weights ("" if they have none), and possible file names."""
     owner, _, file = published.get("hf_hub", "").rpartition("/")
     return owner, (file,) if file else WEIGHTS
 
@@ -125,7 +129,6 @@ def _check_reachable(url: str, what: str, form: str = FORM) -> None:
 
 
 def is_reachable(url: str) -> bool:
-    """Return whether the server of a URL responds; False if HF_HUB_OFFLINE is set."""
     try:
         _check_reachable(url, url)
     except DuplexError:

@@ -42,14 +42,14 @@ class LastBlocks:
     branch_outputs: tuple[str, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return image features [B, d] from the blocks' input `x`: tokens [B, T, w] or feature maps [B, C, H, W]."""
+        """Image features [B, d] from the blocks' input `x`: tokens [B, T, w] or feature maps [B, C, H, W]."""
         for block in self.blocks:
             x = block(x)
         return self.end(x)
 
 
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
-    """Return the last `count` blocks of an encoder's image tower, and the layers after them.
+    """The last `count` blocks of an encoder's image tower, and the layers after them.
 
     Raises UsageError if the tower has fewer blocks or an unknown architecture.
     """
@@ -77,7 +77,7 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
-    """Return the shape of one image's activations that enter the last `count` blocks: (T, w) or (C, H, W).
+    """The shape of one image's activations that enter the last `count` blocks: (T, w) or (C, H, W).
 
     The shape is found by encoding a blank image.
     """
@@ -105,10 +105,6 @@ def _select(encoder: Any, count: int) -> TowerBlocks:
 
 
 def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
-    """Return the module that holds the blocks of an encoder's image tower, and the `TowerLayout` to access them.
-
-    Raises UsageError for an unknown architecture, which may run other steps between its blocks.
-    """
     visual = getattr(encoder, "visual", None)
     trunk = getattr(visual, "trunk", visual)
     for name in ("forward", "forward_features"):
@@ -121,7 +117,6 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
 
 
 def _layouts() -> dict[Any, TowerLayout]:
-    """Return the `TowerLayout` (access to the blocks) per supported architecture, by the tower's forward function."""
     from timm.models import convnext, efficientnet, mobilenetv3, resnet, vision_transformer
 
     from duplex.encoders.openclip import ModifiedResNet, VisionTransformer
@@ -173,7 +168,6 @@ def _convnext(trunk: Any) -> TowerBlocks:
 
 
 def _without_blocks(trunk: Any) -> Any:
-    """Return a shallow copy of an image tower without its blocks, so that the blocks can be freed."""
     rest = copy.copy(trunk)
     blocks = ("transformer", "blocks", "stages", "layer1", "layer2", "layer3", "layer4")
     rest._modules = {name: part for name, part in trunk._modules.items() if name not in blocks}

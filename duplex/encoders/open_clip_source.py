@@ -47,12 +47,13 @@ SUFFIXES = (".safetensors", ".bin", ".pth")
 
 
 def find_source(name: str, weights: str | None = None) -> EncoderSource:
-    """Return the architecture, preprocessing and weights file of an open_clip encoder, downloading them if necessary.
+    """The architecture, preprocessing and weights file of an open_clip encoder, downloading them if necessary.
 
     Raises UsageError or DuplexError if the name or the weights do not exist.
 
-    name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip.
-    weights: for an architecture, a tag to download, a file, or `random:SEED`.
+    Args:
+        name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip.
+        weights: for an architecture, a tag to download, a file, or `random:SEED`.
     """
     if name.startswith((LOCAL, HUB)):
         refuse_other_weights(name, weights)
@@ -78,7 +79,7 @@ def find_source(name: str, weights: str | None = None) -> EncoderSource:
 
 
 def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
-    """Return the weights that loading an open_clip encoder would download; None if nothing would be downloaded."""
+    """The weights that loading an open_clip encoder would download; None if nothing would be downloaded."""
     if name.startswith(HUB):
         refuse_other_weights(name, weights)
         owner = name.removeprefix(HUB)
@@ -93,20 +94,20 @@ def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
     if weights_on_disk(published):
         return None
     with torch.device("meta"):  # counts parameters without allocating them
-        model = model_class(architecture)(**model_arguments(architecture))
+        model = open_clip_class(architecture)(**model_arguments(architecture))
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     return MissingWeights(download_address(published), size)
 
 
-def model_class(architecture: Config) -> Any:
-    """Return the class of open_clip that implements an architecture: CLIP, CustomTextCLIP or CoCa."""
+def open_clip_class(architecture: Config) -> Any:
+    """The class of open_clip that implements an architecture: CLIP, CustomTextCLIP or CoCa."""
     if not (architecture.get("custom_text", False) or "hf_model_name" in architecture["text_cfg"]):
         return open_clip.CLIP
     return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
 
 
 def model_arguments(architecture: Config) -> Config:
-    """Return the arguments of open_clip's class for an architecture, such that building it downloads nothing."""
+    """The arguments of open_clip's class for an architecture, such that building it downloads nothing."""
     config = copy.deepcopy(architecture)
     config.pop("custom_text", None)
     if "timm_model_name" in config["vision_cfg"]:
@@ -117,11 +118,12 @@ def model_arguments(architecture: Config) -> Config:
 
 
 def build_model(source: EncoderSource) -> Any:
-    """Build a frozen open_clip model with its weights; raise DuplexError if the weights file does not fit.
+    """Build a frozen open_clip model with its weights; raises DuplexError if the weights file does not fit.
 
-    source: architecture and weights file of the model.
+    Args:
+        source: architecture and weights file of the model.
     """
-    kind, config = model_class(source.architecture), model_arguments(source.architecture)
+    kind, config = open_clip_class(source.architecture), model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
         raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}")
@@ -139,7 +141,7 @@ def build_model(source: EncoderSource) -> Any:
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
-    """Return the image preprocessing that the published weights `tag` of an architecture were trained with.
+    """The image preprocessing that the published weights `tag` of an architecture were trained with.
 
     Raises UsageError if they were trained with another activation (GELU or QuickGELU) than the architecture's.
     """
@@ -155,7 +157,7 @@ def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
 
 
 def is_torchscript(path: Path) -> bool:
-    """Return whether a file is a TorchScript archive like OpenAI's, which holds code and does not load as weights."""
+    """Whether a file is a TorchScript archive like OpenAI's, which holds code and does not load as weights."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -175,8 +177,6 @@ def _folder_source(folder: Path) -> EncoderSource:
 
 
 def _weights_in(folder: Path) -> Path | None:
-    """Return the path of a folder's weights file, or None; usual names go first, and safetensors before pickles."""
-
     def rank(path: Path) -> tuple[bool, int, bool, str]:
         return path.stem not in USUAL_STEMS, SUFFIXES.index(path.suffix), path.stem != USUAL_STEMS[0], path.name
 
@@ -184,11 +184,7 @@ def _weights_in(folder: Path) -> Path | None:
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
-    """Return an encoder's architecture, preprocessing and weights from a weights file, which names no preprocessing.
-
-    If all published weights of the architecture share one preprocessing, it is used. Otherwise an error is raised,
-    since a guess could give wrong features.
-    """
+    """An encoder's architecture, preprocessing and weights from a weights file, which names no preprocessing."""
     convert = f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` converts it to a complete folder"
     if is_torchscript(path):
         raise DuplexError(f"{path} is a TorchScript archive, which is not loaded; {convert}")
@@ -214,9 +210,10 @@ NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
     """Write a weights file as a folder that loads as encoder `local-dir:FOLDER`, and load it once as a check.
 
-    archive: a weights file, or a TorchScript archive of OpenAI.
-    name: an architecture of open_clip.
-    tag: the published weights whose preprocessing to use; default for a TorchScript archive: "openai".
+    Args:
+        archive: a weights file, or a TorchScript archive of OpenAI.
+        name: an architecture of open_clip.
+        tag: the published weights whose preprocessing to use; default for a TorchScript archive: "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:

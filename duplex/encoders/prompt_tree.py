@@ -24,7 +24,7 @@ PAD = -1
 
 
 def pad_prompts(sequences: Prompts) -> Ints:
-    """Return prompts as an array `[P, L]` of token numbers (lexicon rows) with `PAD` after each prompt's end."""
+    """Prompts as an array `[P, L]` of token numbers (lexicon rows) with `PAD` after each prompt's end."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
         lengths = (rows != PAD).sum(1)
@@ -107,7 +107,7 @@ class PromptTree:
         return table
 
     def sequences(self) -> Ints:
-        """Return the prompts `[P, L]` that the tree was built from, padded with -1."""
+        """The prompts `[P, L]` that the tree was built from, padded with -1."""
         path = self.ancestors[self.ends]
         rows = np.full_like(path, PAD)
         prompt, up = np.nonzero(path >= 0)

@@ -19,7 +19,7 @@ RANDOM = "random"
 
 
 def random_seed(weights: str | None) -> int | None:
-    """Return the seed of weights written as `random` or `random:SEED`; None for all other weights.
+    """The seed of weights written as `random` or `random:SEED`; None for all other weights.
 
     Raises UsageError if the seed is no whole number.
     """
@@ -32,7 +32,6 @@ def random_seed(weights: str | None) -> int | None:
 
 
 def is_random(weights: str | None) -> bool:
-    """Return whether `weights` is `random` or `random:SEED`."""
     return random_seed(weights) is not None
 
 

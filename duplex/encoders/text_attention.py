@@ -11,6 +11,7 @@ small matrix products of one size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +25,11 @@ from duplex.encoders.prompt_tree import Ints, PromptTree
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Return the attention outputs [Q, width] of tokens in a prefix tree of prompts; softmax is in float32 or wider.
+    """The attention outputs [Q, width] of tokens in a prefix tree of prompts; softmax is in float32 or wider.
 
-    states: query, key and value of each token side by side, [R, 3 * width].
-    plan: index tensors that list the Q querying tokens and the tokens that each attends to.
+    Args:
+        states: query, key and value of each token side by side, [R, 3 * width].
+        plan: index tensors that list the Q querying tokens and the tokens that each attends to.
     """
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
@@ -81,10 +83,12 @@ class Gathered:
         return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
 
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
-        """Return the gradients of queries, keys and values as one tensor; to save memory, they overwrite `self.rows`.
+        """The gradients of queries, keys and values as one tensor; to save memory, they overwrite `self.rows`.
 
-        p: attention weights `p_ij` of key j for query i. grad: gradient `do` of the output [Q, H * e]. With `ds` the
-        gradient of the scores: `dv_j = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij k_j / √e`.
+        Args:
+            p: attention weights `p_ij` of key j for query i. grad: gradient `do` of the output [Q, H * e]. With `ds`
+                the gradient of the scores: `dv_j = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij
+                k_j / √e`.
         """
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
         if plan.unused_slots:
@@ -159,9 +163,8 @@ class QueryBlocks:
         Equal sizes leave few places of a block without a query.
         """
         total = len(queries)
-        count = -(-tree.tokens // BLOCK)
-        size = -(-total // count)
-        count = -(-total // size)
+        size = math.ceil(total / math.ceil(tree.tokens / BLOCK))
+        count = math.ceil(total / size)
         path = tree.ancestors[queries]  # [Q, L], itself first
         query, up = np.nonzero(path >= 0)
         pairs, inverse = np.unique(query // size * tree.tokens + path[query, up], return_inverse=True)
@@ -176,7 +179,7 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """Return the index tensors of attention among tokens; tree node `i` is row `states[i]` of their tensor."""
+        """The index tensors of attention among tokens; tree node `i` is row `states[i]` of their tensor."""
         count, size = self.mask.shape[:2]
         total, head = len(self.queries), np.arange(heads)
         query_states = states[self.queries]
@@ -198,5 +201,4 @@ class QueryBlocks:
 
 
 def _put(array: Ints, device: torch.device) -> Tensor:
-    """Copy an index array to a device as int32: int64 indices per head would take as much memory as small features."""
     return torch.from_numpy(array.astype(np.int32)).to(device)

@@ -38,7 +38,7 @@ class TextParts:
 
     @classmethod
     def of(cls, model: Any, precision: str = "fp32") -> TextParts:
-        """Return the text part of an open_clip model, frozen; parameters are copied only to convert their precision."""
+        """The text part of an open_clip model, frozen; parameters are copied only to convert their precision."""
         dtype = dtype_of(precision)
         text = getattr(model, "text", model)
         blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
@@ -112,17 +112,13 @@ class TextParts:
         )
 
     def finish(self, x: Tensor) -> Tensor:
-        """Return the text features [n, dim] of pooled hidden states [n, width], after norm and projection."""
+        """The text features [n, dim] of pooled hidden states [n, width], after norm and projection."""
         x = self.norm(x)
         if self.projection is None:
             return x
         return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     def _converted(self) -> TextParts:
-        """Return a copy of the text part: blocks' matrices in `self.dtype`, norms, positions and projection in float32.
-
-        In a float64 tower, norms, positions and projection stay in float64.
-        """
         wide = torch.float64 if self.positions.dtype == torch.float64 else torch.float32
         narrow = wide if self.dtype == torch.float32 else self.dtype
         changes: dict[str, Any] = {"dtype": narrow}
@@ -171,7 +167,6 @@ class Vocabulary:
 
     @cached_property
     def _inner(self) -> Any:
-        """The object with `encode` and `decode`: the tokenizer itself, or the one inside open_clip's wrapper."""
         return getattr(self.tokenizer, "tokenizer", self.tokenizer)
 
     @cached_property
@@ -190,7 +185,7 @@ class Vocabulary:
         return TokenFrame(tuple(ids[:start]), tuple(closing), pad)
 
     def tokens(self, text: str) -> list[int]:
-        """Return a text's token ids without start, end, padding; raise DuplexError for a word without an embedding."""
+        """A text's token ids without start, end, padding; raises DuplexError for a word without an embedding."""
         ids = self._ids(text)
         if not self._untrained.isdisjoint(ids):
             known = (word for word in text.split() if not self._untrained.isdisjoint(self._ids(word)))
@@ -198,7 +193,7 @@ class Vocabulary:
         return ids
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Return the frozen embeddings [n, width] of token ids."""
+        """The frozen embeddings [n, width] of token ids."""
         index = torch.as_tensor(ids, dtype=torch.long, device=self.table.device)
         for token in index.flatten().tolist():
             if not 0 <= token < len(self.table):

@@ -32,20 +32,20 @@ class TextTower(Protocol):
         """Token id that ends every text."""
 
     def tokens(self, text: str) -> list[int]:
-        """Return the token ids of a text without start and end; raise DuplexError for a word without an embedding."""
+        """The token ids of a text without start and end; raises DuplexError for a word without an embedding."""
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Return the frozen embeddings `[n, width]` of token ids."""
+        """The frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Return the text features `[P, dim]` of prompts: not normalised, differentiable in `lexicon`.
+        """The text features `[P, dim]` of prompts: not normalised, differentiable in `lexicon`.
 
         `tree` stores the prompts by their common prefixes, each of which is encoded once where the tower allows it.
         `checkpoint` recomputes activations in the backward pass to save memory.
         """
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Return the text features `[P, dim]` of prompts, each encoded by itself, to check `encode` against."""
+        """The text features `[P, dim]` of prompts, each encoded by itself, to check `encode` against."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
-        """Return the text features `[P, dim]` of prompts without gradients, encoding `block` prompts at a time."""
+        """The text features `[P, dim]` of prompts without gradients, encoding `block` prompts at a time."""

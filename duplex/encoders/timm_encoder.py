@@ -71,7 +71,6 @@ class TimmEncoder(FrozenEncoder):
 
     @torch.inference_mode()
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images' features [B, d] and patch tokens [B, T, w] (cells of the last feature map), float32."""
         with float32_arithmetic(self.precision):
             cells = self.visual.forward_features(self.normalise(pixels))
             features = self.visual.forward_head(cells)

@@ -38,14 +38,15 @@ CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 class ScoreAccumulator:
     """Reduce the scores of `N` images for `C` columns (compositions), added in blocks, to what the metrics need.
 
-    target: column of each image's label [N].
-    seen: mask of the columns that are seen compositions [C].
-    k: the largest k for which top-k accuracy is to be measured.
-    feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
-    bucket: group number of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude unseen columns
-        group by group, as feasibility thresholds do.
-
     Raises `UsageError` for invalid arguments. Columns sorted by group need no reordering and are the fastest to read.
+
+    Args:
+        target: column of each image's label [N].
+        seen: mask of the columns that are seen compositions [C].
+        k: the largest k for which top-k accuracy is to be measured.
+        feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
+        bucket: group number of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude unseen
+            columns group by group, as feasibility thresholds do.
     """
 
     def __init__(
@@ -78,11 +79,12 @@ class ScoreAccumulator:
         self._plans: dict[tuple[int, int], ColumnPlan] = {}
 
     def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> ScoreAccumulator:
-        """Add a block of scores [b images, w columns] to score statistics (what metrics need per image); return self.
+        """Add a block of scores [b images, w columns] to score statistics; return self.
 
-        scores: NumPy array or torch tensor of any real type; it is not changed. Computes on the tensor's device.
-        rows: indices or slice of the block's b images (default: all images).
-        first_column: the block's first column; its w columns are adjacent.
+        Args:
+            scores: NumPy array or torch tensor of any real type; it is not changed. Computes on the tensor's device.
+            rows: indices or slice of the block's b images (default: all images).
+            first_column: the block's first column; its w columns are adjacent.
         """
         is_tensor = hasattr(scores, "detach")
         if np.ma.is_masked(scores) or (is_tensor and (scores.is_meta or scores.is_sparse)):
@@ -128,7 +130,7 @@ class ScoreAccumulator:
         return self
 
     def _plan(self, first: int, width: int) -> ColumnPlan:
-        """Return the order in which to search a block of `width` score columns for the best scores; it is cached."""
+        """The order in which to search a block of `width` score columns for the best scores; it is cached."""
         if (first, width) not in self._plans:
             if sum(cached for _, cached in self._plans) + width > CACHED_COLUMNS:
                 self._plans.clear()
@@ -136,10 +138,11 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, upto: int | None = None) -> TopCompetitors:
-        """Return all images' score statistics: the label's score, the best other scores of seen and unseen columns.
+        """All images' score statistics: the label's score, the best other scores of seen and unseen columns.
 
-        upto: number of buckets (groups of unseen columns) that count, from the first on; the columns of the other
-            buckets score -inf. None: all.
+        Args:
+            upto: number of buckets (groups of unseen columns) that count, from the first on; the columns of the other
+                buckets score -inf. None: all.
         """
         *_, last = islice(self.cumulative(), None if upto is None else require_whole(upto, "upto", 0) + 1)
         return last
@@ -178,10 +181,7 @@ class ScoreAccumulator:
 
 
 def checked_columns(values: Any, name: str) -> Ints:
-    """Return the score columns of images' labels as int64; raise `UsageError` unless they are whole numbers.
-
-    name: what the message calls the numbers.
-    """
+    """The score columns of images' labels as int64; raises `UsageError` unless they are whole numbers."""
     array = np.asarray(values)
     kind, limit = array.dtype.kind, 2.0**62
     if not (kind in "iu" or (kind == "f" and (np.abs(array) < limit).all() and (array == np.trunc(array)).all())):
@@ -192,7 +192,7 @@ def checked_columns(values: Any, name: str) -> Ints:
 
 
 def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
-    """Return the names of a score matrix's columns, such as the compositions' states, as an array [C].
+    """The names of a score matrix's columns, such as the compositions' states, as an array [C].
 
     Raise `UsageError` unless there is a number or text per column. `noun`: what the message calls the names.
     """
@@ -247,7 +247,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
-        """Return the column with the best score of each image [N], the prediction at bias 0.
+        """The column with the best score of each image [N], the prediction at bias 0.
 
         Of equal scores the lowest column counts; -1 if all scores are -inf.
         """

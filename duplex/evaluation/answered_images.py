@@ -61,10 +61,11 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:
-        """A `LabelAccuracy` per state or object that occurs in the images' labels, in ascending order.
+        """A `LabelAccuracy` per state, object or pair that occurs in the images' labels, in ascending order.
 
         Args:
-            part: function that maps compositions to what is counted: `labels.state_of` or `labels.object_of`.
+            part: function that maps compositions to what is counted: `labels.state_of`, `labels.object_of`, or the
+                identity for pairs.
         """
         target, answer = part(self.target), part(self.answer)
         groups = []
@@ -78,7 +79,11 @@ class AnsweredImages:
         return groups
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """The confusion matrix [size, size] of states or objects: images by label (row) and answer (column)."""
+        """The confusion matrix [size, size] of states or objects: images by label (row) and answer (column).
+
+        Args:
+            part: function that maps compositions to states or objects: `labels.state_of` or `labels.object_of`.
+        """
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)
 

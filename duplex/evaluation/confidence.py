@@ -52,9 +52,10 @@ class Confidence:
             raise ValueError(f"{self}: expected {limits}")
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
-        """Return the log prior [C] of the candidates, the same for all seen and all unseen ones; -inf if implausible.
+        """The log prior [C] of the candidates, the same for all seen and all unseen ones; -inf if implausible.
 
-        seen, feasible: masks of the seen and of the plausible candidates [C].
+        Args:
+            seen, feasible: masks of the seen and of the plausible candidates [C].
         """
         prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.unseen_log_odds)
         for group in (seen & feasible, ~seen & feasible):
@@ -66,7 +67,7 @@ class Confidence:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Confidence:
-        """Create a `Confidence` from untrusted JSON values; raise `ValueError` or `TypeError` for invalid ones."""
+        """Create a `Confidence` from untrusted JSON values; raises `ValueError` or `TypeError` for invalid ones."""
         if flags := [name for name, value in record.items() if isinstance(value, bool)]:
             raise TypeError(f"confidence.{flags[0]} is {record[flags[0]]}; expected a number")
         return cls(**{name: float(value) for name, value in record.items()})
@@ -76,10 +77,11 @@ UNFITTED = Confidence()  # leaves the probabilities of a method as they are, bes
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Return the log probabilities [B, C] of the candidates in float64, given a method's scores [B, C].
+    """The log probabilities [B, C] of the candidates in float64, given a method's scores [B, C].
 
-    probabilities: the method's function from scores to probabilities. Probabilities below 1e-300 are raised to 1e-300
-        to keep logarithms finite, also those of candidates that are excluded by a score of -inf.
+    Args:
+        probabilities: the method's function from scores to probabilities. Probabilities below 1e-300 are raised to
+            1e-300 to keep logarithms finite, also those of candidates that are excluded by a score of -inf.
     """
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
@@ -90,14 +92,15 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
     The log-odds correct a method's preference for seen pairs; they are 0 unless there are images of both seen and
     unseen pairs.
 
-    log_p: log probabilities of the candidates [N, C], in float64.
-    target: column of each image's label [N].
-    seen: mask of the seen candidates [C].
-    new_share: expected share of images of unseen pairs; it sets the prior and the weights of the images.
-
     The loss of overconfident scores is flat far from its minimum, where long steps of Newton's method could end. The
     method therefore starts from the best of several temperatures, its steps are limited in length, and steps that would
     raise the loss are halved.
+
+    Args:
+        log_p: log probabilities of the candidates [N, C], in float64.
+        target: column of each image's label [N].
+        seen: mask of the seen candidates [C].
+        new_share: expected share of images of unseen pairs; it sets the prior and the weights of the images.
     """
     start = Confidence(new_share=new_share)
     unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)
@@ -129,7 +132,7 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
 
 
 def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
-    """Return each image's weight in the likelihood [N], and whether there are images of both seen and unseen pairs.
+    """Each image's weight in the likelihood [N], and whether there are images of both seen and unseen pairs.
 
     The weights sum to 1, those of images of unseen pairs to `new_share`. Without seen or without unseen pairs all are
     equal.
@@ -143,7 +146,7 @@ def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
 def _loss(
     theta: Tensor, log_p: Tensor, unseen: Tensor, prior: Tensor, label: Tensor, weights: Tensor
 ) -> tuple[float, Tensor, Tensor]:
-    """Return the weighted negative log-likelihood of the labels, its gradient [2] and its Hessian [2, 2].
+    """The weighted negative log-likelihood of the labels, its gradient [2] and its Hessian [2, 2].
 
     theta: the parameters [2]: the inverse temperature 1/T, and the log-odds k added to unseen pairs.
     """

@@ -38,42 +38,44 @@ class CrossFitGain:
 
 
 def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
-    """Return each unseen pair's contribution to AUC [P]: the points that its images win against images of seen pairs.
+    """Each unseen pair's contribution to AUC [P]: the points that its images win against images of seen pairs.
 
     AUC compares each of the N_u images of unseen pairs with each of the N_s images of seen pairs: a win (a bias exists
     that makes both right) counts 2 points, a tie 1. Points are whole numbers, hence their sums are exact, and `AUC =
     points.sum() / (2 N_s N_u)`.
 
-    components: each image's part of AUC, which compares it with all images of the other group (seen, unseen).
-    pair: index of each unseen image's pair [N_u].
-    pairs: number of unseen pairs P.
+    Args:
+        components: each image's part of AUC, which compares it with all images of the other group (seen, unseen).
+        pair: index of each unseen image's pair [N_u].
+        pairs: number of unseen pairs P.
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
 def pair_halves(pairs: int, count: int = HALVINGS) -> Bools:
-    """Return masks [count, pairs] that each select a random half of `pairs` pairs; the same masks in every call."""
+    """Masks [count, pairs] that each select a random half of `pairs` pairs; the same masks in every call."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(count)])
     return ranks < pairs // 2
 
 
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bools | None = None) -> CrossFitGain:
-    """Return the gain in AUC of choosing a feasibility threshold, measured on pairs that had no part in the choice.
+    """The gain in AUC of choosing a feasibility threshold, measured on pairs that had no part in the choice.
 
     Each unseen pair is measured at the thresholds that are chosen by random halves of the pairs without it.
-
-    wins: points of each unseen pair at each threshold [T, P] (`wins_by_pair`); thresholds ascending, the first excludes
-        nothing. Of equally good thresholds the lowest is chosen.
-    images: number n_p of images of each unseen pair [P].
-    seen_images: number N_s of images of seen pairs.
-    first_halves: masks of random halves of the pairs [R, P] (default: `pair_halves`).
 
     With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and `N_u = sum_p n_p`,
 
         g_p = mean_{h in H_p} (wins[t_h, p] - wins[0, p]) / (2 N_s),   t_h = argmax_t sum_{q in h} wins[t, q]
         gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
+
+    Args:
+        wins: points of each unseen pair at each threshold [T, P] (`wins_by_pair`); thresholds ascending, the first
+            excludes nothing. Of equally good thresholds the lowest is chosen.
+        images: number n_p of images of each unseen pair [P].
+        seen_images: number N_s of images of seen pairs.
+        first_halves: masks of random halves of the pairs [R, P] (default: `pair_halves`).
     """
     pairs, unseen_images = images.size, int(images.sum())
     first = pair_halves(pairs) if first_halves is None else first_halves  # [R, P]
@@ -90,6 +92,6 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bo
 
 
 def largest_clear_gain(gains: Sequence[CrossFitGain]) -> int | None:
-    """Return the index of the largest of several gains in AUC; None if no gain exceeds twice its standard error."""
+    """The index of the largest of several gains in AUC; None if no gain exceeds twice its standard error."""
     clear = [place for place, gain in enumerate(gains) if gain.is_clear]
     return max(clear, key=lambda place: gains[place].value, default=None)

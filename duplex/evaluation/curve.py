@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from duplex.errors import UsageError, require_type, shown
+from duplex.errors import UsageError, shown
 from duplex.evaluation.accumulator import Floats, TopCompetitors
 from duplex.labels import Bools, Ints
 
@@ -37,16 +37,11 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Compute each image's margin (the bias at which it becomes right or wrong) for top-`k` accuracy.
+        """Compute each image's margin for top-`k` accuracy.
 
-        competitors: score statistics, the result of `ScoreAccumulator.competitors`.
-        k: at most the `k` of that accumulator; else raise `UsageError`.
+        Args:
+            k: at most the `k` of that accumulator; else raise `UsageError`.
         """
-        if not isinstance(competitors, TopCompetitors):
-            raise UsageError(
-                f"competitors is {shown(competitors)}; expected score statistics, the result of "
-                "`ScoreAccumulator.competitors()`"
-            )
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
                 f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
@@ -63,7 +58,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """Return the mask [N] of the images that are classified right if `bias` is added to unseen pairs' scores."""
+        """The mask [N] of the images that are classified right if `bias` is added to unseen pairs' scores."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -85,11 +80,7 @@ class Curve:
 
     @classmethod
     def of(cls, margins: Margins) -> Curve:
-        """Compute the exact seen–unseen curve.
-
-        margins: the bias of each image at which it becomes right or wrong.
-        """
-        require_type(margins, Margins, "margins")
+        """Compute the exact seen–unseen curve."""
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
         seen_until = np.searchsorted(breakpoints, margins.seen, side="left")
@@ -100,9 +91,10 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Return the curve's seen and unseen accuracies, each [P + 1], over chosen images, such as a bootstrap sample.
+        """The curve's seen and unseen accuracies, each [P + 1], over chosen images, such as a bootstrap sample.
 
-        seen, unseen: indices of the images of seen and of unseen pairs; repeated indices count repeatedly.
+        Args:
+            seen, unseen: indices of the images of seen and of unseen pairs; repeated indices count repeatedly.
         """
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
@@ -122,9 +114,10 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """Return a bias that leads to a curve point: the middle of its interval, or a value beyond the breakpoints.
+        """A bias that leads to a curve point: the middle of its interval, or a value beyond the breakpoints.
 
-        point: index of the point, from 0 (lowest biases) to the number of breakpoints (highest biases).
+        Args:
+            point: index of the point, from 0 (lowest biases) to the number of breakpoints (highest biases).
         """
         v = self.breakpoints
         if not v.size:
@@ -136,10 +129,11 @@ class Curve:
         return float(v[point - 1] / 2 + v[point] / 2)
 
     def table(self, limit: int | None = 500) -> pd.DataFrame:
-        """Return the curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
+        """The curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
 
-        limit: approximate number of points, evenly spread along the curve; None: all points. The ends and the point of
-            the best harmonic mean are always included.
+        Args:
+            limit: approximate number of points, evenly spread along the curve; None: all points. The ends and the point
+                of the best harmonic mean are always included.
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
@@ -156,20 +150,22 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Return the share of images that are right at each of the P + 1 points of a seen–unseen curve.
+    """The share of images that are right at each of the P + 1 points of a seen–unseen curve.
 
-    until: last point at which each image is right [N]; -1: right at none.
-    breakpoints: P, number of biases at which an image becomes right or wrong.
+    Args:
+        until: last point at which each image is right [N]; -1: right at none.
+        breakpoints: P, number of biases at which an image becomes right or wrong.
     """
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Return the share of images that are right at each of the P + 1 points of a seen–unseen curve.
+    """The share of images that are right at each of the P + 1 points of a seen–unseen curve.
 
-    since: first point at which each image is right [N]; P + 1: right at none.
-    breakpoints: P, number of biases at which an image becomes right or wrong.
+    Args:
+        since: first point at which each image is right [N]; P + 1: right at none.
+        breakpoints: P, number of biases at which an image becomes right or wrong.
     """
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
@@ -179,6 +175,6 @@ def _share(counts: Ints, images: int) -> Floats:
 
 
 def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
-    """Return the elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
+    """The elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
     total = seen + unseen
     return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)

@@ -25,7 +25,7 @@ BucketNumbers = NDArray[Any]  # [C] in the narrowest integer type that holds the
 
 
 class FeasibilityBlocks(Protocol):
-    """Feasibility (how plausible each composition is), computed in blocks for label spaces too large for memory."""
+    """Feasibility, computed in blocks for label spaces too large for memory."""
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
         """Yield the feasibility values in blocks: (index of the block's first composition, values)."""
@@ -35,7 +35,7 @@ FeasibilityValues = Floats | FeasibilityBlocks  # [C], +inf for seen columns
 
 
 def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Floats:
-    """Return `count` evenly spaced thresholds from the least to the greatest feasibility of unseen compositions."""
+    """`count` evenly spaced thresholds from the least to the greatest feasibility of unseen compositions."""
     parts = (values[~seen[first : first + len(values)]] for first, values in _blocks(feasible))
     ends = [(part.min(), part.max()) for part in parts if part.size]
     if not ends:
@@ -44,10 +44,11 @@ def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Flo
 
 
 def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
-    """Return each composition's bucket [C]: the number of `steps` (thresholds) that exclude it as implausible.
+    """Each composition's bucket [C]: the number of `steps` (thresholds) that exclude it as implausible.
 
-    steps: thresholds, ascending. Compositions in bucket 0 reach every threshold; `ScoreAccumulator` includes buckets
-        from 0 on.
+    Args:
+        steps: thresholds, ascending. Compositions in bucket 0 reach every threshold; `ScoreAccumulator` includes
+            buckets from 0 on.
     """
     kind = np.min_scalar_type(-steps.size - 1)
     below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
@@ -55,7 +56,7 @@ def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
 
 
 def is_feasible(feasible: FeasibilityValues, threshold: float) -> Bools:
-    """Return the mask [C] of compositions whose feasibility (how plausible they are) is at least the threshold."""
+    """The mask [C] of compositions whose feasibility is at least the threshold."""
     return np.concatenate([values >= threshold for _, values in _blocks(feasible)])
 
 
@@ -82,12 +83,12 @@ class Threshold:
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """Return the feasibility threshold with the best validation AUC; of equally good ones the lowest.
-
-    accumulator: statistics of the scores of **validation** images, with unseen pairs grouped by these thresholds.
-    steps: thresholds to choose from, ascending.
+    """The feasibility threshold with the best validation AUC; of equally good ones the lowest.
 
     Raise `DuplexError` without validation images of both seen and unseen pairs.
+
+    Args:
+        accumulator: statistics of the scores of **validation** images, with unseen pairs grouped by these thresholds.
     """
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)

@@ -72,7 +72,7 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
 
 
 def _numbers(text: str, place: str) -> Floats | None:
-    """Return the vector in a line of a GloVe file, given the text after its first word.
+    """The vector in a line of a GloVe file, given the text after its first word.
 
     None if the line is for several words, such as "at a@b.com 0.3" (published files have a few such lines). `place`
     names the line in errors.

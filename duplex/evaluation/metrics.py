@@ -45,7 +45,7 @@ class Metrics:
     tied: float | None = None  # share of images that are wrong only because the label ties with the best of its group
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the metrics as JSON values, accuracies in percent."""
+        """The metrics as JSON values, accuracies in percent."""
         return {name: value if name in NO_PERCENTAGES else _percent(value) for name, value in vars(self).items()}
 
 
@@ -66,12 +66,12 @@ def measure(
 ) -> Metrics:
     """Compute S, U, HM, AUC and the accuracies of states and objects from score statistics.
 
-    competitors: score statistics (best scores of each image), the result of `ScoreAccumulator.competitors`.
-    k: an image is right if its pair is among the best k.
-    states: state of each column [C], for the accuracy of states.
-    objects: object of each column [C], for the accuracy of objects.
-    rounds: number of bootstrap rounds over images for the intervals of S, U and HM; 0: none.
-    seed: seed of the bootstrap.
+    Args:
+        competitors: score statistics, the result of `ScoreAccumulator.competitors`.
+        k: an image is right if its pair is among the best k.
+        states: state of each column [C], for the accuracy of states.
+        objects: object of each column [C], for the accuracy of objects.
+        rounds: number of bootstrap rounds over images for the intervals of S, U and HM; 0: none.
     """
     rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)
@@ -109,19 +109,20 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """Return a table of accuracies by frequency group: head, medium, tail and unseen compositions.
+    """A table of accuracies by frequency group: head, medium, tail and unseen compositions.
 
     Head to tail are the seen compositions by number of training images. A line per group has numbers of compositions,
     of training and of test images, and accuracies in percent (NaN without images).
 
-    train, test: composition of each training image and of each test image.
-    right: name of an accuracy column of the table -> mask of the test images that are predicted right.
+    Args:
+        train, test: composition of each training image and of each test image.
+        right: name of an accuracy column of the table -> mask of the test images that are predicted right.
     """
     import pandas as pd
 
     table = pd.DataFrame({"group": list(GROUPS), "compositions": groups.sizes})
     for split, images in (("train", train), ("test", test)):
-        counts = np.bincount(groups.of(images), minlength=len(GROUPS))
+        counts = np.bincount(groups.groups_of(images), minlength=len(GROUPS))
         table[f"{split}_images"] = counts
         table[f"{split}_percent"] = 100 * counts / max(images.size, 1)
     for run, hits in right.items():
@@ -129,7 +130,7 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
             raise DuplexError(
                 f"{run} has results for {hits.size} images, the test split has {test.size}; evaluate it again"
             )
-        counted = np.bincount(groups.of(test), weights=hits, minlength=len(GROUPS))
+        counted = np.bincount(groups.groups_of(test), weights=hits, minlength=len(GROUPS))
         images = table["test_images"].to_numpy()
         table[run] = np.divide(100 * counted, images, out=np.full(len(GROUPS), np.nan), where=images > 0)
     return table

@@ -25,9 +25,10 @@ class Reliability:
     def of(cls, probability: Floats, right: Bools, weight: Floats, bins: int = BINS) -> Reliability:
         """Group answers into bins by their probability.
 
-        probability: probability of each answer [N], from 0 to 1.
-        right: mask of right answers [N].
-        weight: weights of the images [N]; they are scaled to sum to 1.
+        Args:
+            probability: probability of each answer [N], from 0 to 1.
+            right: mask of right answers [N].
+            weight: weights of the images [N]; they are scaled to sum to 1.
         """
         place = np.minimum((probability * bins).astype(int), bins - 1)
         share = weight / weight.sum()
@@ -44,7 +45,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Return weights [N] that give images of unseen pairs the share `new_share`, assumed to be their share in practice.
+    """Weights [N] that give images of unseen pairs the share `new_share`, assumed to be their share in practice.
 
     The weights sum to 1, those of unseen pairs to `new_share`. Without images of seen or of unseen pairs, all are
     equal.

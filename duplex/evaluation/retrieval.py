@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.errors import UsageError
 from duplex.evaluation.accumulator import Floats
 from duplex.labels import Ints
 
@@ -33,8 +32,6 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
         queries: vectors [Q, d].
         gallery: vectors to choose from [N, d].
     """
-    if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
-        raise UsageError(f"queries {queries.shape} and gallery {gallery.shape} must be matrices of the same width")
     return most_similar(unit(queries), unit(gallery), k)
 
 

@@ -31,12 +31,13 @@ POINTS = 20
 def sampled_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
-    """Return the metrics at about 20 sampled biases, as published tables compute them.
+    """The metrics at about 20 sampled biases, as published tables compute them.
 
-    blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
-    target: column of each image's label [N].
-    seen, feasible_mask: masks of the columns [C] (default: all feasible).
-    k: an image is right if its label is among the best k.
+    Args:
+        blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
+        target: column of each image's label [N].
+        seen, feasible_mask: masks of the columns [C] (default: all feasible).
+        k: an image is right if its label is among the best k.
     """
     mask = torch.as_tensor(np.asarray(seen, dtype=bool))
     feasible = torch.as_tensor(np.asarray(np.ones_like(seen) if feasible_mask is None else feasible_mask, dtype=bool))
@@ -51,13 +52,15 @@ def sampled_metrics(
         shifted = torch.where(mask, scores, scores + bias).masked_fill(~feasible, INFEASIBLE)
         return (shifted.topk(k, dim=1).indices == labels[rows, None]).any(dim=1)  # [b]
 
-    ends_of = []
+    far_parts = []
+    margin_parts = []
     for rows, block in blocks():
         scores = _tensor(block, rows)
         barrier = scores[:, mask].topk(k, dim=1).values[:, -1]
         margin = barrier - scores.gather(1, labels[rows, None])[:, 0] - EPSILON  # raises a label to the k-th seen score
-        ends_of.append((is_right(scores, rows, FAR), margin))
-    far, margins = (torch.cat(parts) for parts in zip(*ends_of, strict=True))  # [N] each
+        far_parts.append(is_right(scores, rows, FAR))
+        margin_parts.append(margin)
+    far, margins = torch.cat(far_parts), torch.cat(margin_parts)  # [N] each
     chosen = margins[~is_seen & far].sort().values
     biases = chosen[:: max(chosen.numel() // POINTS, 1)]
     hits = torch.zeros(len(biases), 2, dtype=torch.int64)  # seen and unseen images that are right at each bias
@@ -85,11 +88,6 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
 
 
 def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[Any], k: int) -> Metrics:
-    """Return the metrics from numbers of right images at each bias.
-
-    hits: numbers of right images of seen and of unseen pairs [biases, 2].
-    biases: numbers added to the scores of unseen pairs; the last one, 1000, stands for infinity.
-    """
     images = np.array([seen_images, unseen_images])
     accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
     best, both = accuracy.max(axis=0), bool(images.all())

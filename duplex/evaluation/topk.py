@@ -54,10 +54,11 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """Return the order in which to search the columns of a block of scores, group by group.
+        """The order in which to search the columns of a block of scores, group by group.
 
-        groups: group number of each of the block's columns [w]: 0 for seen, from 1 on for unseen, -1 for infeasible
-            ones.
+        Args:
+            groups: group number of each of the block's columns [w]: 0 for seen, from 1 on for unseen, -1 for infeasible
+                ones.
         """
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
@@ -74,10 +75,7 @@ class ColumnPlan:
 
 
 def checked_mask(values: Any, name: str) -> Bools:
-    """Return a mask as bool; raise `UsageError` unless its values are true or false, or 1 or 0.
-
-    name: what the message calls the mask.
-    """
+    """A mask as bool; raises `UsageError` unless its values are true or false, or 1 or 0."""
     array = np.asarray(values)
     if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
         raise UsageError(f"{name} must be true or false for each column")
@@ -85,13 +83,14 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Return the group number of each composition (column) [C]: 0 if seen, 1 + bucket if unseen, -1 if infeasible.
-
-    seen: mask of the seen columns [C].
-    bucket: number of each unseen column's group, from 0 [C] (default: 0 for all).
-    feasible_mask: mask of the feasible columns [C] (default: all).
+    """The group number of each composition (column) [C]: 0 if seen, 1 + bucket if unseen, -1 if infeasible.
 
     The integer type is the narrowest that holds the numbers. Raise `UsageError` for other shapes or values.
+
+    Args:
+        seen: mask of the seen columns [C].
+        bucket: number of each unseen column's group, from 0 [C] (default: 0 for all).
+        feasible_mask: mask of the feasible columns [C] (default: all).
     """
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
@@ -111,15 +110,17 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Return each image's label score, and its best `k` other scores in each range of columns that belong to one group.
-
-    block: scores [b, w], a NumPy array; they are not changed.
-    plan: order and ranges of the block's columns, with R ranges.
-    label_position: position of each label in the ordered block [b]; -1 if the label is not among its feasible columns.
+    """Each image's label score, and its best `k` other scores in each range of columns that belong to one group.
 
     The results are label scores [b] (-inf if the position is -1), the best other scores [R, b, k], and the place of the
     best one [R, b]. Scores descend along `k`, filled up with -inf. A place counts from the start of its range and is
     the first of equal scores. NaN counts as the largest, so that callers find it.
+
+    Args:
+        block: scores [b, w], a NumPy array; they are not changed.
+        plan: order and ranges of the block's columns, with R ranges.
+        label_position: position of each label in the ordered block [b]; -1 if the label is not among its feasible
+            columns.
     """
     dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
     label = np.full(len(block), -np.inf)
@@ -157,7 +158,6 @@ def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
 
 
 def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield a block of scores in parts (first row, part), with columns of one group adjacent, as `plan` orders them."""
     if plan.order is None:
         yield 0, block
         return
@@ -166,14 +166,13 @@ def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArr
 
 
 def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
-    """Yield slices that divide `rows` rows of `width` scores into parts of at most `scores` scores, or one row."""
     step = max(1, scores // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Return each image's label score and its best `k` other scores per group of columns, for a torch tensor `block`.
+    """Each image's label score and its best `k` other scores per group of columns, for a torch tensor `block`.
 
     Computes on the tensor's device; otherwise like `topk_per_group`, which describes arguments and results.
     """

@@ -43,7 +43,8 @@ class Components:
     def of(cls, margins: Margins) -> Components:
         if not margins.seen.size or not margins.unseen.size:
             return cls(np.full(margins.seen.size, np.nan), np.full(margins.unseen.size, np.nan))
-        seen, unseen = (np.sort(values[~np.isnan(values)]) for values in (margins.seen, margins.unseen))
+        seen = np.sort(margins.seen[~np.isnan(margins.seen)])
+        unseen = np.sort(margins.unseen[~np.isnan(margins.unseen)])
         below = _rank(unseen, margins.seen) / margins.unseen.size
         above = (seen.size - _rank(seen, margins.unseen)) / margins.seen.size
         return cls(
@@ -72,7 +73,7 @@ class Components:
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
     def minus(self, other: Components) -> Components:
-        """Return each image's part of the difference in AUC: this method minus another one on the same images."""
+        """Each image's part of the difference in AUC: this method minus another one on the same images."""
         return Components(self.seen - other.seen, self.unseen - other.unseen)
 
 
@@ -83,16 +84,15 @@ def _rank(among: Floats, values: Floats) -> Floats:
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """Return S, U and best HM of each method in each bootstrap round over images [methods, rounds, 3].
+    """S, U and best HM of each method in each bootstrap round over images [methods, rounds, 3].
 
-    methods: margins (biases at which images become right or wrong) of each method on the same images. A round draws the
-        same images for all methods.
+    Args:
+        methods: margins of each method on the same images. A round draws
+            the same images for all methods.
     """
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
-    if rounds < 0:
-        raise UsageError(f"rounds is {rounds}; expected 0 or more")
     drawn = np.full((len(methods), rounds, 3), np.nan)
     for turn in range(rounds):
         chosen_seen = rng.integers(0, seen_images, seen_images) if seen_images else slice(0)
@@ -104,7 +104,7 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """Return the interval that holds the middle 95 % of bootstrap values; None without values or if one is NaN."""
+    """The interval that holds the middle 95 % of bootstrap values; None without values or if one is NaN."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -121,12 +121,13 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """Return the differences of two methods, `second - first`, on the same images: metric -> `Difference`.
+    """The differences of two methods, `second - first`, on the same images: metric -> `Difference`.
 
     A difference has a 95 % interval and p-value. The metrics are `seen, unseen, hm, auc`; undefined ones are left out.
 
-    first, second: the methods' margins (biases at which images become right or wrong).
-    rounds, seed: number of rounds and random seed of the bootstrap over images.
+    Args:
+        first, second: the methods' margins.
+        rounds, seed: number of rounds and random seed of the bootstrap over images.
     """
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
@@ -141,7 +142,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Return the two-sided p-value of bootstrapped differences [rounds]: twice the smaller share on one side of 0.
+    """The two-sided p-value of bootstrapped differences [rounds]: twice the smaller share on one side of 0.
 
     Differences of 0 count on both sides. None without rounds.
     """
@@ -165,15 +166,16 @@ NAMES = tuple(METRICS)
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Return the differences of two methods, `second - first`, averaged over seeds: metric -> `Difference`.
+    """The differences of two methods, `second - first`, averaged over seeds: metric -> `Difference`.
 
     A difference has a 95 % interval and p-value. The metrics are `seen, unseen, hm, auc`; undefined ones are left out.
 
-    first, second: the methods' margins (biases at which images become right or wrong), one `Margins` per seed.
-    rounds, seed: number of rounds and random seed of the bootstrap over seeds and images; with one training seed over
-        images only, and AUC is compared by DeLong's method.
-
     Raise `UsageError` unless both methods have the same number of seeds.
+
+    Args:
+        first, second: the methods' margins, one `Margins` per seed.
+        rounds, seed: number of rounds and random seed of the bootstrap over seeds and images; with one training seed
+            over images only, and AUC is compared by DeLong's method.
     """
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
@@ -186,10 +188,11 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Return the `Difference` of each metric (value, 95 % interval and p-value) by name, from bootstrapped differences.
+    """The `Difference` of each metric (value, 95 % interval and p-value) by name, from bootstrapped differences.
 
-    values: differences of the first D of the metrics `seen, unseen, hm, auc` [D]; NaN: the metric is left out.
-    draws: the same differences in each bootstrap round [rounds, D].
+    Args:
+        values: differences of the first D of the metrics `seen, unseen, hm, auc` [D]; NaN: the metric is left out.
+        draws: the same differences in each bootstrap round [rounds, D].
     """
     return {
         name: Difference(float(value), percentiles(change), bootstrap_p(change))
@@ -199,7 +202,7 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Return the indices of all runs, of all images of seen pairs and of all images of unseen pairs.
+    """The indices of all runs, of all images of seen pairs and of all images of unseen pairs.
 
     With them, `mean_change` (the mean difference of two methods) covers all data, not a bootstrap sample.
     """
@@ -208,37 +211,42 @@ def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
 
 def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
     """Draw a bootstrap sample: indices of runs and of images of seen and of unseen pairs, with replacement."""
-    drawn, seen, unseen = (rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs))
+    drawn, seen, unseen = [rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs)]
     return drawn, seen, unseen
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Return the mean difference of two methods in S, U, HM and AUC [4] over chosen runs and images.
+    """The mean difference of two methods in S, U, HM and AUC [4] over chosen runs and images.
 
-    curves: for each of the two methods, the seen–unseen curves of its runs.
-    runs, seen, unseen: indices of runs, of images of seen pairs and of images of unseen pairs; repeated indices count
-        repeatedly.
+    Args:
+        curves: for each of the two methods, the seen–unseen curves of its runs.
+        runs, seen, unseen: indices of runs, of images of seen pairs and of images of unseen pairs; repeated indices
+            count repeatedly.
     """
     drawn, times = np.unique(runs, return_counts=True)
-    change = [summary_of(curves[1][run], seen, unseen) - summary_of(curves[0][run], seen, unseen) for run in drawn]
+    change = [
+        headline_metrics(curves[1][run], seen, unseen) - headline_metrics(curves[0][run], seen, unseen) for run in drawn
+    ]
     mean: Floats = np.average(change, axis=0, weights=times)
     return mean
 
 
-def summary_of(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
-    """Return S, U, best HM and AUC [4] of a seen–unseen curve, over chosen images.
+def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
+    """S, U, best HM and AUC [4] of a seen–unseen curve, over chosen images.
 
-    seen, unseen: indices of the images of seen and of unseen pairs; repeated indices count repeatedly.
+    Args:
+        seen, unseen: indices of the images of seen and of unseen pairs; repeated indices count repeatedly.
     """
     s, u = curve.resampled(seen, unseen)
     return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area_under_curve(s, u)])
 
 
 def area_under_curve(seen: Floats, unseen: Floats) -> float:
-    """Return the area under the curve through the points (unseen accuracy, seen accuracy), by trapezoids.
+    """The area under the curve through the points (unseen accuracy, seen accuracy), by trapezoids.
 
-    seen, unseen: accuracies at the curve's points, unseen accuracy rising. The area left of the first point (images of
-        unseen pairs that are right at every bias) is included.
+    Args:
+        seen, unseen: accuracies at the curve's points, unseen accuracy rising. The area left of the first point (images
+            of unseen pairs that are right at every bias) is included.
     """
     steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
     return float(steps.sum() + unseen[0] * seen[0])
@@ -261,11 +269,12 @@ def compare_splits(
 ) -> SplitComparison:
     """Compare two methods over re-splits of a data set: the same images with other random choices of unseen pairs.
 
-    first, second: the methods' margins (biases at which images become right or wrong): per split, one `Margins` per
-        seed, with the same seeds and images in both.
-    rounds, seed: number of rounds and random seed of the bootstrap over splits, training seeds and images.
-
     Raise `UsageError` for fewer than two splits, or if the methods differ in splits or seeds.
+
+    Args:
+        first, second: the methods' margins: per split, one `Margins` per
+            seed, with the same seeds and images in both.
+        rounds, seed: number of rounds and random seed of the bootstrap over splits, training seeds and images.
     """
     splits = len(first), len(second)
     if splits[0] != splits[1] or splits[0] < 2:

@@ -19,14 +19,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from duplex.data.image_errors import MachineFault, machine_fault
-from duplex.errors import DuplexError, shown
-from duplex.features.image_files import BadImageFile, read_image
+from duplex.data.image_files import BadImageFile, read_image
+from duplex.errors import DuplexError
 from duplex.features.layout import ENCODED, status_of_reason
 
 RowRange = tuple[int, int]  # rows [start, stop)
 RETRY = 255  # status of an image to be read again; never written
 AHEAD = 2  # batches that a worker may be ahead
-OPEN_FILES, OPEN_FILES_PER_WORKER = 64, 8  # that the process needs at most
+OPEN_FILES = 64  # that the process needs at most,
+OPEN_FILES_PER_WORKER = 8  # and for each worker
 
 
 @dataclass(eq=False)
@@ -42,7 +43,7 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
     transform: Callable[[Image.Image], Tensor]
 
     def __post_init__(self) -> None:
-        self.black = torch.zeros_like(transformed(Image.new("RGB", (8, 8)), self.transform))
+        self.black = torch.zeros_like(self.transform(Image.new("RGB", (8, 8))))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -54,7 +55,7 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
             return self.black, RETRY
 
     def read(self, row: int) -> tuple[Tensor, int]:
-        """Return an image's pixels and status (read, or why not); raise `MachineFault` if memory or disk fails."""
+        """An image's pixels and status (read, or why not); raises `MachineFault` if memory or disk fails."""
         try:
             return self._pixels(row), ENCODED
         except BadImageFile as bad:
@@ -69,23 +70,8 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
             raise machine_fault(path, error) or BadImageFile("cannot be resized") from error
 
 
-def transformed(image: Image.Image, transform: Callable[[Image.Image], Tensor]) -> Tensor:
-    """Apply an encoder's `image_transform` to an RGB image and return the pixels [3, R, R] uint8.
-
-    Raise `DuplexError` if `transform` is not a function or returns anything else: encoders may come from other
-    packages.
-    """
-    if not callable(transform):
-        raise DuplexError(f"the encoder's image_transform is {shown(transform)}; expected a function of an RGB image")
-    pixels = transform(image)
-    if not isinstance(pixels, Tensor) or pixels.dtype != torch.uint8 or pixels.ndim != 3 or len(pixels) != 3:
-        found = f"{list(pixels.shape)} {pixels.dtype}" if isinstance(pixels, Tensor) else shown(pixels)
-        raise DuplexError(f"the encoder's image_transform returned {found}; expected a tensor [3, R, R] of torch.uint8")
-    return pixels
-
-
 def decoding_workers(wanted: int | Literal["auto"]) -> int:
-    """Return the number of processes that decode images; "auto": one per available core, less one for the encoder."""
+    """Number of processes that decode images; "auto": one per available core, less one for the encoder."""
     if wanted != "auto":
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -102,12 +88,13 @@ def decode_batches(
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Decode each range of images ahead in worker processes; yield (first row, pixels [B, 3, R, R], statuses [B]).
 
-    A status says whether an image was read, or why it could not be (`features.layout`).
-
-    num_workers: number of worker processes; 0: decode in this process.
-    pinned: put pixels into pinned memory, for a GPU. Without a GPU, the workers run at a lower priority than the
-        encoder, which uses the same cores: one preempted thread of a matrix product delays all of them. At the lowest
-        priority, other users' jobs would starve the workers.
+    Args:
+        images: the images.
+        ranges: the rows of each batch.
+        num_workers: number of worker processes; 0: decode in this process.
+        pinned: put pixels into pinned memory, for a GPU. Without a GPU, the workers run at a lower priority than the
+            encoder, which uses the same cores: one preempted thread of a matrix product delays all of them. At the
+            lowest priority, other users' jobs would starve the workers.
     """
     if num_workers:
         allow_open_files(OPEN_FILES + OPEN_FILES_PER_WORKER * num_workers)
@@ -126,10 +113,7 @@ def decode_batches(
 
 
 def allow_open_files(count: int) -> None:
-    """Let this process have `count` files open at once; raise `DuplexError` if the system does not allow that.
-
-    With too few open files, decoding processes would fail or hang.
-    """
+    """Let this process open `count` files at once, without which decoding processes would fail or hang."""
     limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY or limit >= count:
         return
@@ -146,9 +130,7 @@ def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[Non
     """Raise `DuplexError` if a process that decodes images dies during the `with` block.
 
     The block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the main
-    process is at that moment.
-
-    kept: text for the error message about the finished work that is not lost.
+    process is at that moment. `kept` says in the message which finished work is not lost.
     """
     try:
         yield

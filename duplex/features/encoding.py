@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -17,7 +16,6 @@ from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
 from duplex.features.layout import ALL_ZERO, CODES, ENCODED, FIRST_BAD, NOT_FINITE, SCALES, Statuses, scale_shape
 from duplex.features.tokens import quantize
-from duplex.system.plugins import restored_folder
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
@@ -31,17 +29,14 @@ MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory"
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """Choice of the encoder outputs to store per image besides the CLS feature, such as patch tokens."""
+    """The encoder outputs to store per image besides the CLS feature."""
 
     patches: bool = False  # patch tokens
     block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
     bits: int = 16  # per number of the block inputs
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """Return the HDF5 data sets in which a cache stores the chosen encoder outputs: name -> shape per image.
-
-        The shapes are found by encoding a blank image.
-        """
+        """The data sets in which a cache stores the outputs, each with its shape per image, found on a blank image."""
         if not self.patches and not self.block_inputs:
             return {}
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
@@ -55,7 +50,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch of images that the device (CPU or GPU) is encoding; copies of its outputs to the CPU are queued."""
+    """A batch of images that the device is encoding; copies of its outputs to the CPU are queued."""
 
     start: int
     statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
@@ -64,14 +59,19 @@ class PendingBatch:
 
     @classmethod
     def launch(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, outputs: OutputSpec) -> PendingBatch:
-        """Start encoding a batch of pixels and return the pending batch, which on a CPU is already encoded.
+        """Start encoding a batch of pixels, which on a CPU is finished at once.
 
-        start: row of the batch's first image.
-        decoded: a status per image [B], which says whether the image could be read.
+        Args:
+            encoder: the frozen encoder.
+            start: row of the batch's first image.
+            pixels: preprocessed images [B, 3, R, R] uint8.
+            decoded: a status per image [B], which says whether the image could be read.
+            outputs: what to return besides `cls`.
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
-        pixels, decoded = (x.to(device, non_blocking=asynchronous) for x in (pixels, decoded))
+        pixels = pixels.to(device, non_blocking=asynchronous)
+        decoded = decoded.to(device, non_blocking=asynchronous)
         encoded = encode_outputs(encoder, pixels, outputs)
         halves = {name: value.half() for name, value in encoded.items()}
         finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves.values()]).all(0)
@@ -82,17 +82,15 @@ class PendingBatch:
         values = {name: half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0) for name, half in halves.items()}
         if outputs.block_inputs and outputs.bits == 8:
             values[CODES], values[SCALES] = quantize(values.pop("block_inputs"))
-        statuses, *copies = (x.to("cpu", non_blocking=asynchronous) for x in (statuses, *values.values()))
+        statuses = statuses.to("cpu", non_blocking=asynchronous)
+        values = {name: value.to("cpu", non_blocking=asynchronous) for name, value in values.items()}
         done = torch.cuda.Event() if asynchronous else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
-        return cls(start, statuses, dict(zip(values, copies, strict=True)), done)
+        return cls(start, statuses, values, done)
 
     def result(self) -> tuple[int, Statuses, Values]:
-        """Wait for the device; return the row of the batch's first image, a status per image and the encoder outputs.
-
-        A status [B] says whether an image was encoded, or why it was not. Outputs: HDF5 data set -> [B, ...].
-        """
+        """Wait for the device: row of the first image, statuses [B], and outputs [B, ...] by data set."""
         if self.done is not None:
             self.done.synchronize()
         return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
@@ -104,75 +102,28 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dic
     `cls` has one feature per image. If chosen, `patch` has one per image patch, and `block_inputs` the activations that
     enter the image tower's last blocks.
 
-    Raise `DuplexError`, which names the encoder, for an output that is no floating-point tensor of the expected shape
-    on the encoder's device.
-
     pixels: preprocessed images [B, 3, R, R] uint8.
     outputs: which outputs to return besides `cls`.
     """
-    is_plugin = encoder.identity.code is not None
-    with capture_block_input(encoder, outputs.block_inputs) as inputs, restored_folder(is_plugin):
-        encoded: Any = encoder.encode_patches(pixels) if outputs.patches else (encoder.encode_images(pixels),)
-    if not isinstance(encoded, (tuple, list)) or len(encoded) != 1 + outputs.patches:
+    with capture_block_input(encoder, outputs.block_inputs) as inputs:
+        if outputs.patches:
+            cls, patch = encoder.encode_patches(pixels)
+            values = {"cls": cls, "patch": patch}
+        else:
+            values = {"cls": encoder.encode_images(pixels)}
+    if values["cls"].shape != (len(pixels), encoder.dim):
         raise DuplexError(
-            f"encode_patches of encoder {encoder.name!r} returned {_describe(encoded)}; expected CLS features and "
-            "patch tokens, two tensors"
+            f"encoder {encoder.name!r} returned features of shape {tuple(values['cls'].shape)}; expected "
+            f"{(len(pixels), encoder.dim)}"
         )
-    if len(inputs) != bool(outputs.block_inputs):
-        raise DuplexError(
-            f"encoder {encoder.name!r} ran its image tower {len(inputs)} times to encode one batch; expected once, as "
-            "block inputs are stored"
-        )
-    rows = len(pixels)
-    _check_output(encoder, "CLS features", encoded[0], (rows, encoder.dim))
-    values = {"cls": encoded[0]}
-    if outputs.patches:
-        _check_output(encoder, "patch tokens", encoded[1], (rows, "T", "w"))
-        values["patch"] = encoded[1]
     if outputs.block_inputs:
-        _check_output(encoder, "block inputs", inputs[0], (rows, *["…"] * (inputs[0].dim() - 1)))
+        if len(inputs) != 1:
+            raise DuplexError(
+                f"encoder {encoder.name!r} ran its image tower {len(inputs)} times to encode one batch; expected once, "
+                "as block inputs are stored"
+            )
         values["block_inputs"] = inputs[0]
     return {name: value.detach() for name, value in values.items()}
-
-
-def require_repeatable(encoder: Encoder, outputs: OutputSpec) -> None:
-    """Raise `DuplexError` if an encoder gives different features for the same image, as it does with active dropout."""
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    transformed = [encoder.image_transform(Image.fromarray(noise))[None].to(encoder.device) for _ in range(2)]
-    outputs_of_both = ([*encode_outputs(encoder, pixels, outputs).values()] for pixels in transformed)
-    # what is not finite is no error here: such an image gets a status of its own
-    first, second = ([value.nan_to_num() for value in values] for values in outputs_of_both)
-    for one, other in zip(first, second, strict=True):
-        if one.shape != other.shape or not torch.allclose(one, other, rtol=1e-2, atol=1e-3 * float(one.abs().max())):
-            raise DuplexError(
-                f"encoder {encoder.name!r} gives other features when it encodes the same image again; switch off "
-                "dropout (`eval()`) and random augmentation in it"
-            )
-
-
-def _check_output(encoder: Encoder, noun: str, value: object, shape: tuple[int | str, ...]) -> None:
-    """Raise `DuplexError` unless an encoder's output is a floating-point tensor of the expected shape and device.
-
-    noun: name of the output, for the message.
-    shape: expected shape; a string stands for any size.
-    """
-    if isinstance(value, Tensor) and value.is_floating_point() and value.device.type == encoder.device.type:
-        sizes = zip(value.shape, shape, strict=False)
-        if value.dim() == len(shape) and all(isinstance(wanted, str) or size == wanted for size, wanted in sizes):
-            return
-    raise DuplexError(
-        f"encoder {encoder.name!r} returned {_describe(value)} as {noun}; expected a floating-point tensor of shape "
-        f"({', '.join(map(str, shape))}) on {encoder.device}"
-    )
-
-
-def _describe(value: object) -> str:
-    """Return the type of a value for an error message, with the shape, dtype and device of a tensor."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}, {value.dtype} on {value.device}"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of length {len(value)}"
-    return "None" if value is None else f"a value of the type {type(value).__module__}.{type(value).__qualname__}"
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
@@ -189,10 +140,9 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches of pixels in order; yield (row of the first image, status per image, encoder outputs) of each.
+    """Encode batches of pixels in order; yield the `result` of each.
 
-    A status [B] says whether an image was encoded, or why it was not. Outputs: HDF5 data set -> [B, ...]. On CUDA, the
-    next batch is started before the result of the current one is awaited.
+    On CUDA, the next batch is started before the result of the current one is awaited.
     """
     in_flight = int(encoder.device.type == "cuda")
     pending: list[PendingBatch] = []
@@ -208,10 +158,7 @@ def encode_batches(
 def report_memory_shortage(
     batch_size: int, remedy: str = "finished rows are kept: run the same command again with a smaller --batch-size"
 ) -> Iterator[None]:
-    """Raise `DuplexError` if memory for encoding runs out in the `with` block, on the CPU or on a device.
-
-    remedy: end of the error message, on what the user can do.
-    """
+    """Raise `DuplexError`, ending with `remedy`, if memory for encoding runs out in the `with` block."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

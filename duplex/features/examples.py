@@ -42,10 +42,9 @@ class Examples:
 
 
 def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray) -> dict[str, Examples]:
-    """Return the examples (cached features with labels) of each split.
+    """The examples of each split, without the images that could not be read (mask `bad`, [N]).
 
-    Images that could not be read (mask `bad`, [N]) are left out. Raises `DuplexError` if feature cache and manifest
-    (table of images) differ in length.
+    Raises `DuplexError` if feature cache and manifest differ in length.
     """
     if len(manifest) != len(bad):
         raise DuplexError(
@@ -58,9 +57,8 @@ def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.nda
 
 
 def _select(inputs: Arrays, rows: Ints) -> dict[str, Any]:
-    """Return the cached inputs of the images in `rows`: CLS features in float32, tokens in the type of the cache."""
-    selected: dict[str, Any] = {
-        name: values.at(rows) if isinstance(values, DiskTokens) else torch.from_numpy(values[rows])
-        for name, values in inputs.items()
-    }
-    return {name: values.float() if name == "cls" else values for name, values in selected.items()}
+    selected: dict[str, Any] = {}
+    for name, values in inputs.items():
+        selected[name] = values.at(rows) if isinstance(values, DiskTokens) else torch.from_numpy(values[rows])
+    selected["cls"] = selected["cls"].float()  # tokens keep the type of the cache
+    return selected

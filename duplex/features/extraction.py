@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError, require
-from duplex.features.checks import check_values, open_cache, read_identity, read_row_span
+from duplex.features.checks import open_cache, read_identity, read_row_span
+from duplex.features.checksums import check_values
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
-from duplex.features.encoding import OutputSpec, encode_batches, report_memory_shortage, require_repeatable
+from duplex.features.encoding import OutputSpec, encode_batches, report_memory_shortage
 from duplex.features.identity import Identity, cache_identity, first_difference
 from duplex.features.layout import (
     BAD_FEATURES,
     ENCODED,
     FIRST_BAD,
     PENDING,
+    DamagedCache,
     Span,
     Statuses,
     partial_path,
@@ -37,20 +39,20 @@ from duplex.features.layout import (
 from duplex.features.shards import plan_shard
 from duplex.features.store import PartialCache, claim_cache
 from duplex.system.files import replace_file
-from duplex.system.hdf5 import InvalidHDF5
 from duplex.system.progress import ProgressBar
 
 if TYPE_CHECKING:
     from duplex.encoders import Encoder
 
-TOKENS, BITS = ("none", "patch"), ("8", "16")
+TOKENS = ("none", "patch")
+BITS = ("8", "16")
 COMMIT_SECONDS = 1.0  # between commits, which wait for the disk; a killed run repeats at most this long
 LISTED_BAD = 5  # bad images that an error lists
 
 
 @dataclass(frozen=True)
 class ExtractionJob:
-    """The inputs and options for encoding the images of one feature cache file."""
+    """What is needed to encode the images of one cache file."""
 
     path: Path
     identity: Identity
@@ -85,7 +87,7 @@ class ExtractionReport:
     bad: list[BadImage] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Return the report as text: a summary line, then one line per image without features."""
+        """A summary line, then one line per image without features."""
         resumed = f", {self.resumed} of them from an earlier run" if self.resumed else ""
         encoded = self.rows - self.resumed
         rate = f", {encoded / self.seconds:.1f} images per second" if encoded and self.seconds else ""
@@ -116,26 +118,30 @@ def extract(
     limit: int | None = None,
     progress: bool = True,
 ) -> ExtractionReport:
-    """Encode images into the feature cache `out` (an HDF5 file).
+    """Encode images into the feature cache `out`.
 
     A finished cache that was made with the same settings is kept; only images that have become readable since are
     encoded. An unfinished one is resumed. Images that cannot be read keep their row, with the reason as its status.
 
-    images: paths relative to `root`, in the order of the manifest (the data set's table of images).
-    manifest_sha256: sha256 of the manifest file.
-    recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml; a cache that
-        records another name is not kept or resumed. None: no name is recorded or compared.
-    batch_size: number of images that are encoded at once.
-    num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
-    tokens: "patch" also stores patch tokens; "none" does not.
-    block_inputs: also store what enters the last `block_inputs` blocks of the image tower, so that these can be
-        trained.
-    bits: 16 or 8 bits per number of the block inputs.
-    shard: (k, n) encodes only the k-th of n shards (parts), counted from 0, into a file beside `out`.
-    max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
-    fresh: start again instead of resuming.
-    limit: encode only the first `limit` images.
-    progress: show a progress bar on a terminal.
+    Args:
+        images: paths relative to `root`, in the order of the manifest.
+        root: folder of the images.
+        out: the cache's file.
+        encoder: the frozen encoder.
+        manifest_sha256: sha256 of the manifest file.
+        batch_size: number of images that are encoded at once.
+        num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
+        recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml; a cache that
+            records another name is not kept or resumed. None: no name is recorded or compared.
+        tokens: "patch" also stores patch tokens; "none" does not.
+        block_inputs: also store what enters the last `block_inputs` blocks of the image tower, so that these can be
+            trained.
+        bits: 16 or 8 bits per number of the block inputs.
+        shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
+        max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
+        fresh: start again instead of resuming.
+        limit: encode only the first `limit` images.
+        progress: show a progress bar on a terminal.
     """
     require(tokens, TOKENS, "tokens")
     require(str(bits), BITS, "bits")
@@ -146,8 +152,9 @@ def extract(
     total = len(images) if limit is None else min(limit, len(images))
     span, path = plan_shard(total, batch_size, shard, out)
     limited = total if total < len(images) else None
-    settings = tokens, limited, block_inputs, bits, recorded_root
-    identity = cache_identity(encoder.identity.to_dict(), manifest_sha256, *settings)
+    identity = cache_identity(
+        encoder.identity.to_dict(), manifest_sha256, tokens, limited, block_inputs, bits, recorded_root
+    )
     job = ExtractionJob(
         path=path,
         identity=identity,
@@ -165,21 +172,17 @@ def extract(
 
 
 def _extract_file(job: ExtractionJob) -> ExtractionReport:
-    """Write one feature cache file, resuming an unfinished one; a finished file is kept.
-
-    Images of a finished file that were unreadable and can be read now are encoded.
-    """
-    began, path, rows = time.monotonic(), job.path, job.span.rows
+    began = time.monotonic()
+    path = job.path
+    rows = job.span.rows
     with claim_cache(path):
         statuses = None if job.fresh else statuses_if_finished(path, job.identity, job.span)
-        if statuses is not None and not _can_improve(statuses, job):
+        if statuses is not None and next(_newly_readable(statuses, job), None) is None:
             _check_share_of_bad(statuses, job)
             return ExtractionReport(path, rows, rows, 0.0, _bad_images(statuses, job))
         if statuses is not None:
             with replace_file(partial_path(path)) as scratch:  # the cache itself stays as it is
                 shutil.copyfile(path, scratch)
-        if job.encoder.identity.code is not None:  # of a plug-in
-            require_repeatable(job.encoder, job.outputs)
         with closing(_open_or_create(job)) as cache:
             for row in _newly_readable(cache.statuses, job):
                 cache.statuses[row] = PENDING
@@ -190,12 +193,9 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
 
 
 def statuses_if_finished(path: Path, identity: Identity, span: Span) -> Statuses | None:
-    """Return a status per row (encoded, or why not) of a feature cache if it is finished and made as requested.
+    """The status of each row of a cache if it is finished, sound, and made with this `identity` for these rows.
 
-    Otherwise return None; if there is a file, the reason is printed on stderr.
-
-    identity: settings that it must have been made with.
-    span: rows of the data set's table of images that it must hold.
+    Otherwise None; if there is a file, the reason is printed on stderr.
     """
     if not path.exists():
         return None
@@ -204,7 +204,7 @@ def statuses_if_finished(path: Path, identity: Identity, span: Span) -> Statuses
             key = first_difference(read_identity(file), identity)
             statuses: Statuses = file["status"][...]
             if key is None and read_row_span(file) == span and not (statuses == PENDING).any():
-                check_values(file, path)
+                check_values(file)
                 return statuses
         why = f"{path} was made with another {key or 'set of rows'}"
     except DuplexError as error:
@@ -220,7 +220,7 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
             cache = PartialCache(job.path)
         except OSError as error:
             raise DuplexError(f"{partial} cannot be opened: {error}") from error
-        except InvalidHDF5 as error:
+        except DamagedCache as error:
             print(f"{partial} is damaged; extracting again: {error}", file=sys.stderr)
         else:
             key = first_difference(cache.identity, job.identity) or (None if cache.span == job.span else "set of rows")
@@ -231,17 +231,6 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
     return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, job.outputs.row_shapes(job.encoder))
 
 
-def _can_improve(statuses: Statuses, job: ExtractionJob) -> bool:
-    """Return whether a finished feature cache has an image that was unreadable and can be read now.
-
-    False for a cache joined from shards, whose rows are not in the file itself.
-    """
-    if next(_newly_readable(statuses, job), None) is None:
-        return False
-    with open_cache(job.path) as file:
-        return not file["status"].is_virtual
-
-
 def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
     """Yield the rows whose images were unreadable, by their stored statuses, and can be read now."""
     unread = (statuses >= FIRST_BAD) & ~np.isin(statuses, BAD_FEATURES)
@@ -249,10 +238,7 @@ def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
 
 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
-    """Encode all images that have no features yet and write them to the unfinished cache.
-
-    Batches always hold the same images, so encoded images in a batch with a pending image are encoded again.
-    """
+    # batches always hold the same images, so encoded images in a batch with a pending image are encoded again
     total = len(job.rows.images)
     pending = [rows for rows in split_rows(total, job.batch_size) if (cache.statuses[slice(*rows)] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
@@ -307,7 +293,6 @@ def stop_requests() -> Iterator[threading.Event]:
 
 
 def _check_share_of_bad(statuses: Statuses, job: ExtractionJob) -> None:
-    """Raise `DuplexError` if more than the allowed share (`max_bad`) of a cache file's images have no features."""
     bad = _bad_images(statuses, job)
     total = len(statuses)
     if len(bad) <= job.max_bad * total:

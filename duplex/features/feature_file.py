@@ -6,7 +6,6 @@ numpy.savez("X.npz", features=features, images=names)        # in any order: row
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from duplex.data.contents import row_keys
 from duplex.data.source_options import SourceOptions
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints
-from duplex.system.files import kind_of_path
 
 LARGEST = float(np.finfo(np.float16).max)
 VANISHING = float(np.finfo(np.float16).smallest_subnormal) / 2  # largest value that float16 rounds to 0
@@ -38,24 +37,21 @@ class FeatureFile:
 
     @classmethod
     def open(cls, path: Path) -> FeatureFile:
-        """Open a .npy or .npz file of image features and check the types and shapes of its arrays.
+        """Open a file of image features and check the types and shapes of its arrays.
 
         Raises UsageError if there is no such file or it holds other arrays, DuplexError if it is damaged.
         """
-        if (kind := kind_of_path(path)) not in ("a file", "missing"):
-            raise UsageError(f"{path} is {kind}; expected a .npy file")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a file; expected a .npy file")
         try:
             content = np.load(path, mmap_mode="r", allow_pickle=False)
             if not isinstance(content, np.lib.npyio.NpzFile):
                 return cls(path, _checked_values(path, content), None)
             with content:
                 if set(content.files) != {"features", "images"}:
-                    count = {0: "no array", 1: "one array"}.get(len(content.files), "several arrays")
-                    lacking = " and ".join(name for name in ("features", "images") if name not in content.files)
                     raise UsageError(
-                        f"{path} has {count} ({', '.join(content.files)}){lacking and f' and lacks {lacking}'}; "
-                        "expected one array of numbers [rows, width] as .npy, or the arrays features and images (image "
-                        "names)"
+                        f"{path} has the arrays {content.files}; expected features and images (image names), or one "
+                        "array of numbers [rows, width] as .npy"
                     )
                 values = _checked_values(path, content["features"])
                 try:
@@ -79,11 +75,10 @@ class FeatureFile:
         return int(self.values.shape[1])
 
     def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
-        """Return each image's row in the file: by name if the file has image names, else 0, 1, 2, … in order.
+        """Each image's row in the file: by name if the file has image names, else 0, 1, 2, … in order.
 
-        Raises UsageError if the file lacks an image or, without names, has another number of rows.
-
-        ordered: whether the images have an order that a file without names can follow; if not, it is refused.
+        Raises UsageError if the file lacks an image or, without names, has another number of rows. A file without names
+        is refused, too, unless the images are `ordered`, as the lines of a table are.
         """
         if self.names is None and not ordered:
             raise UsageError(
@@ -107,9 +102,9 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Return a mask of the features that cannot be used, one element per row number in `rows`.
+        """Mask of the `rows` that cannot be used: with NaN or infinity, or all zeros in float16.
 
-        These have NaN or infinity, or are all zeros in float16. Raises UsageError for values above float16's range.
+        Raises UsageError for values above float16's range.
         """
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
@@ -124,26 +119,19 @@ class FeatureFile:
 
 
 def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """Return a function from images to one key per image, equal for equal features in a file; None if there is no file.
-
-    Unusable features (`FeatureFile.unusable`) get a key of their own. source: the data set's images and labels.
-    """
+    """A function from images to one key per image, equal for equal features in a file; None if there is no file."""
     return None if path is None else partial(feature_row_keys, path, source.table is not None)
 
 
 def feature_row_keys(path: Path, ordered: bool, images: Sequence[str]) -> list[str]:
-    """Return one key per image, equal for equal features in the file `path`. ordered: see `FeatureFile.rows_of`."""
+    """One key per image, equal for equal features in the file `path`; unusable features get a key of their own."""
     file = FeatureFile.open(path)
     rows = file.rows_of(images, ordered=ordered)
-    unusable, keys = file.unusable(rows), list[str]()
+    unusable = file.unusable(rows)
+    keys: list[str] = []
     for start in range(0, len(rows), CHUNK):
         keys += row_keys(np.asarray(file.values[rows[start : start + CHUNK]]))
     return [image if bad else key for image, bad, key in zip(images, unusable, keys, strict=True)]
-
-
-def row_keys(values: NDArray[Any]) -> list[str]:
-    """Return one key per row of features [N, d], equal for rows of equal numbers."""
-    return [hashlib.sha256(row.tobytes()).hexdigest() for row in values]
 
 
 def _checked_values(path: Path, values: Any) -> NDArray[Any]:

@@ -22,12 +22,15 @@ def check_features(
 ) -> Iterator[DataIssue]:
     """Check a user's file of image features; yield its issues: rows that are unusable, equal or of no image.
 
-    Unusable rows are zero or not finite. Raises UsageError unless the file fits both the data set and the encoder.
+    Raises UsageError unless the file fits both the data set and the encoder.
 
-    path: a .npy or .npz file (`features.feature_file`).
-    is_table: whether the data set is a table, whose lines have an order that a file without names can follow.
-    encoder: name of the encoder that made the features; IMPORTED if unknown.
-    max_bad: largest share of unusable rows; more are fatal.
+    Args:
+        path: a .npy or .npz file (`features.feature_file`).
+        data: the data set.
+        is_table: whether the data set is a table, whose lines have an order that a file without names can follow.
+        encoder: name of the encoder that made the features; IMPORTED if unknown.
+        weights: the encoder's weights.
+        max_bad: largest share of rows that are zero or not finite; more are fatal.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()
@@ -47,10 +50,9 @@ def refuse_repeated_lines(path: Path, table: Path) -> None:
     """Raise `UsageError` if a file without image names also has a row for each repeated line of a table.
 
     Repeated lines are left out of a data set, and the other rows of the file would no longer fit its images.
-
-    path: a .npy or .npz file (`features.feature_file`).
     """
-    file, lines = FeatureFile.open(path), read_table(table)
+    file = FeatureFile.open(path)
+    lines = read_table(table)
     repeated = np.flatnonzero(lines.duplicated()).tolist()
     if file.names is None and repeated and len(file.values) == len(lines):
         shown = ", ".join(f"{row} ({lines['image'][row]})" for row in repeated[:SHOWN])
@@ -62,9 +64,9 @@ def refuse_repeated_lines(path: Path, table: Path) -> None:
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
-    """Raise `UsageError` if an encoder's features have another width (number of dimensions) than those in `file`.
+    """Raise `UsageError` if an encoder's features have another width than those in `file`.
 
-    advice: end of the message; it says how to go on without an encoder.
+    The message ends with `advice`, on how to go on without an encoder.
     """
     if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
         raise UsageError(
@@ -74,7 +76,7 @@ def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, adv
 
 
 def _encoder_width(name: str, weights: str | None) -> int | None:
-    """Return the width of an encoder's features; None if it is only known from weights that are not on disk."""
+    """None if the width is only known from weights that are not on disk."""
     for entry in find_family(name).catalog():
         if entry.name == name:
             return entry.dim

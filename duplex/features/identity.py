@@ -1,4 +1,4 @@
-"""Identity of a feature cache (its encoder, table of images and options), and comparison of identities."""
+"""Identity of a feature cache: the settings (encoder, manifest, options) with which it was made, and comparisons."""
 
 from __future__ import annotations
 
@@ -30,14 +30,11 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 
 
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
-    """Raise `DuplexError` unless a feature cache was made with the expected settings, such as the encoder.
+    """Raise `DuplexError` unless the cache at `path` was made with the expected settings, such as the encoder.
 
     The message names the first difference and the command that makes the cache again. Versions of libraries may differ.
-    Of imported features only the table of images (manifest) and the width are compared: the rest is unknown. A cache
-    that records no folder of images fits any folder.
-
-    stored: identity of the cache: setting -> value.
-    expect: expected settings; None as a value: the setting must be absent.
+    Of imported features only the manifest and the width are compared: the rest is unknown. A cache that records no
+    folder of images fits any folder. A setting whose expected value is None must be absent.
     """
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
@@ -60,11 +57,9 @@ def cache_identity(
     bits: int = 16,
     root: str | None = None,
 ) -> Identity:
-    """Return the identity of a feature cache: setting -> value, for all settings that its bytes depend on.
+    """All settings that a cache's bytes depend on, and `root`, the folder of the images as params.yaml gives it.
 
     Options at their default are left out.
-
-    root: the folder of the images as params.yaml gives it; None: not recorded.
     """
     options = {
         ROOT: root,
@@ -77,10 +72,10 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """Return the first setting in which the identities of two feature caches differ, by its name in messages.
+    """The first setting in which two identities differ, by its name in messages; None if they are equal.
 
-    None if they are equal. Versions of libraries such as torch count as settings. Folders of images are named by both
-    paths, and compared only if both caches record one.
+    Versions of libraries such as torch count as settings. Folders of images are named by both paths, and compared only
+    if both caches record one.
     """
     for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
         if _differs(key, stored, expect):
@@ -91,10 +86,7 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path, *, imported: bool = False) -> str:
-    """Return the end of an error message: the command that writes the feature cache (or its shard) at `path` again.
-
-    imported: whether its features were computed by another program.
-    """
+    """End of an error message: the command that writes the cache or shard at `path`, encoded or `imported`, again."""
     if imported:
         return f"`duplex cache import FILE --dataset {_dataset(path) or 'NAME'}` makes it again"
     command = extract_command(path)
@@ -105,28 +97,24 @@ def repair_hint(path: Path, *, imported: bool = False) -> str:
 
 
 def fresh_hint(path: Path) -> str:
-    """Return the end of an error message: the command that encodes all images of the feature cache at `path` again."""
+    """End of an error message: the command that encodes all images of the cache at `path` again."""
     return f"`{extract_command(path)} --fresh` encodes all images again"
 
 
 def extract_command(path: Path, shard: str | None = None) -> str:
-    """Return the `duplex extract` command that writes the feature cache at `path`, or its shard (part) `k/n`."""
+    """The `duplex extract` command that writes the cache at `path`, or its shard `k/n`."""
     target = _dataset(path) or f"NAME --out {path}"
     return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
 
 
 def _dataset(path: Path) -> str:
-    """Return the name of the data set whose feature cache is at `path`: the folder's name if the file is `features.h5`.
-
-    Otherwise return an empty text.
-    """
+    # a project's caches are artifacts/NAME/features.h5; the name of others is unknown
     return path.parent.name if path.name == "features.h5" else ""
 
 
 def _differs(key: str, stored: Mapping[str, str | None], expect: Mapping[str, str | None]) -> bool:
-    """Return whether two identities differ in the setting `key`; an identity without folder of images fits any."""
-    values = stored.get(key), expect.get(key)
-    return values[0] != values[1] and not (key == ROOT and None in values)
+    a, b = stored.get(key), expect.get(key)
+    return a != b and not (key == ROOT and (a is None or b is None))
 
 
 def _shorten(value: str | None) -> str:

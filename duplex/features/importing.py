@@ -27,17 +27,22 @@ def import_features(
     images: Sequence[str] | None = None,
     max_bad: float = 1.0,
 ) -> Identity:
-    """Write the feature cache `out` from a user's .npy or .npz file of features (`features.feature_file`).
+    """Write the feature cache `out` from a user's file of features (`features.feature_file`).
 
     Images whose features are zero or not finite count as unreadable. Returns the cache's identity, which names only the
-    file and the manifest (table of images), since the encoder is unknown.
+    file and the manifest, since the encoder is unknown.
 
-    Raises `UsageError` if the file lacks an image, has another number of rows, or has values that float16 cannot hold;
-    `DuplexError`, before an existing cache is replaced, if too many images count as unreadable.
+    Args:
+        source: the .npy or .npz file.
+        rows: number of manifest rows.
+        manifest_sha256: sha256 of the manifest file.
+        out: the cache's file.
+        images: the manifest's image paths, by which the rows of a file with names are found.
+        max_bad: largest share of images that may count as unreadable.
 
-    rows: number of manifest rows.
-    images: the manifest's image paths, by which the rows of a file with names are found.
-    max_bad: largest share of images that may count as unreadable.
+    Raises:
+        UsageError: the file lacks an image, has another number of rows, or has values that float16 cannot hold.
+        DuplexError: too many images count as unreadable; an existing cache stays as it is.
     """
     file = FeatureFile.open(source)
     if images is None and file.names is not None:
@@ -74,11 +79,9 @@ def import_features(
 
 
 def require_imported(source: Path | None, cache: Path) -> None:
-    """Raise `DuplexError` if a feature cache was not made from a user's file of features as the file is now.
+    """Raise `DuplexError` if `cache` was not made from a user's file of features `source` as the file is now.
 
     Nothing is checked if there is no such file, or no cache yet.
-
-    source: the file that params.yaml names as `datasets.NAME.features`; None: the images are encoded.
     """
     if source is None or not source.is_file() or not cache.is_file():
         return

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.checks import check_values, open_cache, read_identity, read_row_span
-from duplex.features.checksums import read_blocks
+from duplex.features.checks import open_cache, read_identity, read_row_span
+from duplex.features.checksums import check_values, read_blocks
 from duplex.features.decoding import ImageRows
 from duplex.features.encoding import OutputSpec, encode_outputs
 from duplex.features.identity import check_identity, fresh_hint, repair_hint
@@ -20,8 +20,6 @@ from duplex.features.layout import BAD_FEATURES, ENCODED, FIRST_BAD, PENDING, st
 from duplex.features.tokens import read_stored, stored_names
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from duplex.encoders import Encoder
 
 MIN_COSINE = 0.999  # below it a row is of another image or encoder; rounding stays far above
@@ -29,15 +27,19 @@ Vector = NDArray[np.float32]
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Return a summary of a feature cache: its settings, shapes and norms, and its numbers of rows by kind.
+    """A summary of a feature cache: its settings, shapes and norms, and its numbers of rows by kind.
 
     The kinds are: all, pending (not encoded yet), unreadable images by reason, NaN, zero, and duplicates of another
     row.
     """
     with open_cache(path) as file:
-        identity, span, statuses = read_identity(file), read_row_span(file), file["status"][...]
+        identity = read_identity(file)
+        span = read_row_span(file)
+        statuses = file["status"][...]
         good = statuses == ENCODED
-        norms, hashes, nan = np.empty(len(statuses)), np.empty(len(statuses), np.int64), 0
+        norms = np.empty(len(statuses))
+        hashes = np.empty(len(statuses), np.int64)
+        nan = 0
         for rows, values in read_blocks(file, "cls"):
             nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
             norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
@@ -74,11 +76,20 @@ def verify(
     """Check that a feature cache fits its images; raise `DuplexError` for the first row that does not.
 
     All rows are compared with their checksums. A random sample of images is encoded again: outputs must agree with the
-    stored ones in direction (cosine), and the same images must be unreadable. Returns the number of images `checked`,
-    the `worst_cosine` and, for block inputs (stored inputs of blocks to fine-tune), the mean relative
-    `block_inputs_error`.
+    stored ones in direction (cosine), and the same images must be unreadable.
 
-    images: paths of all images of the data set, relative to `root`.
+    Args:
+        path: the cache.
+        encoder: the encoder with which it was made.
+        images: paths of all images of the data set, relative to `root`.
+        root: folder of the images.
+        manifest_sha256: sha256 of the manifest file.
+        sample: number of images that are encoded again.
+        seed: seed of the sample.
+
+    Returns:
+        The number of images `checked`, the `worst_cosine` and, if block inputs are stored, their mean relative
+        `block_inputs_error`.
     """
     with open_cache(path) as file:
         identity = read_identity(file)
@@ -88,9 +99,9 @@ def verify(
         if span.total > len(images):
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair_hint(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
-        check_values(file, path)
+        check_values(file)
         names = [found for name in ("cls", "block_inputs") if (found := stored_names(file, name))]
-        stored = [read_stored(pair, lambda name: file[name][rows]) for pair in names]
+        stored = [read_stored([file[name][rows] for name in pair]) for pair in names]
     decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
     outputs = OutputSpec(block_inputs=int(identity.get("block_inputs", 0)))
     worst, errors = 1.0, list[float]()
@@ -104,7 +115,8 @@ def verify(
             raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {fresh_hint(path)}")
         if statuses[row] != ENCODED:
             continue
-        again = [_flat(value) for value in encode_outputs(encoder, pixels[None].to(encoder.device), outputs).values()]
+        encoded = encode_outputs(encoder, pixels[None].to(encoder.device), outputs)
+        again = [value.float().cpu().numpy().ravel() for value in encoded.values()]
         cached = [values[number].astype(np.float32).ravel() for values in stored]
         cosine = min(_cosine(a, b) for a, b in zip(cached, again, strict=True))
         errors += [_relative_error(a, b) for a, b in zip(cached[1:], again[1:], strict=True)]
@@ -117,12 +129,7 @@ def verify(
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst, **error}
 
 
-def _flat(values: Tensor) -> Vector:
-    return values.float().cpu().numpy().ravel()
-
-
 def _relative_error(cached: Vector, true: Vector) -> float:
-    """Return the relative error of cached block inputs: ||cached - true|| / ||true||."""
     return float(np.linalg.norm(cached - true) / max(float(np.linalg.norm(true)), 1e-12))
 
 

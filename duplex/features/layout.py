@@ -9,9 +9,9 @@ status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASON
 checksums           [N, K] uint32: CRC-32 of each row of the K data sets of features and tokens, in the order of
                     `DATASETS`; the one of `cls` also covers the row's status
 
-Each row is an image: N images, features of width d, T tokens of width w, or feature maps of C channels. The attributes
-`start`, `stop` and `total` say which rows of the manifest (table of images) the file holds; those of the group
-`identity`, with which settings the file was made.
+N images, features of width d, T tokens of width w, or feature maps of C channels. The attributes `start`, `stop` and
+`total` say which rows of the manifest the file holds: all, or those of one shard. The attributes of the group
+`identity` are the settings with which the file was made. Every data set is one contiguous block of bytes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,16 @@ DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed 
 REQUIRED = ("cls", "status", CHECKSUMS)
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
 REASONS = (  # append only: files store their positions
-    *("missing", "empty", "unreadable", "not an image", "damaged", "too large", "pixel type", "cannot be resized"),
-    *("features not finite", "features all zero"),
+    "missing",
+    "empty",
+    "unreadable",
+    "not an image",
+    "damaged",
+    "too large",
+    "pixel type",
+    "cannot be resized",
+    "features not finite",
+    "features all zero",
 )
 NOT_FINITE = FIRST_BAD + REASONS.index("features not finite")
 ALL_ZERO = FIRST_BAD + REASONS.index("features all zero")
@@ -52,9 +60,13 @@ Statuses = NDArray[np.uint8]
 Half = NDArray[np.float16]
 
 
+class DamagedCache(Exception):
+    """A file that is no sound feature cache; callers add the file's name and what to do."""
+
+
 @dataclass(frozen=True)
 class Span:
-    """The manifest rows (images) that a feature cache file holds: rows [start, stop) of the manifest's `total` rows."""
+    """The rows that a file holds: [start, stop) of the manifest's `total` rows."""
 
     start: int
     stop: int
@@ -70,7 +82,7 @@ class Span:
 
 
 def status_reason(status: int) -> str:
-    """Return the reason why an image has no features, from its status number in a cache."""
+    """Why an image has no features, from its status number."""
     return REASONS[int(status) - FIRST_BAD]
 
 
@@ -79,23 +91,20 @@ def status_of_reason(reason: str) -> int:
 
 
 def value_names(present: Container[str]) -> list[str]:
-    """Return the names of a feature cache's HDF5 data sets that hold features or tokens, in a fixed order."""
+    """Names of the data sets with features or tokens that a cache has, in a fixed order."""
     return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS)]
 
 
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
-    """Return the number of bytes of one image's values, of shape `row`, in the HDF5 data set `name`."""
+    """Bytes of one image's values, of shape `row`, in the data set `name`."""
     return int(np.prod(row)) * DATASETS[name][1].itemsize
 
 
 def scale_shape(row: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of one image's scales, by which block inputs stored in 8 bits are multiplied.
-
-    It is [T] for tokens of shape `row` = [T, w], and [H, W] for a feature map [C, H, W].
-    """
+    """Shape of one image's scales in 8 bits: [T] for tokens `row` = [T, w], [H, W] for a feature map [C, H, W]."""
     return row[1:] if len(row) == 3 else row[:1]
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path to which a feature cache is written until it is finished: `path` with `.partial` appended."""
+    """Where a cache is written until it is finished."""
     return path.with_name(path.name + ".partial")

@@ -14,9 +14,9 @@ SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normali
 
 
 def as_numpy(value: Any) -> Any:
-    """Return a tensor as a NumPy array, floats in float32 (NumPy has no bfloat16); return other values unchanged.
+    """A tensor as a NumPy array, floats in float32 (NumPy has no bfloat16); other values unchanged.
 
-    Raise UsageError for a sparse, quantised or meta tensor, and for a NumPy array with masked numbers.
+    Raises UsageError for a sparse, quantised or meta tensor, and for a NumPy array with masked numbers.
     """
     if np.ma.is_masked(value):
         raise UsageError("features is a masked array with masked numbers; leave their images out")
@@ -32,7 +32,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def checked_features(features: Any) -> NDArray[np.float32]:
-    """Return features, one row per image, as float32 [N, d].
+    """Features, one row per image, as float32 [N, d].
 
     Raises UsageError for another shape, for numbers that are not finite, and for a row of zeros.
     """

@@ -1,35 +1,37 @@
-"""Shards (files with a part of a feature cache's rows each): choose their rows, and join them to one feature cache."""
+"""Shards, which are files with a part of a feature cache's rows each: choose their rows, and copy them to one cache."""
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.checks import open_cache, read_identity, read_row_span
 from duplex.features.checksums import read_rows
 from duplex.features.identity import Identity, extract_command, first_difference
-from duplex.features.layout import PENDING, REQUIRED, Span, partial_path, value_names
-from duplex.features.store import PartialCache, claim_cache, write_header
-from duplex.system.files import refuse_unwritable, replace_file
+from duplex.features.layout import DATASETS, PENDING, REQUIRED, Span, partial_path, value_names
+from duplex.features.store import PartialCache, claim_cache
 
 CHUNK = 2**26  # bytes copied at once
 RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as 16 x float16
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Return the range of rows that a shard (part) of a feature cache holds, and the path of its file.
+    """The rows that a shard holds, and the path of its file.
 
     A shard begins where a batch begins, so that its features equal those of an extraction without shards. Raises
     `UsageError` for a shard that does not exist and for more shards than batches.
 
-    total: number of rows of the whole cache.
-    shard: (k, n), the k-th of n shards, counted from 0; None: the whole cache, with the path `out`.
+    Args:
+        total: number of rows of the whole cache.
+        batch_size: number of images that are encoded at once.
+        shard: (k, n), the k-th of n shards, counted from 0; None: the whole cache, with the path `out`.
+        out: path of the whole cache.
     """
     if total == 0:
         raise UsageError("there is no image to extract: the manifest is empty, or --limit is 0")
@@ -38,10 +40,11 @@ def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: 
     k, n = shard
     if not 0 <= k < n:
         raise UsageError(f"shard {k}/{n} does not exist; expected k/N with k from 0 to N - 1, such as 0/4")
-    batches = -(-total // batch_size)
+    batches = math.ceil(total / batch_size)
     if n > batches:
         raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches}")
-    start, stop = (min(total, batches * i // n * batch_size) for i in (k, k + 1))
+    start = batches * k // n * batch_size
+    stop = min(total, batches * (k + 1) // n * batch_size)
     return Span(start, stop, total), shard_path(out, k, n)
 
 
@@ -50,10 +53,7 @@ def shard_path(out: Path, k: int, n: int) -> Path:
 
 
 def find_shards(out: Path) -> list[Path]:
-    """Return the paths of all shards (files with a part of the rows each) of the feature cache `out`, in order.
-
-    Raises `DuplexError` if one is missing.
-    """
+    """The paths of all shards of the cache `out`, in order. Raises `DuplexError` if one is missing."""
     pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
     shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
     counts = {int(match[2]) for match in shards.values()}
@@ -70,68 +70,50 @@ def find_shards(out: Path) -> list[Path]:
     return paths
 
 
-def join_shards(out: Path, *, copy: bool = False) -> int:
-    """Join all shards (files with a part of the rows each) of the feature cache `out` to one file.
+def join_shards(out: Path) -> int:
+    """Copy all shards of the cache `out` to one file and return its number of rows.
 
-    Returns its number of rows. The file refers to the shard files, which must stay beside it. With `copy` it holds all
-    values itself, and equals the file of an extraction without shards byte for byte.
+    The file equals that of an extraction without shards byte for byte.
     """
-    refuse_unwritable(out)
     paths = find_shards(out)
     identity, spans, types = _read_headers(paths)
     with claim_cache(out):
-        (copy_rows if copy else _link_rows)(out, paths, spans, identity, types)
+        copy_rows(out, paths, spans, identity, types)
     return spans[-1].total
 
 
 def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
-    """Return what shard files state: their common identity (settings), each one's range of rows, and their row types.
+    """Identity and row types that all shards share, and each one's rows.
 
-    A row type is the dtype of a whole row of an HDF5 data set. Raises `DuplexError` if the shards were made with
-    different settings or leave a gap.
+    Raises `DuplexError` if the shards were made with different settings or leave a gap.
     """
-    first: Identity | None = None
+    identities: list[Identity] = []
     spans: list[Span] = []
     types: RowTypes = {}
     for path in paths:
-        with open_cache(path, joined=False) as file:
-            identity, span = read_identity(file), read_row_span(file)
-            if first is not None and (key := first_difference(first, identity)):
+        with open_cache(path) as file:
+            identity = read_identity(file)
+            span = read_row_span(file)
+            if identities and (key := first_difference(identities[0], identity)):
                 raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
             if span.start != (spans[-1].stop if spans else 0) or (file["status"][...] == PENDING).any():
                 raise DuplexError(f"{path} does not continue the shard before it; extract all with one --batch-size")
-            first = identity
+            identities.append(identity)
             spans.append(span)
             types = row_types(file)
     if spans[-1].stop != spans[-1].total:
         end = f"ends at row {spans[-1].stop} of {spans[-1].total}"
         raise DuplexError(f"{paths[-1]}, the last shard, {end}; extract all shards from one manifest")
-    assert first is not None
-    return first, spans, types
+    return identities[-1], spans, types
 
 
 def row_types(file: Any) -> RowTypes:
-    """Return HDF5 data set -> dtype of a whole row, such as 16 x float16, for an open feature cache."""
-    return {name: np.dtype((file[name].dtype, file[name].shape[1:])) for name in file if name != "identity"}
-
-
-def _link_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, types: RowTypes) -> None:
-    """Write a feature cache that refers to shard files for all its values, as HDF5 virtual data sets.
-
-    It names the shards by file name alone, so that the folder may be moved.
-    """
-    total = spans[-1].total
-    with replace_file(out) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
-        write_header(file, identity, Span(0, total, total))
-        for name, row in types.items():
-            layout = h5py.VirtualLayout((total, *row.shape), row.base)
-            for path, span in zip(paths, spans, strict=True):
-                layout[span.start : span.stop] = h5py.VirtualSource(path.name, name, (span.rows, *row.shape), row.base)
-            file.create_virtual_dataset(name, layout)
+    """The dtype of a whole row, such as 16 x float16, of each data set of an open cache."""
+    return {name: np.dtype((file[name].dtype, file[name].shape[1:])) for name in DATASETS if name in file}
 
 
 def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identity, types: RowTypes) -> None:
-    """Write the feature cache `out`, which holds copies of all rows of the caches at `paths`, one after another."""
+    """Write the cache `out` from all rows of the caches at `paths`, one after another."""
     total = spans[-1].total
     token_shapes = {name: row.shape for name, row in types.items() if name not in REQUIRED}
     step = max(1, CHUNK // sum(row.itemsize for row in types.values()))  # rows
@@ -147,11 +129,11 @@ def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identit
 
 
 def copy_matching_cache(source: Path, expected: Identity, out: Path, identity: Identity) -> bool:
-    """Copy the feature cache `source` to `out` with another `identity` (settings) instead of encoding images again.
+    """Copy the cache `source` to `out` with another `identity` instead of encoding images again.
 
-    This is for another manifest (table of images) with the same images in the same order, for which encoding would give
-    the same bytes. Returns True if the cache was copied. Returns False, and writes nothing, if `out` exists, even
-    unfinished, or if `source` is not a finished cache with the identity `expected`.
+    This is for another manifest with the same images in the same order, for which encoding would give the same bytes.
+    Returns whether the cache was copied: not if `out` exists, even unfinished, or if `source` is not a finished cache
+    with the identity `expected`.
     """
     if out.exists() or partial_path(out).exists():
         return False

@@ -1,4 +1,4 @@
-"""Write and read a feature cache: one HDF5 file, one row per image, in the order of the data set's table.
+"""Write and read a feature cache: one HDF5 file, one row per image, in the order of the manifest.
 
 An unfinished cache is `NAME.partial` beside its final path. Its layout is complete before the first row is encoded, so
 that rows are plain writes at fixed offsets and a process killed at any moment leaves a file that opens. A finished file
@@ -21,7 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError
-from duplex.features.checks import check_layout, open_cache, read_identity, read_row_span, refuse_foreign
+from duplex.features.checks import (
+    check_layout,
+    open_cache,
+    read_format,
+    read_identity,
+    read_row_span,
+    refuse_foreign,
+)
 from duplex.features.checksums import contents_digest, read_rows, row_checksums
 from duplex.features.identity import Identity, check_identity, repair_hint
 from duplex.features.layout import (
@@ -30,15 +37,14 @@ from duplex.features.layout import (
     FIRST_BAD,
     FORMAT,
     PENDING,
+    DamagedCache,
     Span,
     Statuses,
     partial_path,
     row_bytes,
     value_names,
 )
-from duplex.system.files import FULL, checked_path, os_reason, replace_file, report_write_errors
-from duplex.system.hdf5 import HDF5_ERRORS, InvalidHDF5, hdf5_errors_as_invalid
-from duplex.system.lock import sole_writer
+from duplex.system.files import FULL, checked_path, replace_file, report_write_errors, sole_writer
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,15 @@ class Features:
 def open_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
     """Read the CLS features of a finished feature cache into memory; raise `DuplexError` if it is incomplete.
 
-    path: the HDF5 file.
-    expect: settings that the cache must have been made with, such as {"manifest": sha256}; None: any.
+    Args:
+        path: the HDF5 file.
+        expect: settings that the cache must have been made with, such as {"manifest": sha256}; None: any.
     """
     path = checked_path(path, "the feature cache")
     with open_cache(path) as file:
-        identity, span, statuses = read_identity(file), read_row_span(file), file["status"][...]
+        identity = read_identity(file)
+        span = read_row_span(file)
+        statuses = file["status"][...]
         if expect is not None:
             check_identity(identity, expect, path)
         if not span.whole:
@@ -78,20 +87,14 @@ def open_features(path: Path | str, expect: Mapping[str, str | None] | None = No
 
 
 def read_contents_digest(path: Path) -> str:
-    """Return a digest of the features in a finished cache. It is computed from their stored checksums, hence fast."""
+    """A digest of the features in a finished cache, fast because it is computed from their stored checksums."""
     with open_cache(path) as file:
         return contents_digest(file)
 
 
-def is_joined(path: Path) -> bool:
-    """Return whether a feature cache holds no features itself, but refers to other files, its shards (parts)."""
-    with open_cache(path) as file:
-        return bool(file["status"].is_virtual)
-
-
 @contextmanager
 def claim_cache(path: Path) -> Iterator[None]:
-    """Hold the lock for writing the feature cache at `path` during the `with` block.
+    """Hold the lock for writing the cache at `path`.
 
     Raises `DuplexError` if another process holds it, or if a file of another kind is at `path`.
     """
@@ -100,32 +103,21 @@ def claim_cache(path: Path) -> Iterator[None]:
         yield
 
 
-def write_header(file: Any, identity: Mapping[str, str], span: Span) -> None:
-    """Write a feature cache's format, range of rows and identity (settings) as attributes of an open HDF5 file.
-
-    Text has a fixed length, so that equal caches have equal bytes.
-    """
-    file.attrs["format"] = np.bytes_(FORMAT)
-    for key in ("start", "stop", "total"):
-        file.attrs[key] = np.int64(getattr(span, key))
-    group = file.create_group("identity")
-    for key, value in sorted(identity.items()):
-        group.attrs[key] = np.bytes_(value.encode())
-
-
 class PartialCache:
     """An unfinished feature cache, to write rows into. The caller must hold the cache's lock (`claim_cache`)."""
 
     def __init__(self, path: Path) -> None:
-        """Open the unfinished file of the feature cache `path`. Raises `InvalidHDF5` if the file is damaged."""
+        """Open the unfinished file of the cache `path`. Raises `DamagedCache` if it has another format or layout."""
         self.path = path
         self.partial = partial_path(path)
-        with _open_partial(self.partial) as file, hdf5_errors_as_invalid():
-            check_layout(file, self.partial, virtual=False, unfinished=True)
+        with _open_partial(self.partial) as file:
+            if read_format(file) != FORMAT:
+                raise DamagedCache("it is not a feature cache of this version")
+            check_layout(file)
             self.identity = read_identity(file)
             self.span = read_row_span(file)
             self.statuses: Statuses = file["status"][...]
-            self._offset = {name: file[name].id.get_offset() for name in file if name != "identity"}
+            self._offset = {name: file[name].id.get_offset() for name in DATASETS if name in file}
             self._shape = {name: file[name].shape[1:] for name in self._offset}
         self._file = self.partial.open("r+b")
         self._uncommitted: list[tuple[int, Statuses]] = []
@@ -144,12 +136,14 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create the unfinished file of the feature cache `path`, with no row encoded yet.
+        """Create the unfinished file of the cache `path`, with no row encoded yet.
 
-        identity: settings that the cache's bytes depend on.
-        span: rows of the data set's table of images that the file holds.
-        dim: width of the features.
-        token_shapes: the HDF5 data sets of tokens, each with its shape per image.
+        Args:
+            path: the finished cache's path.
+            identity: settings that the cache's bytes depend on.
+            span: rows of the manifest that the file holds.
+            dim: width of the features.
+            token_shapes: the data sets of tokens, each with its shape per image.
         """
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +158,12 @@ class PartialCache:
             )
         # under a scratch name first, so that a partial file always has its whole layout
         with replace_file(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
-            write_header(file, identity, span)
+            file.attrs["format"] = np.bytes_(FORMAT)  # text of fixed length, so that equal caches have equal bytes
+            for key in ("start", "stop", "total"):
+                file.attrs[key] = np.int64(getattr(span, key))
+            group = file.create_group("identity")
+            for key, value in sorted(identity.items()):
+                group.attrs[key] = np.bytes_(value.encode())
             for name, row in shapes.items():
                 _allocate(file, name, (span.rows, *row), DATASETS[name][1])
         return cls(path)
@@ -172,8 +171,10 @@ class PartialCache:
     def write(self, row: int, statuses: Statuses, **values: NDArray[Any]) -> None:
         """Write the rows of consecutive images, from cache row `row` on; they count as finished after `commit`.
 
-        statuses: [B], whether each image was encoded, or why it was not.
-        values: HDF5 data set -> values [B, ...] of these images, for all data sets but `status` and `checksums`.
+        Args:
+            row: the first image's row.
+            statuses: [B], whether each image was encoded, or why it was not.
+            values: by data set the images' values [B, ...], for all data sets but `status` and `checksums`.
         """
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in value_names(self._offset)}
         for name, block in blocks.items():
@@ -224,7 +225,7 @@ class PartialCache:
             yield
         except OSError as error:
             raise DuplexError(
-                f"{self.partial} could not be written: {os_reason(error)}; its {self.done} finished rows are kept: "
+                f"{self.partial} could not be written: {error.strerror}; its {self.done} finished rows are kept: "
                 f"{'make room and ' if error.errno in FULL else ''}run the same command again to continue"
             ) from error
 
@@ -232,14 +233,14 @@ class PartialCache:
 def _open_partial(partial: Path) -> Any:
     try:
         return h5py.File(partial, "r", locking="best-effort")
-    except HDF5_ERRORS as error:
-        if getattr(error, "errno", None) is not None:  # a fault of the file system, not of the file's contents
+    except OSError as error:
+        if error.errno is not None:  # a fault of the file system, not of the file's contents
             raise
-        raise InvalidHDF5(str(error)) from error
+        raise DamagedCache(str(error)) from error
 
 
 def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-    """Create a contiguous HDF5 data set and allocate its space, so that its offset is known before rows are written."""
+    # contiguous, and with its space at once, so that its offset is known before rows are written
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)

@@ -1,4 +1,4 @@
-"""Read the tokens of a feature cache: patch tokens, or block inputs (stored inputs of blocks to fine-tune).
+"""Read the tokens of a feature cache: patch tokens, or the inputs of blocks to fine-tune ("block inputs").
 
 Tokens are in memory if they fit, else read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x
 2 B = 28 GB. A method then gets `DiskTokens` in place of a tensor, and training reads images in shuffled groups and
@@ -7,14 +7,11 @@ announces the next ones to the operating system (`duplex.training.loop`).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 import torch
@@ -25,9 +22,8 @@ from duplex.errors import DuplexError
 from duplex.features.checks import open_cache
 from duplex.features.checksums import read_rows, refuse_wrong, row_checksums, stored_checksums
 from duplex.features.identity import repair_hint
-from duplex.features.layout import CODES, SCALES, Half
+from duplex.features.layout import CODES, SCALES, DamagedCache, Half
 from duplex.labels import Ints
-from duplex.system.hdf5 import InvalidHDF5
 
 IN_MEMORY = 2**31  # default budget in bytes: more tokens than this stay on the disk, on any machine
 BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is at least this
@@ -37,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | DiskTokens | None:
-    """Return the tokens `name` ("patch" or "block_inputs") of all images of a feature cache; None if it has none.
+    """The tokens `name` ("patch" or "block_inputs") of all images of a feature cache; None if it has none.
 
     They are [N, ...] float16, zero for images that could not be read. Up to `limit` bytes are read into memory; more
     stay on the disk, as `DiskTokens`.
@@ -47,161 +43,94 @@ def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half
         if not names:
             return None
         if file[names[0]].size * 2 <= limit:
-            return read_stored(names, partial(read_rows, file))
+            return read_stored([read_rows(file, each) for each in names])
     return DiskTokens.open(path, name)
 
 
 def stored_names(file: Any, name: str) -> tuple[str, ...]:
-    """Return the names of the HDF5 data sets with the tokens `name` ("patch" or "block_inputs") of a feature cache.
-
-    Tokens in float16 have one, tokens in 8 bits two (integer codes and scales); the result is empty without tokens.
-    """
+    """The data sets with the tokens `name`: one in float16, codes and scales in 8 bits, none if there are no tokens."""
     if name in file:
         return (name,)
     return (CODES, SCALES) if name == "block_inputs" and CODES in file else ()
 
 
-def read_stored(names: tuple[str, ...], read: Callable[[str], NDArray[Any]]) -> Half:
-    """Return stored tokens in float16, converted from 8-bit codes and scales if they are stored so.
-
-    names: the HDF5 data sets that hold them (`stored_names`).
-    read: returns the values of one of these data sets.
-    """
-    values, *scales = map(read, names)
-    return dequantize(values, *scales) if scales else np.asarray(values, dtype=np.float16)
+def read_stored(values: Sequence[NDArray[Any]]) -> Half:
+    """Tokens in float16 from the values of the data sets `stored_names`."""
+    return dequantize(values[0], values[1]) if len(values) == 2 else np.asarray(values[0], dtype=np.float16)
 
 
-@dataclass(frozen=True)
-class CacheFile:
-    """One open file of a feature cache (the cache itself, or a shard with some rows), from which tokens are read.
+class MappedRows:
+    """One data set of a cache, mapped into memory: the system reads a row when it is used.
 
-    Rows are read with system calls instead of HDF5, so that the operating system can be told which rows come next.
-    Reading ahead in a thread would take a core from the matrix products of training, whose threads wait for each other.
+    Reading ahead in a thread would take a core from the matrix products of training, whose threads wait for each other;
+    the system is told which rows come next instead.
     """
 
-    path: Path
-    descriptor: int
-    first: int  # row of the cache that the file's first row is
-    arrays: dict[str, tuple[np.dtype[Any], int]]  # by data set: type of a whole row, and offset of the first in bytes
+    def __init__(self, file: Any, name: str, mapped: mmap.mmap) -> None:
+        self.name = name
+        self._mapped = mapped
+        self._offset = file[name].id.get_offset()
+        self._rows = np.ndarray(file[name].shape, file[name].dtype, buffer=mapped, offset=self._offset)
+        self._checksums = stored_checksums(file, name)
+        self._unread = np.ones(len(self._rows), dtype=bool)
 
-    def read(self, name: str, row: int, count: int) -> NDArray[Any]:
-        """Return `count` rows of the HDF5 data set `name`, from row `row` of the cache (not of this file) on."""
-        row_type, offset = self.arrays[name]
-        block = np.empty(count, row_type)
-        view = block.view(np.uint8).ravel().data
-        offset += (row - self.first) * row_type.itemsize
-        while view:
-            read = os.preadv(self.descriptor, [view], offset)
-            if not read:
-                raise OSError(f"{self.path} ends within its tokens")
-            view = view[read:]
-            offset += read
-        return block
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._rows.shape
 
-    def read_ahead(self, row: int, count: int) -> None:
-        """Tell the operating system, if it supports that, that `count` rows from row `row` on will be read soon."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        for row_type, begin in self.arrays.values():
-            start = begin + (row - self.first) * row_type.itemsize
-            stop = start + count * row_type.itemsize
-            for offset in range(start, stop, ANNOUNCED):
-                with suppress(OSError):
-                    os.posix_fadvise(self.descriptor, offset, min(ANNOUNCED, stop - offset), os.POSIX_FADV_WILLNEED)
-
-
-class CacheFiles:
-    """All open files of one feature cache (the cache itself, or its shards), from which tokens are read.
-
-    Each row is compared with its checksum when it is read for the first time. Files are closed when this object is
-    deleted.
-
-    names: the HDF5 data sets of the tokens.
-    """
-
-    def __init__(self, path: Path, names: tuple[str, ...]) -> None:
-        self.path, self.names = path, names
-        with open_cache(path) as file:
-            data = file[names[0]]
-            self._checksums = {name: stored_checksums(file, name) for name in names}
-            self._unread = {name: np.ones(len(data), dtype=bool) for name in names}
-            self.total = len(data)
-            self.row = data.shape[1:]
-            sources = data.virtual_sources() if data.is_virtual else ()
-            shards = [
-                (int(source.vspace.get_select_bounds()[0][0]), path.parent / source.file_name) for source in sources
-            ]
-        self._files = [self._open(part, first) for first, part in sorted(shards) or [(0, path)]]
-        self._firsts = np.array([file.first for file in self._files])
-
-    def _open(self, path: Path, first: int) -> CacheFile:
-        with open_cache(path, joined=False) as file:
-            arrays = {
-                name: (np.dtype((file[name].dtype, file[name].shape[1:])), file[name].id.get_offset())
-                for name in self.names
-            }
-        descriptor = os.open(path, os.O_RDONLY)
-        finalize(self, os.close, descriptor)
-        return CacheFile(path, descriptor, first, arrays)
-
-    def read(self, name: str, file: CacheFile, row: int, count: int) -> NDArray[Any]:
-        """Return `count` rows of the HDF5 data set `name` from one file of the cache, after comparing their checksums.
-
-        Raises `DuplexError` for a row that does not match.
-
-        row: number of the first row in the cache (not in this file).
-        """
-        values = file.read(name, row, count)
-        rows = np.arange(row, row + count)
-        new = self._unread[name][rows]
-        if new.any():
-            try:
-                refuse_wrong(name, rows[new], row_checksums(values[new]) != self._checksums[name][rows[new]])
-            except InvalidHDF5 as error:
-                raise DuplexError(f"{self.path} is damaged: {error}; {repair_hint(self.path)}") from error
-            self._unread[name][rows] = False
+    def read(self, rows: Ints) -> NDArray[Any]:
+        """Copies of rows. Raises `DamagedCache` for one that, read for the first time, does not match its checksum."""
+        values = self._rows.take(rows, axis=0)
+        self._mapped.madvise(mmap.MADV_DONTNEED)  # the system caches the pages, not this process
+        unread = self._unread[rows]
+        if unread.any():
+            first = rows[unread]
+            wrong = row_checksums(values if unread.all() else values[unread]) != self._checksums[first]
+            refuse_wrong(self.name, first, wrong)
+            self._unread[rows] = False
         return values
 
-    def runs(self, wanted: Ints) -> Iterator[tuple[CacheFile, int, Ints]]:
-        """Group the cache rows `wanted` into runs of consecutive rows within one file, so that each run is one read.
-
-        Yields (file, first row of the run, positions in `wanted` of the run's rows), in the order of the files.
-        """
-        order = np.argsort(wanted, kind="stable")
-        rows = wanted[order]
-        homes = np.searchsorted(self._firsts, rows, side="right") - 1
-        begins = np.flatnonzero((np.diff(rows, prepend=-2) != 1) | (np.diff(homes, prepend=-1) != 0))
-        for begin, positions in zip(begins, np.split(order, begins)[1:], strict=True):
-            yield self._files[homes[begin]], int(rows[begin]), positions
+    def read_ahead(self, rows: Ints) -> None:
+        """Tell the operating system that rows will be read soon."""
+        size = self._rows[0].nbytes
+        for row in rows.tolist():
+            start = self._offset + row * size
+            stop = start + size
+            start -= start % mmap.PAGESIZE
+            for place in range(start, stop, ANNOUNCED):
+                self._mapped.madvise(mmap.MADV_WILLNEED, place, min(ANNOUNCED, stop - place))
 
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Tokens (patch tokens or block inputs) of n images that stay on the disk until they are indexed.
+    """Tokens of n images that stay on the disk until they are indexed.
 
-    Indexing by a slice or a tensor of positions reads them, as if this were a tensor [n, T, w] or [n, C, H, W].
+    Indexing by a slice or a tensor of positions reads them, as if this were a tensor [n, T, w] or [n, C, H, W]. The
+    file stays open, and readable if it is replaced meanwhile, until the last object made from it is deleted.
     """
 
-    files: CacheFiles
+    path: Path
+    stored: tuple[MappedRows, ...]
     rows: Ints  # rows of the cache that this object stands for
     device: torch.device = CPU  # receives the rows that are read
 
     @classmethod
     def open(cls, path: Path, name: str = "patch") -> DiskTokens:
-        """Return the tokens `name` ("patch" or "block_inputs") of all images of a feature cache that stores them."""
+        """The tokens `name` ("patch" or "block_inputs") of all images of a feature cache that stores them."""
         with open_cache(path) as file:
-            files = CacheFiles(path, stored_names(file, name))
-        return cls(files, np.arange(files.total))
+            mapped = mmap.mmap(file.id.get_vfd_handle(), 0, access=mmap.ACCESS_READ)
+            stored = tuple(MappedRows(file, each, mapped) for each in stored_names(file, name))
+        return cls(path, stored, np.arange(stored[0].shape[0]))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self.files.row)
+        return (len(self.rows), *self.stored[0].shape[1:])
 
     def at(self, places: Ints) -> DiskTokens:
-        """Return the tokens of the images at positions `places` as a new `DiskTokens`, without reading them."""
+        """The tokens of the images at positions `places`, not read yet."""
         return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> DiskTokens:
@@ -209,25 +138,26 @@ class DiskTokens:
 
     def read_ahead(self, places: Tensor) -> None:
         """Tell the operating system that the tokens of the images at positions `places` will be read soon."""
-        for file, first, targets in self.files.runs(self.rows[places.cpu().numpy()]):
-            file.read_ahead(first, len(targets))
+        for stored in self.stored:
+            stored.read_ahead(self.rows[places.cpu().numpy()])
 
     def __getitem__(self, key: Tensor | slice) -> Tensor:
         rows = self.rows[key if isinstance(key, slice) else key.cpu().numpy()]
-        pinned = self.device.type == "cuda"  # so that the host need not wait for the copy
-        out = torch.empty(len(rows), *self.files.row, dtype=torch.float16, pin_memory=pinned)
-        for file, first, targets in self.files.runs(rows):
-            read = partial(self.files.read, file=file, row=first, count=len(targets))
-            out.numpy()[targets] = read_stored(self.files.names, read)
-        return out.to(self.device, non_blocking=pinned)
+        try:
+            values = torch.from_numpy(read_stored([stored.read(rows) for stored in self.stored]))
+        except DamagedCache as error:
+            raise DuplexError(f"{self.path} is damaged: {error}; {repair_hint(self.path)}") from error
+        if self.device.type == "cuda":  # pinned, so that the host need not wait for the copy
+            return values.pin_memory().to(self.device, non_blocking=True)
+        return values.to(self.device)
 
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
-        """Return the positions 0 to n - 1 of all images in a random order in which a disk reads their tokens fast.
+        """The positions of all images in a random order in which a disk reads their tokens fast.
 
         Blocks of neighbouring images are drawn at random, and images are mixed within every `WINDOW` blocks. The order
         depends on `generator` alone.
         """
-        size = max(1, BLOCK // (int(np.prod(self.files.row)) * 2))
+        size = max(1, BLOCK // (int(np.prod(self.shape[1:])) * 2))
         blocks = torch.arange(len(self)).split(size)
         drawn = torch.randperm(len(blocks), generator=generator).tolist()
         mixed = []
@@ -242,7 +172,7 @@ ROWS = 4096  # dequantised at once
 
 
 def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise tokens to 8 bits: return codes q (int8) and one scale s (float16) per token, with y ≈ s q.
+    """Quantise tokens to 8 bits: codes q (int8) and one scale s (float16) per token, with y ≈ s q.
 
     y: tokens [B, T, w] or feature maps [B, C, H, W], in float16. q has the shape of y; s is [B, T] or [B, H, W].
     """
@@ -254,7 +184,7 @@ def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(q: NDArray[np.int8], s: Half) -> Half:
-    """Return the tokens s q in float16 from the codes q (int8) and the scales s (float16) that `quantize` returned.
+    """The tokens s q in float16 from the codes q (int8) and the scales s (float16) that `quantize` returned.
 
     q: [B, T, w] or [B, C, H, W].
     s: [B, T] or [B, H, W].

@@ -26,6 +26,7 @@ import pandas as pd
 import torch
 
 from duplex.config.params import EncoderParams
+from duplex.data.contents import change_error, changed_images
 from duplex.encoders import Encoder, load_encoder, resolve_device
 from duplex.encoders.image_blocks import last_blocks
 from duplex.errors import DuplexError
@@ -38,7 +39,6 @@ from duplex.features.layout import REQUIRED, Span, partial_path, value_names
 from duplex.features.shards import CHUNK, row_types
 from duplex.features.store import Features, PartialCache, claim_cache, open_features
 from duplex.features.tokens import DiskTokens, read_tokens
-from duplex.fitting.image_digests import change_error, changed_images
 from duplex.labels import Bools, Ints, LabelSpace
 from duplex.layers.finetuned_blocks import finetuned_blocks_factory
 from duplex.library.inputs import InputRequest, RunInputs, encoder_record, load_text_tower

@@ -19,15 +19,14 @@ from typing import Any
 from safetensors.torch import load_file
 
 from duplex.config.params import EvaluationParams
-from duplex.data.stats import statistics
+from duplex.data.stats import count_dataset
 from duplex.encoders import resolve_device
 from duplex.errors import UsageError
 from duplex.evaluation.answered_images import AnsweredImages
 from duplex.fitting.encoder_choice import choose_encoder, named_encoder
 from duplex.fitting.final_fit import fit_chosen
 from duplex.fitting.folder_recipes import FolderRecipes, Say
-from duplex.fitting.image_digests import load_pixel_digests, save_pixel_digests
-from duplex.fitting.labelled_folder import describe, read_labelled_folder
+from duplex.fitting.labelled_folder import describe, load_pixel_digests, read_labelled_folder, save_pixel_digests
 from duplex.library.fit import deterministic
 from duplex.library.inputs import InputRequest
 from duplex.library.prompt_lengths import long_prompts
@@ -35,15 +34,13 @@ from duplex.library.recipe_search import Recipe, RecipeChoice, search_recipes
 from duplex.library.run_evaluation import evaluate_world
 from duplex.library.run_training import Run
 from duplex.recognition.card import RunFacts
-from duplex.recognition.export_folder import export, refuse_other_files
+from duplex.recognition.export_folder import export, refuse_existing_model
 from duplex.recognition.fitted_files import refuse_lost_updates, sole_model_writer, write_fit, write_statistics
 from duplex.recognition.listed_answers import listed_answers
 from duplex.recognition.sources import TENSORS
 from duplex.recognition.trained import TrainedRun
 from duplex.report.own_page import OwnData, write_page
-from duplex.report.page import is_page
-from duplex.system.files import refuse_unwritable, with_own_name
-from duplex.system.lock import sole_writer
+from duplex.system.files import refuse_existing, sole_writer, with_own_name
 from duplex.training.calibration import Calibration
 
 MINUTES = 30.0
@@ -59,6 +56,7 @@ def fit_folder(
     weights: str | None = None,
     minutes: float = MINUTES,
     say: Say = print,
+    force: bool = False,
 ) -> Path:
     """Fit a model to labelled images and write it to the folder `out`, as `duplex export` does.
 
@@ -69,16 +67,15 @@ def fit_folder(
     weights: the encoder's weights, a published tag or a file.
     minutes: time limit of training, after the images are encoded; timed steps decide which training settings are tried.
     say: function that receives lines of text about the progress.
+    force: replace a model at `out` and its page, unless it was updated with further images.
     """
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; expected more than 0")
     if weights is not None and encoder is None:
         raise UsageError(f"--weights is {weights!r} without --encoder; name the encoder, or leave --weights out")
     out = with_own_name(out)
-    refuse_other_files(out)
-    refuse_unwritable(page_file(out))
-    if page_file(out).is_file() and not is_page(page_file(out)):
-        raise UsageError(f"{page_file(out)} exists and is not a page of duplex; move it, or choose another --out")
+    refuse_existing_model(out, force=force)
+    refuse_existing(page_file(out), force=force)
     data = read_labelled_folder(source, images, known_pixels=load_pixel_digests(cache_folder(out)))
     refuse_lost_updates(out, data.contents)
     describe(data, say)
@@ -94,7 +91,7 @@ def fit_folder(
             "the names of their states or objects"
         )
     with deterministic(), sole_writer(cache_folder(out) / "fit", "fit", "or give this one another --out"):
-        return _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out)
+        return _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out, force)
 
 
 def cache_folder(out: Path) -> Path:
@@ -107,7 +104,7 @@ def page_file(out: Path) -> Path:
     return out.with_name(f"{out.name}-page.html")
 
 
-def _fit(recipes: FolderRecipes, out: Path) -> Path:
+def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     """Choose a training recipe by validation, fit it to all images, write the model folder `out` and return its path.
 
     A recipe says what is trained: nothing, prompts, or prompts and blocks of the image tower.
@@ -123,7 +120,7 @@ def _fit(recipes: FolderRecipes, out: Path) -> Path:
     run = fit_chosen(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
         refuse_lost_updates(out, recipes.data.contents)  # an update may have ended during the fit
-        _write_model(out, recipes, run, choice, measured)
+        _write_model(out, recipes, run, choice, measured, force)
     for other in recipes.cache.glob("recipes-*"):
         if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)
@@ -169,13 +166,15 @@ def _summary(measured: dict[str, Any]) -> str:
     )
 
 
-def _write_model(out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any]) -> None:
+def _write_model(
+    out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any], force: bool
+) -> None:
     """Export the trained model to the folder `out`, with the files that `duplex update` reads to add images.
 
     These are fit.json, on the training settings tried and the test metrics, and statistics of the features.
     """
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
-    counts = statistics(recipes.readable.labels, recipes.readable.manifest).to_dict()
+    counts = count_dataset(recipes.readable.labels, recipes.readable.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
     fitted = run.method.fitted_statistics()
 
@@ -185,7 +184,7 @@ def _write_model(out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoi
         if fitted is not None:
             write_statistics(folder, fitted, tensors)
 
-    export(trained, recipes.world, out, facts, add_files)
+    export(trained, recipes.world, out, facts, add_files, force=force)
 
 
 def _fit_record(

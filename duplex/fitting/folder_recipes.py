@@ -47,7 +47,6 @@ WITHOUT_TEXT = {"inference": ["gaussian_factors", "gaussian"], "interactions": 0
 PROMPT_RATES = (1e-3, 1e-4)  # learning rates of prompts
 PROMPT_EPOCHS = 8  # along half a cosine
 BATCH = 64
-TRAINING_CODE = "duplex.library.run_training"  # module whose code, with all that it imports, decides a recipe's result
 WIDE_TEXT = 512  # width of a text tower from which on several threads train its prompts faster than one
 LARGEST_OPEN = 1 << 15  # pairs of states and objects up to which all of them are candidates
 SEED = 0
@@ -119,7 +118,7 @@ class FolderRecipes:
             "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
             "features": self.inputs.features.stored.identity,
             "torch": torch.__version__,
-            "code": [code_hash(TRAINING_CODE, method_source(method.kind).module) for method in methods],
+            "code": code_hash("recipe", modules=[method_source(method.kind).module for method in methods]),
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"

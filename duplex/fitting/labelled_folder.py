@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import pandas as pd
+import PIL
 
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
+from duplex.data.contents import read_digests
 from duplex.data.dataset import LabelledImages, from_rows
 from duplex.data.dataset_source import detect_source, load_source, read_folder
 from duplex.data.source_options import SourceOptions, SplitOptions
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
-from duplex.fitting.image_digests import read_digests
 from duplex.labels import LabelSpace
+from duplex.system.files import write_json
+from duplex.training.checkpoint import with_checksum
 
 MOST_CONTRADICTED = 0.01  # share of images with copies of another label that are left out; more is an error
+PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by the sha256 of its file
+DECODER = {"format": "duplex-pixels-2", "decoder": f"Pillow {PIL.__version__}"}  # others may decode other pixels
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,25 @@ def read_labelled_folder(
     notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
     manifest = data.manifest.reset_index(drop=True)
     return LabelledFolder(description.root, manifest, data.labels, digests, pixels, tuple(notes))
+
+
+def load_pixel_digests(cache: Path) -> dict[str, str]:
+    """Digests of pixels that a cache folder stores, by the sha256 of the image file.
+
+    There are none if the file is missing, damaged or of another version of Pillow.
+    """
+    try:
+        record = json.loads((cache / PIXELS).read_text(encoding="utf-8"))
+        pixels: dict[str, str] = record["pixels"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return pixels if record == with_checksum({**DECODER, "pixels": pixels}) else {}
+
+
+def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
+    """Write digests of pixels, by the sha256 of the image file; unreadable images are left out."""
+    decoded = {file: digest for file, digest in sorted(pixels.items()) if digest != file}
+    write_json(cache / PIXELS, with_checksum({**DECODER, "pixels": decoded}))
 
 
 def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:

@@ -22,12 +22,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from duplex.data.contents import change_error, changed_images
 from duplex.data.dataset_source import detect_source
-from duplex.data.manifest import check_labels
 from duplex.errors import DuplexError, UsageError
 from duplex.features.layout import FIRST_BAD, status_reason
 from duplex.fitting.encoder_choice import check_words
-from duplex.fitting.image_digests import change_error, changed_images
 from duplex.fitting.labelled_folder import distinct_images, labelled_rows
 from duplex.labels import LabelSpace, prompt_name
 from duplex.layers.class_statistics import ClassStatistics
@@ -40,12 +39,12 @@ from duplex.methods.with_finetuning import with_finetuned_features
 from duplex.recognition.added_words import find_or_append, with_rows
 from duplex.recognition.card import RunFacts, model_card, read_notes
 from duplex.recognition.export_folder import NAMES as EXPORTED
-from duplex.recognition.export_folder import README, refuse_other_files, replace_export
+from duplex.recognition.export_folder import README, refuse_existing_model
 from duplex.recognition.fitted_files import (
     contents_of,
     read_fit,
     read_statistics,
-    refuse_lost_images,
+    refuse_lost_updates,
     shared_contents,
     sole_model_writer,
     write_fit,
@@ -57,7 +56,7 @@ from duplex.recognition.onnx_files import TRAINED
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.sources import CONFIG, TENSORS
 from duplex.recognition.trained import ExportedModel
-from duplex.system.files import save_tensors, with_own_name
+from duplex.system.files import replace_folder, save_tensors, with_own_name
 from duplex.training.checkpoint import digest, with_checksum
 from duplex.training.known_images import KnownImages
 
@@ -87,7 +86,14 @@ class UpdatedModel:
 
 
 def update_model(
-    model: Path, source: Path, out: Path, *, images: Path | None = None, device: str = "auto", say: Say = print
+    model: Path,
+    source: Path,
+    out: Path,
+    *,
+    images: Path | None = None,
+    device: str = "auto",
+    say: Say = print,
+    force: bool = False,
 ) -> Path:
     """Write a copy of a fitted model to the folder `out` with further labelled images added; return `out`.
 
@@ -95,10 +101,11 @@ def update_model(
     source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
     images: folder that a table's image paths start from.
     say: function that receives lines of text about the update.
+    force: replace another model at `out`, unless it was updated with images that the new one would lack.
     """
     model, out = with_own_name(model), with_own_name(out)
     read_fit(model)  # refuses other folders before anything is made
-    refuse_other_files(out)
+    refuse_existing_model(out, force=force or out.resolve() == model.resolve())
     with sole_model_writer(out, "or give this one another --out"):
         return _update(model, source, out, images, device, say)
 
@@ -112,7 +119,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     record = read_fit(model, stored)
     fitted = read_statistics(model, stored)
     new = read_images(recognizer, source, images, record)
-    refuse_lost_images(out, {**contents_of(record), **new.contents})
+    refuse_lost_updates(out, {**contents_of(record), **new.contents})
     for note in new.notes:
         say(f"note: {note}")
     updated = updated_model(trained, stored, fitted, new)
@@ -143,8 +150,6 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
         frame, notes = distinct.rows, distinct.notes + skipped
         if "split" in frame and (test := int((frame["split"] == "test").sum())):
             notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
-        for kind in ("state", "object"):
-            check_labels(frame[kind], kind, source)
     except UsageError:
         raise
     except DuplexError as error:
@@ -279,7 +284,7 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
     facts = RunFacts(out.name, metrics=metrics, counts=record["counts"], remark=remark)
     changed = {CONFIG, TENSORS, README, *STALE}
 
-    def fill(folder: Path) -> None:
+    with replace_folder(out.resolve()) as folder:  # a link to a folder stays
         for path in model.iterdir():
             if path.is_file() and path.name in EXPORTED and path.name not in changed:
                 shutil.copyfile(path, folder / path.name)
@@ -290,9 +295,6 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
         (folder / README).write_text(card, encoding="utf-8")
         write_fit(folder, fit, updated.tensors)
         write_statistics(folder, updated.fitted, updated.tensors)
-
-    with replace_export(out) as folder:
-        fill(folder)
 
 
 def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:

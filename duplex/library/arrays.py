@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from duplex.config.params import EncoderParams
 from duplex.data.dataset import LabelledImages
-from duplex.data.manifest import COLUMNS, manifest_bytes
-from duplex.data.table import refuse_misspelt, refuse_unnamed_split
+from duplex.data.manifest import COLUMNS, checked_cells, manifest_bytes
+from duplex.data.table import known_columns, refuse_unnamed_split
 from duplex.errors import UsageError
 from duplex.features.examples import join
-from duplex.labels import SPLITS
 from duplex.library.inputs import InputRequest, RunInputs, encoder_record, load_text_tower
 
 NEEDED = ("state", "object")
@@ -52,7 +51,7 @@ def checked_table(
 ) -> pd.DataFrame:
     """Check a user's table of labels and return its columns image, state, object and, if present, split.
 
-    Without a column image, images are named by their row numbers. Raises `UsageError` for a wrong table.
+    Without a column image, images are named by their row numbers. Raises `DuplexError` for a wrong table.
 
     rows: number of images in the array of features.
     index: the pandas index of the features, if they have one. Rows are matched to features by position, so different
@@ -64,28 +63,19 @@ def checked_table(
         frame = pd.DataFrame(table).reset_index(drop=True)
     except ValueError as error:
         raise UsageError(f"the table is not one row per image: {error}") from None
-    if frame.columns.has_duplicates:
-        raise UsageError(f"the table has two columns {frame.columns[frame.columns.duplicated()][0]!r}; leave one out")
-    for column in NEEDED:
-        if column not in frame:
-            raise UsageError(f"the table has no column {column!r}; expected state, object, split and optionally image")
-    refuse_misspelt(frame.columns, "the table")
+    frame.columns = frame.columns.map(str)
+    known = known_columns(frame.columns.tolist(), "the table", NEEDED, ("image",))
     refuse_unnamed_split(frame, "the table")
     if len(frame) != rows:
         raise UsageError(f"features has {rows} rows and the table {len(frame)}; expected one row per image in both")
+    frame = frame[known]
     if "image" not in frame:
-        frame["image"] = [str(row) for row in range(rows)]
-    frame = frame[[column for column in COLUMNS if column in frame]]
-    for column in map(str, frame):
-        for row, value in enumerate(frame[column]):
-            if not isinstance(value, str) or not value:
-                raise UsageError(f"the table's {column} in row {row} is {value!r}; expected text")
-            if column == "split" and value not in SPLITS:
-                raise UsageError(f"the table's split in row {row} is {value!r}; expected one of {', '.join(SPLITS)}")
+        frame = frame.assign(image=[str(row) for row in range(rows)])
+    frame = checked_cells(frame, "the table", lambda row: f"the table, row {row}", paths=False)
     if frame["image"].duplicated().any():
         image = frame.loc[frame["image"].duplicated(), "image"].iloc[0]
         raise UsageError(f"the table lists the image {image!r} twice; expected one row per image")
-    return frame.astype(object)
+    return frame[[column for column in COLUMNS if column in frame]].astype(object)
 
 
 def _require_equal(indexes: Sequence[pd.Index | None]) -> None:

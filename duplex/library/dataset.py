@@ -17,6 +17,7 @@ import torch
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, EvaluationParams, Params, load_params, shipped_project
 from duplex.data.check import alike_labels, content_issues
+from duplex.data.contents import change_error, file_digests, row_keys
 from duplex.data.dataset import LabelledImages, from_rows
 from duplex.data.dataset_source import detect_source, load_source
 from duplex.data.manifest import read_manifest, write_manifest
@@ -25,15 +26,15 @@ from duplex.encoders import encoder_identity, load_encoder, resolve_device, unkn
 from duplex.encoders.random_weights import is_random
 from duplex.errors import DuplexError, UsageError, require, require_whole
 from duplex.features.extraction import extract
-from duplex.features.feature_file import FEATURES, row_keys
+from duplex.features.feature_file import FEATURES
 from duplex.features.identity import IMPORTED
 from duplex.features.matrix import checked_features
 from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.library.arrays import ArrayFeatures, checked_table, pandas_index
 from duplex.library.inputs import DatasetFiles, InputsByRequest
 from duplex.options import DEFAULT_TRAINING, TrainingOptions
+from duplex.system.entry import LARGEST_SEED
 from duplex.system.files import checked_path, sha256
-from duplex.system.script import LARGEST_SEED
 from duplex.system.torch_modes import initial_modes
 
 
@@ -229,8 +230,7 @@ def _encode_images(
     report = extract(names, root, features, tower, manifest_sha256=sha256(manifest), tokens=tokens)
     if report.rows > report.resumed and (now := _file_digests(data.manifest, root)) != digests:
         features.unlink()  # its rows would be taken for those of the files from before
-        changed = next(image for image in names if now.get(image) != digests.get(image))
-        raise DuplexError(f"{root / changed} changed while it was being encoded; run the same line again")
+        raise change_error(root / next(image for image in names if now.get(image) != digests.get(image)))
     if report.bad:
         first = f"{report.bad[0].image} ({report.bad[0].reason})"
         print(
@@ -288,8 +288,8 @@ def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encode
 
 
 def _file_digests(manifest: pd.DataFrame, root: Path) -> dict[str, str]:
-    """Return a dictionary from each image's path to the sha256 of its file; missing files are left out."""
-    return {image: sha256(root / image) for image in manifest["image"] if (root / image).is_file()}
+    images = manifest["image"].tolist()
+    return {image: digest for image, digest in zip(images, file_digests(root, images), strict=True) if digest}
 
 
 def _content_digest(manifest: pd.DataFrame, digests: Mapping[str, str], encoder: Sequence[str]) -> str:

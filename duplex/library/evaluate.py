@@ -16,7 +16,7 @@ from duplex.library.inputs import InputRequest
 from duplex.library.result import Result
 from duplex.library.run_evaluation import calibration_for, evaluate_world
 from duplex.library.run_training import Run
-from duplex.methods.registry import checked_needs, find_method, report_exits
+from duplex.methods.registry import find_method
 from duplex.system.threads import threads
 from duplex.training.checkpoint import check_inputs
 
@@ -36,8 +36,8 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
     require(split, ("val", "test"), "split")
     record, training = run.record, run.training
     calibration = calibration_for(record, world, f"the run {run.name}")
-    needs = checked_needs(find_method(record.kind), record.options)
-    with deterministic(), threads(training.threads), report_exits(record.kind):
+    needs = find_method(record.kind).needs(record.options)
+    with deterministic(), threads(training.threads):
         inputs = data.inputs(InputRequest(needs, training.precision, record.finetune, training.memory))
         try:
             check_inputs(f"the run {run.name}", record, inputs.labels, inputs.encoder)

@@ -19,10 +19,9 @@ from duplex.library.dataset import Dataset
 from duplex.library.inputs import RunInputs, make_deterministic
 from duplex.library.run_training import MethodSpec, Run, train_method
 from duplex.methods.base import Method
-from duplex.methods.registry import checked_needs, find_method, installed_methods, parse_options, report_exits
+from duplex.methods.registry import find_method, installed_methods, parse_options
 from duplex.options import AutoFinetune, TrainingOptions, finetune_options
-from duplex.system.renamed import renamed_method_hint
-from duplex.system.script import LARGEST_SEED
+from duplex.system.entry import LARGEST_SEED
 from duplex.system.threads import threads
 from duplex.system.torch_modes import initial_modes
 from duplex.training.hooks import EpochReport, StepReport, TrainingHooks, TrainingLog
@@ -97,7 +96,7 @@ def fit(
     if training_log is None:
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
     hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
-    with deterministic(), threads(spec.training.threads), report_exits(spec.kind):
+    with deterministic(), threads(spec.training.threads):
         inputs = data.inputs(spec.request)
         require_both_groups(inputs, "val", data.name)
         device = torch.device(resolve_device(data.device))
@@ -116,7 +115,7 @@ def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -
 
     Also raises it if the user sets bf16 or fp16, the precision of the text tower, for a method that uses no text tower.
     """
-    needs = checked_needs(find_method(spec.kind), spec.options)
+    needs = find_method(spec.kind).needs(spec.options)
     for need in sorted(needs):
         if need in MISSING and need not in data.offers:
             raise UsageError(f"method {spec.name} {MISSING[need]}")
@@ -169,8 +168,6 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
     known = {**data.params.methods, **data.params.ablations}
     if method in known:
         return method, known[method]
-    if hint := renamed_method_hint(method):
-        raise UsageError(hint)
     if ":" not in method:
         require(method, dict.fromkeys([*data.params.methods, *installed_methods()]), "method")
     return method, MethodEntry(method)

@@ -77,7 +77,7 @@ class RecipeRuns:
         run = train_method(recipe.spec, inputs, self.seed, self.device, self.settings, resume)
         val = inputs.examples["val"].to(self.device)
         accuracy = self.accuracy(run, val)
-        run.save(files.root)
+        run.write(files)
         np.savez(margins, **asdict(validation_margins(run.method, val, inputs.labels)))
         record = {
             "epoch": run.record.epoch,

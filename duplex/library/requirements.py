@@ -5,7 +5,7 @@ from __future__ import annotations
 from duplex.config.params import Params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import IMPORTED
-from duplex.methods.registry import checked_needs, find_method
+from duplex.methods.registry import find_method
 
 
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
@@ -21,7 +21,7 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
         "words": is_unknown and params.evaluation.word_vectors is None,
         "patch": is_unknown or entry.features is not None,
     }
-    needs = set(checked_needs(find_method(params.entry(method).kind), params.method(method, dataset)))
+    needs = set(find_method(params.entry(method).kind).needs(params.method(method, dataset)))
     for member in params.entry(method).members:
         needs.update(missing_needs(params, dataset, member))
     return [need for need in lacking if lacking[need] and need in needs]

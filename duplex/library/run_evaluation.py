@@ -23,7 +23,6 @@ from duplex.methods.base import Method, PrimitiveVectors
 from duplex.metric_table import METRICS
 from duplex.training.calibration import Calibration, feasible_compositions
 from duplex.training.checkpoint import Record
-from duplex.training.method_checks import unchanged_inputs
 from duplex.training.scoring import ScoringResult, ScoringTask, score_split, score_term_sums
 
 FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
@@ -72,34 +71,33 @@ def evaluate_world(
     calibration: bias and threshold that validation chose.
     """
     labels, test = inputs.labels, inputs.examples[split]
-    with unchanged_inputs(method.class_name, test.inputs):
-        task = ScoringTask.of(method, labels.candidates(world, split))
-        words = inputs.words if world == "open" else None
-        feasible_mask = feasible_compositions(method, words, calibration)
-        excluded = _excluded(task, method, words, calibration) if world == "open" else []
-        result = score_split(
-            task,
-            test,
-            labels,
-            k=max(settings.k),
-            feasible_mask=feasible_mask,
-            top=3,
-            bias=calibration.bias,
-            further=excluded,
-        )
-        competitors = result.accumulator.competitors()
-        margins = Margins.of(competitors)
-        metrics = _metrics(result, competitors, labels, settings)
-        if settings.protocol == "sampled":
-            exact = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
-            metrics = {**_sampled(task, test, result, feasible_mask, settings), **exact}
-        metrics |= metrics_at_bias(margins, calibration.bias)
-        if feasible_mask is not None:
-            metrics |= _feasibility(calibration, int(feasible_mask.sum()))
-            metrics |= {"by_likelihood": 1} if calibration.feasibility_source == "likelihood" else {}
-        if world == "open":
-            metrics |= _auc_all(task, test, result, settings)
-            metrics |= _with_alternatives(result, excluded, calibration)
+    task = ScoringTask.of(method, labels.candidates(world, split))
+    words = inputs.words if world == "open" else None
+    feasible_mask = feasible_compositions(method, words, calibration)
+    excluded = _excluded(task, method, words, calibration) if world == "open" else []
+    result = score_split(
+        task,
+        test,
+        labels,
+        k=max(settings.k),
+        feasible_mask=feasible_mask,
+        top=3,
+        bias=calibration.bias,
+        further=excluded,
+    )
+    competitors = result.accumulator.competitors()
+    margins = Margins.of(competitors)
+    metrics = _metrics(result, competitors, labels, settings)
+    if settings.protocol == "sampled":
+        exact = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
+        metrics = {**_sampled(task, test, result, feasible_mask, settings), **exact}
+    metrics |= metrics_at_bias(margins, calibration.bias)
+    if feasible_mask is not None:
+        metrics |= _feasibility(calibration, int(feasible_mask.sum()))
+        metrics |= {"by_likelihood": 1} if calibration.feasibility_source == "likelihood" else {}
+    if world == "open":
+        metrics |= _auc_all(task, test, result, settings)
+        metrics |= _with_alternatives(result, excluded, calibration)
     return WorldResult(
         metrics,
         margins,
@@ -233,8 +231,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
     """Return closed-world metrics of each score term (summand of the score) alone, and of partial sums of terms."""
     labels, test = inputs.labels, inputs.examples["test"]
-    with unchanged_inputs(method.class_name, test.inputs):
-        sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
+    sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
     records = {}
     for names, accumulator in sums.items():
         metrics = flatten(measure(accumulator.competitors(), rounds=0))

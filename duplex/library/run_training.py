@@ -18,17 +18,16 @@ from duplex.errors import UsageError, require
 from duplex.features.examples import Examples
 from duplex.labels import World
 from duplex.library.inputs import InputRequest, RunInputs
-from duplex.methods.base import Batch, Inspectable, Method, TaskContext
-from duplex.methods.registry import checked_needs, find_method, make_method, method_code, method_source, parse_options
+from duplex.methods.base import Batch, Method, TaskContext
+from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
-from duplex.system.files import checked_path, sha256, write_json, write_text
-from duplex.system.plugins import provider, restored_folder
+from duplex.system.files import checked_path, refuse_existing, sha256, write_json, write_text
+from duplex.system.plugins import provider
 from duplex.training.calibration import FEWEST_PAIRS, Calibration, calibrate, fit_confidence, unseen_pairs
-from duplex.training.checkpoint import Record, is_checkpoint, save_checkpoint
+from duplex.training.checkpoint import Record, save_checkpoint
 from duplex.training.hooks import TrainingHooks
 from duplex.training.known_images import KnownImages
 from duplex.training.loop import ResumePoint, TrainingResult, train
-from duplex.training.method_checks import checked_instance, read_only, unchanged_inputs
 from duplex.training.scoring import tune, validation_auc
 from duplex.training.selection import ChooseBy, Validation, metric_name
 
@@ -85,7 +84,7 @@ class MethodSpec:
     @property
     def request(self) -> InputRequest:
         """Request for the method's training inputs: kinds of features, precision of the text tower, memory limit."""
-        needs = checked_needs(find_method(self.kind), self.options)
+        needs = find_method(self.kind).needs(self.options)
         return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
 
 
@@ -120,17 +119,19 @@ class Run:
         that chose the epoch if it is another."""
         return pd.DataFrame(self.result.history)
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write checkpoint, history and timing into a folder that `Recognizer.load` reads; return the folder.
 
-        Raises `UsageError` if the folder holds an exported model, or other programs' files with the names of those to
-        write.
+        Raises `UsageError` if the folder holds an exported model, which would hide the run, or one of these files.
 
-        folder: made if it does not exist. Files of an earlier run are replaced; its metrics are removed if the
-            checkpoint changes.
+        folder: made if it does not exist.
+        force: replace an earlier run. Its metrics are removed if the checkpoint changes.
         """
         files = RunPaths(checked_path(folder, "folder"))
-        _require_free(files)
+        if (files.root / EXPORTED_MODEL).is_file():
+            raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
+        for file in (files.checkpoint, files.history, files.timing):
+            refuse_existing(file, force=force)
         self.write(files)
         return files.root
 
@@ -153,21 +154,6 @@ class Run:
         return f"Run({self.name}, seed {self.record.seed}, {epoch}, val AUC {self.val_auc:.2f})"
 
 
-def _require_free(files: RunPaths) -> None:
-    """Raise `UsageError` if a run cannot be saved in a folder.
-
-    The folder may hold neither an exported model, which would hide the run, nor files of other programs that the run's
-    files would replace.
-    """
-    if (files.root / EXPORTED_MODEL).is_file():
-        raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
-    if is_checkpoint(files.checkpoint):
-        return
-    if foreign := [file for file in (files.checkpoint, files.history, files.timing) if file.exists()]:
-        raise UsageError(f"{foreign[0]} exists, and no run of duplex wrote it; choose another folder")
-
-
-@restored_folder()
 def train_method(
     spec: MethodSpec,
     inputs: RunInputs,
@@ -186,41 +172,39 @@ def train_method(
     """
     code = method_code(spec.kind)  # before training: the file may be edited while it runs
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
-    with unchanged_inputs(find_method(spec.kind).__name__, images.inputs, val.inputs):
-        on_device = replace(inputs, examples={**inputs.examples, "train": images})
-        method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), on_device, seed, device)
-        selecting = spec.training.select if choose_by is None else metric_name(choose_by)
-        validate = Validation(val, inputs.labels, selecting, choose_by)
-        result = train(method, images, spec.training, seed, validate, resume, hooks)
-        tune(method, val, inputs.labels)
-        calibration = _calibrate(spec, settings, method, inputs, val)
-        inspectable = checked_instance(f"{method.class_name}.inspectable()", method.inspectable(), Inspectable)
-        source = method_source(spec.kind)
-        record = Record(
-            kind=spec.kind,
-            provider=provider(source),
-            options=spec.options,
-            labels=inputs.labels,
-            encoder=inputs.encoder,
-            seed=seed,
-            epoch=result.best_epoch,
-            val_auc=validation_auc(method, val, inputs.labels),
-            selected_by=result.selected_by,
-            world=spec.trained_for,
-            val_auc_all=_auc_all_pairs(calibration, method, inputs, val),
-            calibration=calibration,
-            inspectable=inspectable.present_fields,
-            finetune=spec.finetune,
-            confidence=fit_confidence(method, val, inputs.labels),
-            known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
-            training=spec.training.result_settings()
-            | {
-                "manifest": inputs.identity.get("manifest"),
-                "features": inputs.identity.get("features"),
-                "calibration": calibration_settings(settings),
-                "plugin": code,
-            },
-        )
+    on_device = replace(inputs, examples={**inputs.examples, "train": images})
+    method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), on_device, seed, device)
+    selecting = spec.training.select if choose_by is None else metric_name(choose_by)
+    validate = Validation(val, inputs.labels, selecting, choose_by)
+    result = train(method, images, spec.training, seed, validate, resume, hooks)
+    tune(method, val, inputs.labels)
+    calibration = _calibrate(spec, settings, method, inputs, val)
+    source = method_source(spec.kind)
+    record = Record(
+        kind=spec.kind,
+        provider=provider(source),
+        options=spec.options,
+        labels=inputs.labels,
+        encoder=inputs.encoder,
+        seed=seed,
+        epoch=result.best_epoch,
+        val_auc=validation_auc(method, val, inputs.labels),
+        selected_by=result.selected_by,
+        world=spec.trained_for,
+        val_auc_all=_auc_all_pairs(calibration, method, inputs, val),
+        calibration=calibration,
+        inspectable=method.inspectable().present_fields,
+        finetune=spec.finetune,
+        confidence=fit_confidence(method, val, inputs.labels),
+        known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
+        training=spec.training.result_settings()
+        | {
+            "manifest": inputs.identity.get("manifest"),
+            "features": inputs.identity.get("features"),
+            "calibration": calibration_settings(settings),
+            "plugin": code,
+        },
+    )
     return Run(spec.name, method, record, spec.training, result)
 
 
@@ -236,8 +220,7 @@ def start_method(
     torch.manual_seed(seed)
     method = make_method(kind, options, task).to(device)
     images = inputs.examples["train"].to(device)
-    with read_only(f"{method.class_name}.start()", images.inputs):
-        method.start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
+    method.start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
     return method
 
 

@@ -24,7 +24,7 @@ from duplex.layers.portable import joined_members
 from duplex.layers.score_formula import LEAST
 from duplex.layers.weight_search import Weights, tuned_weights
 from duplex.methods.base import Batch, Inputs, Method, ScoreTerms, TaskContext
-from duplex.methods.registry import checked_needs, find_method, make_method, parse_options
+from duplex.methods.registry import find_method, make_method, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions
 
 
@@ -62,7 +62,7 @@ class ProductMethod(Method[ProductOptions]):
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
         kinds = [(m["kind"], parse_options(m["kind"], m["options"])) for m in options.members]
-        return frozenset({"cls"}).union(*(checked_needs(find_method(kind), parsed) for kind, parsed in kinds))
+        return frozenset({"cls"}).union(*(find_method(kind).needs(parsed) for kind, parsed in kinds))
 
     def start(self, train: Batch) -> None:
         """Initialise every method in this product (combined model), unless they are loaded from finished runs."""

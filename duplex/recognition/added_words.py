@@ -1,8 +1,8 @@
-"""Compositions outside a model's label space, scored without training: new pairs of known words, and new words.
+"""Compositions outside a model's label space, scored without training: new pairs of trained words, and new words.
 
-The text feature of a pair is encoded from a prompt with the model's learned vectors for known words and ordinary token
-embeddings for new ones. Its visual prototype (estimated mean image feature) is composed of means of the training pairs'
-prototypes, by state, by object and over all: `normalise(mean_state + mean_object - mean_all)`, where `mean_all`
+The text feature of a pair is encoded from a prompt with the model's learned vectors for trained words and ordinary
+token embeddings for new ones. Its visual prototype (estimated mean image feature) is composed of means of the training
+pairs' prototypes, by state, by object and over all: `normalise(mean_state + mean_object - mean_all)`, where `mean_all`
 replaces the mean of a new word. In methods of closed form it is `mu + a_state + b_object`, where 0 replaces the term of
 a new word.
 """
@@ -28,7 +28,7 @@ from duplex.labels import LabelSpace, prompt_name
 from duplex.layers import portable, score_formula
 from duplex.layers.factors import unit
 from duplex.methods.base import Inputs, ScoreTerms
-from duplex.recognition.answers import KnownFlags
+from duplex.recognition.answers import TrainedWords
 from duplex.recognition.candidates import Candidates, sum_of
 
 Pair = tuple[str, str]
@@ -99,9 +99,9 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
     raise UsageError(f"{text!r} cannot be split into a state and an object; write it as 'state,object'")
 
 
-def known_words(pair: Pair, labels: LabelSpace) -> KnownFlags:
-    """Return whether a pair's state and object are labels of the model; case, `.` and `_` in names do not matter."""
-    return KnownFlags(_find(pair[0], labels.states) is not None, _find(pair[1], labels.objects) is not None)
+def trained_words(pair: Pair, labels: LabelSpace) -> TrainedWords:
+    """Whether a pair's state and object are labels of the model; case, `.` and `_` in names do not matter."""
+    return TrainedWords(_find(pair[0], labels.states) is not None, _find(pair[1], labels.objects) is not None)
 
 
 def with_added_compositions(
@@ -113,7 +113,7 @@ def with_added_compositions(
 
     tensors: the model's tensors for scoring the candidates, from `TrainedModel.tensors`.
     tower: encodes the prompts of the added pairs.
-    pairs: (state, object) names, known to the model or not; those that are candidates already are left out.
+    pairs: (state, object) names, labels of the model or not; those that are candidates already are left out.
     """
     states, objects = list(labels.states), list(labels.objects)
     present = set(zip(candidates.state_of.tolist(), candidates.object_of.tolist(), strict=True))
@@ -127,7 +127,7 @@ def with_added_compositions(
         return candidates
     more = with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
     terms, count = portable_terms(more), len(added)
-    flags = (KnownFlags(m < len(labels.states), n < len(labels.objects)) for m, n in added)
+    words = (TrainedWords(m < len(labels.states), n < len(labels.objects)) for m, n in added)
     return replace(
         candidates,
         states=tuple(states),
@@ -138,7 +138,7 @@ def with_added_compositions(
         feasible=np.r_[candidates.feasible, np.ones(count, dtype=bool)],
         scorer=sum_of(terms),
         terms=terms,
-        known=dict(enumerate(flags, len(candidates))),
+        trained_words=dict(enumerate(words, len(candidates))),
     )
 
 
@@ -239,9 +239,9 @@ def encode_prompts(
     return unit(tower.encode_blocks([row.tolist() for row in rows], torch.cat(prompts)))
 
 
-def _find(name: str, known: Sequence[str]) -> int | None:
+def _find(name: str, labels: Sequence[str]) -> int | None:
     wanted = prompt_name(name)
-    return next((place for place, label in enumerate(known) if prompt_name(label) == wanted), None)
+    return next((place for place, label in enumerate(labels) if prompt_name(label) == wanted), None)
 
 
 def find_or_append(name: str, names: list[str]) -> int:

@@ -10,8 +10,8 @@ DIGITS = 6  # of numbers in JSON; scores are float32
 
 
 @dataclass(frozen=True)
-class KnownFlags:
-    """Whether the state and the object of a composition that the user added are labels of the model."""
+class TrainedWords:
+    """Whether the state and the object of an added composition occurred in training."""
 
     state: bool
     object: bool
@@ -27,7 +27,7 @@ class Guess:
     probability: float
     seen: bool  # it labels training images
     score_terms: Mapping[str, float]  # summands of the score: visual, semantic, ...; empty where the method has none
-    known: KnownFlags | None = None  # which of its words are labels; None unless the user added the composition
+    trained_words: TrainedWords | None = None  # None unless the user added the composition
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Answer:
     top: tuple[Guess, ...]
     states: Mapping[str, float]  # probability of every state, most likely first; they sum to 1
     objects: Mapping[str, float]  # the same of every object
-    known: bool = True  # False: the image resembles no training image; perhaps it shows none of the pairs
+    in_distribution: bool = True  # False: the image resembles no training image; perhaps it shows none of the pairs
     distance: float | None = None  # Mahalanobis distance to the nearest pair (training/known_images.py)
 
     @property
@@ -55,7 +55,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """Return the answer as a dictionary for JSON.
+        """The answer as a dictionary for JSON.
 
         marginals: number of most likely states and of most likely objects that are listed; None: all.
         """
@@ -63,7 +63,7 @@ class Answer:
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
             "objects": _rounded(self.objects, marginals),
-            "known": self.known,
+            "in_distribution": self.in_distribution,
             "distance": None if self.distance is None else round(self.distance, DIGITS),
         }
 

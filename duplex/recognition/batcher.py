@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -12,8 +13,6 @@ from duplex.recognition.workers import Failure, ImageRequest, Reply, worker_died
 from duplex.system.process_pool import BrokenProcessPool, WorkerProcess
 
 MAX_BATCH_BYTES = 16 * 2**20  # a batch that exceeds this gets no further file
-
-
 WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 
 
@@ -31,16 +30,21 @@ class Batcher:
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
-        self._workers, self._size, self._wait, self._room = workers, size, wait, room
+        self._workers = workers
+        self._size = size
+        self._wait = wait
+        self._room = room
         self._queue: deque[WaitingImage] = deque()
         self._in_progress: set[asyncio.Future[Reply]] = set()
         self._peak = 0  # the most images that were lately in progress at once
-        self._arrived, self._turn = asyncio.Event(), asyncio.Lock()
-        self.batches = self.images = 0
+        self._arrived = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self.batches = 0
+        self.images = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Context manager: send batches to the workers; at the end of the block, wait for all images in progress."""
+        """Send batches to the workers; at the end of the block, wait for all images in progress."""
         tasks = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
         yield
         if self._in_progress:
@@ -50,11 +54,11 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        """Whether the queue of waiting images has reached its limit, so that further requests are refused."""
+        """Whether further requests should be refused, as too many images are waiting."""
         return len(self._queue) >= self._room
 
     async def answer(self, request: ImageRequest) -> Reply:
-        """Return the reply to one image; raise `DuplexError` if answering fails or the worker dies."""
+        """The reply to one image. Raises `DuplexError` if answering fails or the worker dies."""
         done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._in_progress.add(done)
         self._peak = max(self._peak, len(self._in_progress))
@@ -67,9 +71,8 @@ class Batcher:
 
     @property
     def _share(self) -> int:
-        """Number of images that a free worker waits for: the images in progress (their recent maximum) per worker,
-        rounded up, at least 1 and at most the largest size of a batch."""
-        return max(1, min(self._size, -(-self._peak // len(self._workers))))
+        """Number of images that a free worker waits for."""
+        return max(1, min(self._size, math.ceil(self._peak / len(self._workers))))
 
     async def _serve(self, worker: WorkerProcess) -> None:
         while True:
@@ -78,7 +81,8 @@ class Batcher:
             replies: Sequence[Reply | Failure | Exception]
             try:
                 replies = await _ask(worker, [request for request, _ in batch])
-                self.batches, self.images = self.batches + 1, self.images + len(batch)
+                self.batches += 1
+                self.images += len(batch)
             except Exception as error:
                 replies = [error] * len(batch)
             for (_, done), reply in zip(batch, replies, strict=True):
@@ -97,7 +101,8 @@ class Batcher:
                 await asyncio.wait_for(self._wait_for(lambda: self._share), self._wait)
             except asyncio.TimeoutError:  # fewer clients than before
                 self._peak = len(self._in_progress)
-            share, size = self._share, 0
+            share = self._share
+            size = 0
             while self._queue and len(batch) < share and size < MAX_BATCH_BYTES:
                 request, done = self._queue.popleft()
                 if not done.done():
@@ -106,19 +111,17 @@ class Batcher:
         return batch
 
     async def _wait_for(self, count: Callable[[], int]) -> None:
-        """Wait until at least `count()` images are in the queue."""
         while len(self._queue) < count():
             self._arrived.clear()
             await self._arrived.wait()
 
 
 async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-    """Return a worker's replies to a batch; if the worker dies, send the batch once more to its replacement."""
     try:
         return await asyncio.wrap_future(worker.submit(batch))
     except BrokenProcessPool:
         pass
-    try:
+    try:  # once more, by its replacement
         return await asyncio.wrap_future(worker.submit(batch))
     except BrokenProcessPool as error:
         raise worker_died(worker) from error

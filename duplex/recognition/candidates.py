@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from duplex.errors import DuplexError, require_whole
+from duplex.errors import require_whole
 from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.confidence import Confidence, log_probabilities
 from duplex.labels import Bools, Ints, LabelSpace
 from duplex.methods.base import Inputs, Scorer, ScoreTerms
-from duplex.recognition.answers import Answer, Guess, KnownFlags
+from duplex.recognition.answers import Answer, Guess, TrainedWords
 from duplex.training.known_images import KnownImages
 
 BLOCK_SCORES = 2**22  # scores in memory at once, per score term: 16 MiB
@@ -38,7 +38,7 @@ class Candidates:
     scorer: Scorer
     terms: ScoreTerms | None  # computes the summands of the score; None if the score is not a sum
     probabilities: Callable[[Tensor], Tensor]  # scores [B, C] -> the method's probabilities, before the temperature
-    known: Mapping[int, KnownFlags]  # index of a composition that the user added -> which of its words are labels
+    trained_words: Mapping[int, TrainedWords]  # of compositions that the user added, by index
     known_images: KnownImages | None = None  # finds images that resemble no training image
 
     @classmethod
@@ -52,17 +52,20 @@ class Candidates:
         terms: ScoreTerms | None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
-        """Build candidates from compositions [C] of a label space.
-
-        feasible: mask [C] of the compositions that can be answers; None: all.
-        confidence: temperature and prior that turn scores into calibrated probabilities of the candidates.
-        scorer: function from inputs to scores [B, C].
-        terms: function that yields the summands of the scores, if they are a sum.
-        probabilities: function from scores to the method's probabilities [B, C].
-        """
-        pairs = labels.states, labels.objects, labels.state_of(compositions), labels.object_of(compositions)
-        mask = np.ones(len(compositions), dtype=bool) if feasible is None else feasible
-        return cls(*pairs, labels.is_seen(compositions), mask, confidence, scorer, terms, probabilities, {})
+        """Candidates from compositions [C] of a label space; `feasible` is None if all can be answers."""
+        return cls(
+            states=labels.states,
+            objects=labels.objects,
+            state_of=labels.state_of(compositions),
+            object_of=labels.object_of(compositions),
+            seen=labels.is_seen(compositions),
+            feasible=np.ones(len(compositions), dtype=bool) if feasible is None else feasible,
+            confidence=confidence,
+            scorer=scorer,
+            terms=terms,
+            probabilities=probabilities,
+            trained_words={},
+        )
 
     def __len__(self) -> int:
         return len(self.state_of)
@@ -74,18 +77,15 @@ class Candidates:
         return [(self.states[m], self.objects[n]) for m, n in rows]
 
     def answers(self, inputs: Inputs, top: int) -> Iterator[Answer]:
-        """Yield one answer per image, in order, each with the `top` most probable compositions.
-
-        inputs: a method's inputs for B images, such as CLS features.
-        """
+        """Yield one answer per image, in order, each with the `top` most probable compositions."""
         top = require_whole(top, "top")
-        images, rows = len(inputs["cls"]), max(1, BLOCK_SCORES // len(self))
-        for start in range(0, images, rows):
+        rows = max(1, BLOCK_SCORES // len(self))
+        for start in range(0, len(inputs["cls"]), rows):
             block = {name: values[start : start + rows] for name, values in inputs.items()}
             yield from self._block(block, min(top, int(self.feasible.sum())))
 
     def log_posteriors(self, scores: Tensor) -> Tensor:
-        """Return the calibrated log probabilities [B, C] of the candidates, in float64, for images' scores [B, C]."""
+        """Calibrated log probabilities [B, C] of the candidates, in float64, for images' scores [B, C]."""
         excluded = torch.as_tensor(~self.feasible, device=scores.device)
         log_p = log_probabilities(self.probabilities, scores.masked_fill(excluded, -torch.inf))
         prior = torch.from_numpy(self.confidence.log_prior(self.seen, self.feasible)).to(scores.device)
@@ -93,15 +93,14 @@ class Candidates:
 
     @torch.no_grad()
     def _block(self, inputs: Inputs, top: int) -> Iterator[Answer]:
-        listed = list(self.terms(inputs)) if self.terms is not None else []
-        terms = dict(listed)
-        if len(terms) != len(listed):
-            raise DuplexError(f"score_terms() yields a name twice: {', '.join(str(name) for name, _ in listed)}")
-        scores = cast(Tensor, sum(terms.values())) if terms else self.scorer(inputs)
+        terms = [] if self.terms is None else list(self.terms(inputs))
+        scores = cast(Tensor, sum(term for _, term in terms)) if terms else self.scorer(inputs)
         log_q = self.log_posteriors(scores)
-        shares, best = log_q.exp(), log_q.topk(top, dim=1).indices  # [B, C], [B, T]
-        best_terms = {name: term.gather(1, best).cpu().numpy() for name, term in terms.items()}
-        score, share = (values.gather(1, best).cpu().numpy() for values in (scores, shares))
+        shares = log_q.exp()  # [B, C]
+        best = log_q.topk(top, dim=1).indices  # [B, T]
+        best_terms = {name: term.gather(1, best).cpu().numpy() for name, term in terms}
+        score = scores.gather(1, best).cpu().numpy()
+        share = shares.gather(1, best).cpu().numpy()
         by_state = _marginals(shares, self.state_of, len(self.states))
         by_object = _marginals(shares, self.object_of, len(self.objects))
         near = self.known_images
@@ -109,36 +108,32 @@ class Candidates:
         for row, positions in enumerate(best.cpu().numpy()):
             guesses = tuple(
                 Guess(
-                    self.states[self.state_of[position]],
-                    self.objects[self.object_of[position]],
-                    float(score[row, rank]),
-                    float(share[row, rank]),
-                    bool(self.seen[position]),
-                    {name: float(values[row, rank]) for name, values in best_terms.items()},
-                    self.known.get(int(position)),
+                    state=self.states[self.state_of[position]],
+                    object=self.objects[self.object_of[position]],
+                    score=float(score[row, rank]),
+                    probability=float(share[row, rank]),
+                    seen=bool(self.seen[position]),
+                    score_terms={name: float(values[row, rank]) for name, values in best_terms.items()},
+                    trained_words=self.trained_words.get(int(position)),
                 )
                 for rank, position in enumerate(positions)
             )
-            is_known = near is None or distances[row] <= float(near.threshold)
-            marginals = _ranked(self.states, by_state[row]), _ranked(self.objects, by_object[row])
-            yield Answer(guesses, *marginals, is_known, distances[row])
+            yield Answer(
+                top=guesses,
+                states=_ranked(self.states, by_state[row]),
+                objects=_ranked(self.objects, by_object[row]),
+                in_distribution=near is None or distances[row] <= float(near.threshold),
+                distance=distances[row],
+            )
 
 
 def sum_of(terms: ScoreTerms) -> Scorer:
-    """Return a function from inputs to scores [B, C]: the sum of the score terms, computed one after another.
-
-    terms: function from inputs to an iterator over (name, summand of the scores [B, C]).
-    """
+    """A scorer that sums the terms one after another."""
     return lambda inputs: cast(Tensor, sum(term for _, term in terms(inputs)))
 
 
 def _marginals(shares: Tensor, groups: Ints, count: int) -> Floats:
-    """Return the probability [B, count] of each state (or object): the sum over the candidates that have it.
-
-    shares: probabilities of the candidates [B, C].
-    groups: state (or object) of each candidate [C].
-    count: number of states (or objects).
-    """
+    """Probability [B, count] of each state (or object): the sum over the candidates [C] that have it, by `groups`."""
     index = torch.as_tensor(groups, device=shares.device)
     sums = shares.new_zeros(len(shares), count).index_add_(1, index, shares)
     return sums.cpu().numpy().astype(np.float64)

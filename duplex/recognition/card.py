@@ -12,10 +12,13 @@ from torch import Tensor
 
 from duplex.metric_table import METRICS, interval_text, number
 
-SCORE_TERMS = (  # with the tensor that each needs
-    *(("visual", "visual"), ("gaussian", "likelihood.rows"), ("semantic", "semantic")),
-    *(("factors", "states"), ("gaussian_factors", "primitives.states.weight")),
-)
+SCORE_TERMS = {  # with the tensor that each needs
+    "visual": "visual",
+    "gaussian": "likelihood.rows",
+    "semantic": "semantic",
+    "factors": "states",
+    "gaussian_factors": "primitives.states.weight",
+}
 NOTES = "<!-- Text below this line is kept when the model is written again. -->"
 
 
@@ -32,18 +35,19 @@ class RunFacts:
 
 
 def read_notes(card: Path) -> str:
-    """Return what the user wrote below the generated text of a model card, so that it is kept when the card is written
-    again; empty if there is no card."""
+    """What the user wrote below the generated text of a model card; empty if there is no card."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return text.partition(NOTES)[2]
 
 
 def model_card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
-    """Return the Markdown text of an export's model card, from its config.json and tensors, with the user's `notes`."""
-    labels, world, encoder = config["labels"], config["world"], config["encoder"]
-    terms = [name for name, key in SCORE_TERMS if key in tensors]
+    """The Markdown text of an export's model card, from its config.json and tensors, with the user's `notes`."""
+    labels = config["labels"]
+    world = config["world"]
+    encoder = config["encoder"]
+    terms = [name for name, key in SCORE_TERMS.items() if key in tensors]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
-    compositions, seen = len(tensors["state_of"]), int(tensors["seen"].sum())
+    seen = int(tensors["seen"].sum())
     weights = f" with the weights `{encoder['tag']}`" if encoder["tag"] else ""
     return f"""---
 license: {facts.licence}
@@ -55,7 +59,7 @@ tags: [compositional-zero-shot-learning, clip]
 
 Recognises compositions of {len(labels["states"])} states and {len(labels["objects"])} objects, including pairs without
 training images. `duplex` trained it as `{config["kind"]}`; it chooses among
-{compositions} compositions of the {world} world, of which {seen} label training images.
+{len(tensors["state_of"])} compositions of the {world} world, of which {seen} label training images.
 
 ## Use
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,9 +19,9 @@ from duplex.recognition.card import RunFacts, model_card, read_notes
 from duplex.recognition.fitted_files import FIT, STATISTICS
 from duplex.recognition.onnx_files import EXAMPLE as ONNX_EXAMPLE
 from duplex.recognition.onnx_files import TOWER, TRAINED
-from duplex.recognition.sources import CONFIG, FINETUNED_FORMAT, FORMAT, TENSORS, first_line, read_config
+from duplex.recognition.sources import CONFIG, FINETUNED_FORMAT, FORMAT, TENSORS, first_line
 from duplex.recognition.trained import TrainedModel
-from duplex.system.files import replace_folder, save_tensors, sha256
+from duplex.system.files import refuse_existing, replace_folder, save_tensors, sha256
 from duplex.training.checkpoint import digest, with_checksum
 
 README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
@@ -36,20 +34,24 @@ def export(
     out: Path,
     facts: RunFacts,
     add_files: Callable[[Path], None] = lambda folder: None,
+    *,
+    force: bool = False,
 ) -> None:
     """Export a trained model to the folder `out`, atomically.
 
-    Raise `UsageError` if it cannot be exported, or has an encoder with random weights.
+    Raise `UsageError` if it cannot be exported, or has an encoder with random weights, or `out` exists.
 
     world: closed or open, the world whose candidates the exported model scores.
     facts: metrics and counts for the model card.
     add_files: function that writes further files to the folder given to it.
+    force: replace a model at `out`.
     """
+    refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):
         raise UsageError(f"{trained.where} has an encoder with random weights, for trials; train with a pretrained one")
     tensors = exported_tensors(trained, world)
     options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
-    with replace_export(out) as folder:
+    with replace_folder(out.resolve()) as folder:  # a link to a folder stays
         save_tensors(folder / TENSORS, tensors)
         (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
         add_files(folder)
@@ -92,33 +94,12 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
-@contextmanager
-def replace_export(out: Path) -> Iterator[Path]:
-    """Context manager: yield a folder that replaces `out` after the block; `out` is absent, empty or an old export.
-
-    If `out` is a link to a folder, that folder is replaced, and the link stays.
-    """
-    refuse_other_files(out)
-    with replace_folder(Path(os.path.realpath(out))) as scratch:
-        yield scratch
-
-
-def refuse_other_files(out: Path) -> None:
-    """Raise `UsageError` unless `out` is absent, an empty folder or an earlier export, and has a name in UTF-8."""
-    if str(out).encode("utf-8", "replace") != os.fsencode(out):
-        raise UsageError(f"the folder name {str(out)!r} is not UTF-8, which safetensors files require; choose another")
-    if os.path.lexists(out) and not (out.is_dir() and _is_export(out)):
-        raise UsageError(f"{out} exists and is not an export of duplex, or holds other files; choose another folder")
-
-
-def _is_export(folder: Path) -> bool:
-    """Return whether a folder is empty or an earlier export: it has a valid config.json, and no files but those that
-    `duplex export` writes."""
-    names = {path.name for path in folder.iterdir()}
-    try:
-        return not names or (names <= NAMES and bool(read_config(folder / CONFIG)))
-    except UsageError:
-        return False
+def refuse_existing_model(out: Path, *, force: bool) -> None:
+    """`refuse_existing` for a model's folder; even `force` deletes no files but a model's."""
+    refuse_existing(out, force=force)
+    others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
+    if others:
+        raise UsageError(f"{out} holds other files than a model's, such as {others[0]}; choose another folder")
 
 
 def upload(folder: Path, name: str) -> str:

@@ -8,7 +8,6 @@ statistics.safetensors    number and sum of the features of all labelled images,
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -23,8 +22,7 @@ from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.gaussian_prototypes import FitSettings, FittedStatistics
 from duplex.recognition.sources import CONFIG, read_config
 from duplex.recognition.trained import code_changed
-from duplex.system.files import require_file, save_tensors
-from duplex.system.lock import sole_writer
+from duplex.system.files import save_tensors, sole_writer
 from duplex.training.checkpoint import digest, with_checksum
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
@@ -52,7 +50,6 @@ def read_fit(folder: Path, model: Mapping[str, Tensor] | None = None) -> dict[st
     """
     path = folder / FIT
     try:
-        require_file(path)
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
@@ -110,23 +107,6 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
         )
 
 
-def refuse_lost_images(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a folder's model was fitted to images that are not among those of the updated model.
-
-    Also raise it if that cannot be known, because the folder's fit.json cannot be read.
-
-    contents: the images that the updated model was fitted to: sha256 of the file -> digest of its pixels.
-    """
-    if not os.path.lexists(folder / FIT):
-        return
-    present = contents_of(read_fit(folder))  # raises if it is damaged or of another version
-    if lost := shared_contents(present, contents).count(False):
-        raise UsageError(
-            f"{folder} holds a model of {len(present):,} images, and {lost:,} of them are not in the updated model; "
-            "choose another --out, or move the folder"
-        )
-
-
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
     """Write counts, sums and second moment of training features into a model's folder, for `duplex update` to extend.
 
@@ -159,7 +139,6 @@ def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatisti
             "statistics; run `duplex fit` again with all images"
         )
     try:
-        require_file(path)
         with safe_open(path, "pt") as file:
             record = json.loads(file.metadata()["duplex"])
             tensors = {name: file.get_tensor(name) for name in FIELDS}

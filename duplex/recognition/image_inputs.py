@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from duplex.data.image_files import BadImageFile, as_rgb, read_image
 from duplex.encoders import Encoder
 from duplex.errors import UsageError
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths, split_rows
 from duplex.features.encoding import BATCH_MULTIPLE, OutputSpec, encode_batches, pad_batches, report_memory_shortage
-from duplex.features.image_files import BadImageFile, as_rgb, read_image
 from duplex.features.layout import CODES, ENCODED, FIRST_BAD, SCALES, status_reason
 from duplex.features.matrix import as_numpy, checked_features
 from duplex.features.store import Features
@@ -29,10 +29,10 @@ ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: OutputSpec, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
     """Encode images to a model's inputs, as a feature cache would hold them, on the encoder's device.
 
-    Raise `UsageError` if an image has no finite features.
+    Raises `UsageError` if an image has no finite features.
 
     pixels: preprocessed images [B, 3, R, R] uint8.
-    outputs: what the image tower returns besides CLS features: patch tokens, activations that enter its last blocks.
+    outputs: what the image tower returns besides CLS features.
     batch_multiple: batches are padded with blank images to a multiple of this number.
     """
     decoded = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
@@ -55,11 +55,7 @@ def encode_files(
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
     """Yield status codes [B] (encoded, or why unreadable) and a model's inputs per batch of image files.
 
-    Worker processes decode the next batches meanwhile.
-
-    num_workers: number of decoding processes, or auto.
-    outputs: what the image tower returns besides CLS features: patch tokens, activations that enter its last blocks.
-    batch_multiple: batches are padded with blank images to a multiple of this number.
+    `num_workers` processes decode the next batches meanwhile; for the other arguments see `encode`.
     """
     blocks = split_rows(len(paths), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
@@ -74,8 +70,7 @@ def encode_files(
 
 
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
-    """Convert arrays of encoder outputs, as in a feature cache, to tensors on a device, in the types of training: CLS
-    features in float32, tokens in float16."""
+    """Arrays of encoder outputs as tensors in the types of training: CLS features in float32, tokens in float16."""
     if CODES in values:
         others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
         values = {**others, "block_inputs": dequantize(values[CODES], values[SCALES])}
@@ -84,17 +79,17 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
 
 
 def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """Return `images` as an array [B, d] if they are features, None if they are images.
+    """`images` as an array [B, d] if they are features, None if they are images: floats are features, uint8 an image.
 
-    Only the type of numbers distinguishes arrays: floats are features, uint8 is an image. Raise `UsageError` for
-    features that are not of width `dim`.
+    Raises `UsageError` for features that are not of width `dim`.
     """
     if isinstance(images, Features):
         if images.bad.any():
             raise UsageError(f"{images.path} has rows of unreadable images; omit them: features.cls[~features.bad]")
         return images.cls
-    if isinstance(images, (list, tuple)) and images and all(_is_vector(image) for image in images):
-        vectors = [as_numpy(vector) for vector in images]
+    listed = images if isinstance(images, (list, tuple)) else []
+    if listed and all(isinstance(image, (np.ndarray, Tensor)) and image.ndim == 1 for image in listed):
+        vectors = [as_numpy(vector) for vector in listed]
         if len({vector.shape for vector in vectors}) > 1:
             raise UsageError(f"features have different widths; expected {dim}, as this model's encoder computes")
         images = np.stack(vectors)
@@ -110,12 +105,8 @@ def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
     return checked_features(rows) if len(rows) else np.asarray(rows, dtype=np.float32)
 
 
-def _is_vector(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, Tensor)) and value.ndim == 1
-
-
 def open_image(image: ImageLike) -> Image.Image:
-    """Return a path, PIL image or array as an RGB image; raise `UsageError` if it cannot be read."""
+    """A path, PIL image or array as an RGB image. Raises `UsageError` if it cannot be read."""
     try:
         if isinstance(image, (str, Path)):
             return read_image(Path(image))

@@ -13,13 +13,12 @@ from typing import NoReturn, TextIO
 from duplex.data.image_tree import IGNORED, IMAGE_SUFFIXES, describe_skipped, suffix_of
 from duplex.data.text_files import LINE_END
 from duplex.errors import DuplexError, UsageError
-from duplex.system.files import os_reason
 
 INTERVAL = 2.0  # seconds between lines of progress
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """Return the files that `names` (files, folders, patterns, `-`) stand for, each once, in order, a folder's sorted.
+    """The files that `names` (files, folders, patterns, `-`) stand for, each once, in order, a folder's sorted.
 
     `log` is called with lines of progress while a large folder is listed, and with the number of files skipped.
     """
@@ -39,10 +38,7 @@ def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] 
 
 
 class _Folders:
-    """Lister of the images in folders, which also counts what it skips: linked folders, and other files by suffix.
-
-    Hidden files and folders are ignored, as in data sets.
-    """
+    """Lists the images in folders, except hidden ones, and counts what it skips: linked folders, and other files."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         self.skipped: Counter[str] = Counter()
@@ -68,7 +64,7 @@ class _Folders:
 
 def _refuse(error: OSError) -> NoReturn:
     raise DuplexError(
-        f"{error.filename} cannot be listed: {os_reason(error)}; fix that, or name other folders"
+        f"{error.filename} cannot be listed: {error.strerror}; fix that, or name other folders"
     ) from error
 
 

@@ -31,15 +31,12 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """Per image, the best other label, and how much higher the image's label scores (if low, suspicious).
+    """The best other label per image, and how much higher the image's label scores; 0 if the other folds lack it.
 
-    An image is scored by the images of the other folds. Its margin is 0 if these do not have its label.
-
-    Args:
-        features: unit features of the images [n, d].
-        labels: class of each image [n].
-        way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
-        folds: number of parts that the images are divided into at random.
+    features: unit features of the images [n, d].
+    labels: class of each image [n].
+    way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
+    folds: number of parts that the images are divided into at random.
     """
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
@@ -59,24 +56,21 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
     best = scores.argmax(1)
     other = scores[rows, best]
     undecided = ~np.isfinite(own) | ~np.isfinite(other)  # the other folds lack the class, or have no other class
-    with np.errstate(invalid="ignore"):
-        return LabelMargins(np.where(undecided, 0.0, own - other), classes[best])
+    margin = np.where(undecided, 0.0, own) - np.where(undecided, 0.0, other)
+    return LabelMargins(margin, classes[best])
 
 
 def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """The cosine [B, K] of each query with the mean of each class; -inf for a class without images."""
-    sizes = np.bincount(labels, minlength=count)
+    """Cosine [B, K] of each query with the mean of each of K classes; -inf for a class without images."""
     sums = np.zeros((count, features.shape[1]))
+    sizes = np.bincount(labels, minlength=count)
     np.add.at(sums, labels, features)
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
     return np.where(sizes > 0, queries @ (sums / np.maximum(norms, 1e-12)).T, -np.inf)
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """The share [B, K] of the votes that each class gets; -inf for a class without images.
-
-    The 20 images that are most similar to a query vote for their own labels, each with the weight `exp(20 cosine)`.
-    """
+    """Share [B, K] of the votes of the 20 nearest images, weighted by `exp(20 cosine)`; -inf for an absent class."""
     near, cosines = most_similar(queries, features, NEIGHBOURS)
     votes = np.zeros((len(queries), count))
     rows = np.repeat(np.arange(len(queries)), near.shape[1])

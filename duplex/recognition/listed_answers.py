@@ -1,5 +1,4 @@
-"""Answers for labelled images, to measure accuracy: each image's most probable composition, with the probability that
-a `Recognizer` would report."""
+"""Answers for labelled images, to measure accuracy."""
 
 from __future__ import annotations
 
@@ -21,15 +20,13 @@ from duplex.training.scoring import ScoringTask
 def listed_answers(
     method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
 ) -> AnsweredImages:
-    """Return the most probable composition of each labelled image, with its probability and the image's label.
-
-    world: open (choose among all pairs) or closed (among those that the data set's splits list).
-    """
+    """The most probable composition of each labelled image, with its probability and the image's label."""
     compositions = labels.candidates(world, "train")
     task = ScoringTask.of(method, compositions)
     feasible = np.ones(len(compositions), dtype=bool)
     candidates = Candidates.of(labels, compositions, feasible, confidence, task.scorer, None, method.probabilities)
-    answers, shares = [], []
+    answers = []
+    shares = []
     for _, scores in task.blocks(examples.inputs):
         share, best = candidates.log_posteriors(scores).exp().max(1)
         answers.append(best.cpu().numpy())

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from duplex.data.image_files import thumbnail
 from duplex.evaluation.retrieval import most_similar
-from duplex.features.image_files import thumbnail
 
 cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
 

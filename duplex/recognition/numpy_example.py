@@ -19,13 +19,13 @@ SHORTEST = 1e-12  # length of a feature below which `unit` does not make it a un
 
 
 def scores(t: Any, features: Any) -> Any:
-    """Return the scores [B, C] of C compositions for image features [B, d], from the model's named tensors `t`."""
+    """Scores [B, C] of C compositions for image features [B, d], from the model's named tensors `t`."""
     x = unit(np.asarray(features, np.float32), np)
     return sum(term for _, term in score_terms(t, x, np))
 
 
 def digest(t: Any) -> str:
-    """Return the sha256 of tensors' names, types, shapes and values, to compare with an export's config.json."""
+    """The sha256 of tensors' names, types, shapes and values, to compare with an export's config.json."""
     sha256 = hashlib.sha256()
     for name in sorted(t):
         sha256.update(f"{name} torch.{t[name].dtype} {t[name].shape}\n".encode())
@@ -34,7 +34,7 @@ def digest(t: Any) -> str:
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """Return the tensors and the content of config.json of an export; exit with an error if either was changed."""
+    """The tensors and the content of config.json of an export; exits with an error if either was changed."""
     try:
         t = load_file(folder / "model.safetensors")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -50,7 +50,7 @@ def load_model(folder: Path) -> tuple[Any, Any]:
 
 
 def require_exported(path: Path, config: Any) -> Path:
-    """Return `path`, a file of an export; exit with an error unless its sha256 is that in config.json."""
+    """`path`, a file of an export; exits with an error unless its sha256 is that in config.json."""
     expected = config["files"].get(path.name)
     if expected is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
         sys.exit(f"{Path(sys.argv[0]).name}: {path} is missing, damaged or of another model; export the run again")
@@ -58,7 +58,7 @@ def require_exported(path: Path, config: Any) -> Path:
 
 
 def read_features(path: str, width: int) -> Any:
-    """Return the features [B, width] in a NumPy file as float32; exit with an error if it holds anything else."""
+    """The features [B, width] in a NumPy file as float32; exits with an error if it holds anything else."""
     try:
         array = np.load(path)
     except Exception as error:  # numpy raises almost anything for bytes that are no array

@@ -22,7 +22,7 @@ RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 
 def pixels(image: Any, preprocess: Any) -> Any:
-    """Return the encoder's input for an RGB image, uint8 [3, R, R]: shorter side resized to R, centre cropped.
+    """The encoder's input for an RGB image, uint8 [3, R, R]: shorter side resized to R, centre cropped.
 
     preprocess: the encoder's preprocessing, with `size` (R) and `interpolation`.
     """
@@ -50,7 +50,7 @@ def rgb(image: Any) -> Any:
 
 
 def open_image(name: str) -> Any:
-    """Return an image file as upright RGB; exit with an error if it cannot be read or is too large."""
+    """An image file as upright RGB; exits with an error if it cannot be read or is too large."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata

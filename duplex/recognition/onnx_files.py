@@ -24,7 +24,7 @@ TRAINED, TOWER, EXAMPLE = "trained.onnx", "encoder.onnx", "see.py"
 
 
 class OnnxScores(nn.Module):
-    """Module exported to ONNX that computes scores [B, C] from features [B, d]."""
+    """Scores [B, C] from features [B, d], as exported."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -36,15 +36,17 @@ class OnnxScores(nn.Module):
 
 
 class OnnxImageTower(nn.Module):
-    """Image tower exported to ONNX, with any fine-tuned blocks: pixels [B, 3, R, R] uint8 to features [B, d]."""
+    """Features [B, d] from pixels [B, 3, R, R] uint8 by the image tower with its fine-tuned blocks, as exported."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(self, encoder: Any, preprocess: Mapping[str, Any], model: TrainedModel) -> None:
         super().__init__()
-        self.visual, self.finetuned = encoder.visual, model.finetuned
-        self._encoder, self._depth = encoder, model.outputs.block_inputs
+        self.visual = encoder.visual
+        self.finetuned = model.finetuned
+        self._encoder = encoder
+        self._depth = model.outputs.block_inputs
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(preprocess[name]).view(3, 1, 1))
 
@@ -59,10 +61,7 @@ class OnnxImageTower(nn.Module):
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
-    """Write trained.onnx into a folder, an ONNX model that computes scores [B, C] from features [B, dim].
-
-    tensors: tensors of an export.
-    """
+    """Write trained.onnx, which computes scores [B, C] from features [B, dim], from the tensors of an export."""
     _export(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", "scores")
 
 
@@ -103,13 +102,11 @@ def _export(module: nn.Module, example: Tensor, path: Path, input_name: str, out
                 verbose=False,
             )
     except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise DuplexError(f"{path.name} could not be written for this model: {reason}") from error
+        raise DuplexError(f"{path.name} could not be written for this model: {error!s:.200}") from error
 
 
 @contextlib.contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Context manager: hide the warnings of PyTorch's ONNX exporter inside the block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -7,21 +7,18 @@ for answer in recognizer(["kettle.jpg"], top=3):
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from numbers import Real
 from pathlib import Path
-from typing import Any, Literal, NoReturn, SupportsIndex
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from duplex.encoders import resolve_device
-from duplex.errors import DuplexError, UsageError, require, require_type, require_whole, shown
-from duplex.features.decoding import transformed
+from duplex.errors import DuplexError, UsageError, require, require_whole
 from duplex.features.encoding import BATCH_MULTIPLE
 from duplex.features.identity import LIBRARIES, check_identity
 from duplex.features.layout import FIRST_BAD, status_reason
@@ -51,13 +48,11 @@ class Recognizer:
     def __init__(
         self, trained: TrainedModel, added: Sequence[Pair] = (), *, exact: bool = False, new_share: float | None = None
     ) -> None:
-        if not isinstance(trained, TrainedModel):
-            raise UsageError(f"Recognizer got {shown(trained)}; Recognizer.load({shown(trained)}) loads a model")
-        if new_share is not None and not isinstance(new_share, Real):
-            raise UsageError(f"new_share is {shown(new_share)}, a {type(new_share).__name__}; expected a float")
         if new_share is not None and not 0 < new_share < 1:
             raise UsageError(f"new_share is {new_share}; expected a number between 0 and 1")
-        self.trained, self.added, self.new_share = trained, tuple(added), new_share
+        self.trained = trained
+        self.added = tuple(added)
+        self.new_share = new_share
         self._batch_multiple = BATCH_MULTIPLE if exact else 1
         self._candidates: dict[World, Candidates] = {}
 
@@ -86,18 +81,6 @@ class Recognizer:
         trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
         return cls(trained, exact=exact, new_share=new_share)
 
-    def __copy__(self) -> Recognizer:
-        return self.with_compositions(())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Recognizer:
-        other = self.with_compositions(())
-        other.trained = copy.deepcopy(self.trained, memo)
-        return other
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        where = repr(self.trained.where)
-        raise UsageError(f"a Recognizer cannot be pickled; call Recognizer.load({where}) in the other process instead")
-
     @property
     def labels(self) -> LabelSpace:
         return self.trained.labels
@@ -117,18 +100,17 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """Return a recognizer with more candidates.
+        """A recognizer with more candidates.
 
         compositions: such as `"rusty kettle"` or `("rusty", "kettle")`; words may be new.
         """
-        require_type(compositions, Iterable, "compositions")
         pairs = as_pairs([compositions] if isinstance(compositions, str) else compositions, self.labels)
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
 
     @initial_modes()
     def __call__(self, images: Any, top: int = 3, world: World | None = None, batch_size: int = BATCH) -> list[Answer]:
-        """Return one answer per image.
+        """One answer per image.
 
         images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3], [H, W, 4] or [H, W]
             (grey); or features of the model's encoder, as an array of floats [B, d] or [d], or from `open_features`. An
@@ -137,7 +119,8 @@ class Recognizer:
         world: closed (choose among the pairs of the data set) or open (among all pairs); None: the first of `worlds`.
         batch_size: number of images that are encoded at once.
         """
-        candidates, answers = self.candidates(world), list[Answer]()
+        candidates = self.candidates(world)
+        answers: list[Answer] = []
         for inputs in self._inputs(images, batch_size):
             answers += candidates.answers(inputs, top)
         return answers
@@ -158,33 +141,26 @@ class Recognizer:
         batch_size: number of images that are encoded at once.
         num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
         """
-        candidates, top, batch_size = (
-            self.candidates(world),
-            require_whole(top, "top"),
-            require_whole(batch_size, "batch_size"),
-        )
+        candidates = self.candidates(world)
+        top = require_whole(top, "top")
+        batch_size = require_whole(batch_size, "batch_size")
         if num_workers != "auto":
             require_whole(num_workers, "num_workers", 0)
         listed = [paths] if isinstance(paths, str | os.PathLike) else paths
-        require_type(listed, Iterable, "paths")
         files = [checked_path(path, "a path") for path in listed]
         blocks = encode_files(self.encoder, files, batch_size=batch_size, num_workers=num_workers, **self._encoding)
-
-        @initial_modes()
-        def next_answers() -> list[Answer | UnreadableImage]:
-            for statuses, inputs in blocks:
-                answers = zip(statuses.tolist(), candidates.answers(inputs, top), strict=True)
-                return [
-                    UnreadableImage(status_reason(code)) if code >= FIRST_BAD else answer for code, answer in answers
-                ]
-            return []
-
-        while answers := next_answers():
-            yield from answers
+        while True:
+            with initial_modes():
+                block = next(blocks, None)
+                answers = [] if block is None else list(candidates.answers(block[1], top))
+            if block is None:
+                return
+            for code, answer in zip(block[0].tolist(), answers, strict=True):
+                yield UnreadableImage(status_reason(code)) if code >= FIRST_BAD else answer
 
     @initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
-        """Return the scores [B, C] of images for `candidates(world)`, as the evaluation computes them.
+        """Scores [B, C] of images for `candidates(world)`, as the evaluation computes them.
 
         images: images or features, as for a call of the recognizer (`Recognizer.__call__`).
         world: closed (score the pairs of the data set) or open (all pairs); None: the first of `worlds`.
@@ -196,7 +172,7 @@ class Recognizer:
 
     @initial_modes()
     def candidates(self, world: World | None = None) -> Candidates:
-        """Return the compositions that answers are chosen from, with the function that scores them.
+        """The compositions that answers are chosen from, with the function that scores them.
 
         world: closed or open; None: the first of `worlds`.
         """
@@ -240,10 +216,10 @@ class Recognizer:
         listed = images if isinstance(images, (list, tuple)) else [images]
         for start in range(0, len(listed), batch_size):
             opened = [open_image(image) for image in listed[start : start + batch_size]]
-            yield self.encode([transformed(image, self.encoder.image_transform) for image in opened])
+            yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """Return the model's inputs (such as CLS features) for preprocessed images, as a feature cache would hold them.
+        """The model's inputs, such as CLS features, for preprocessed images, as a feature cache would hold them.
 
         pixels: images after the encoder's `image_transform`, uint8 [3, R, R] each.
         """
@@ -255,8 +231,8 @@ class Recognizer:
 
     def check_cache(self, features: Features) -> None:
         """Raise `UsageError` if features read from a cache were not computed by the model's encoder."""
-        record = {key: value for key, value in features.identity.items() if key not in LIBRARIES}
-        expect = {key: self.trained.backbone.record[key] for key in record if key in self.trained.backbone.record}
+        record = self.trained.backbone.record
+        expect = {key: record[key] for key in features.identity if key in record and key not in LIBRARIES}
         try:
             check_identity(features.identity, expect, features.path)
         except DuplexError as error:

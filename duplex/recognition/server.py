@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from starlette.datastructures import FormData, UploadFile
+from pydantic import BaseModel, Field
+from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 from duplex.errors import DuplexError
 from duplex.labels import World
 from duplex.recognition.batcher import Batcher
-from duplex.recognition.limits import Limits, receive_limited
 from duplex.recognition.neighbours import Neighbours
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.server_metrics import ServerMetrics
@@ -36,8 +35,25 @@ HEADERS = [  # of every response
 ]
 FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
 FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
-QUERY = ("top", "similar")  # parameters of /predict
 UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The HTTP server's limits on each request, and on the number of connections."""
+
+    bytes: int = 32 * 2**20
+    pixels: int = 40_000_000  # per image
+    images: int = 32
+    seconds: float = 20.0  # for the body to arrive and be answered
+    connections: int = 256
+
+
+class PredictQuery(BaseModel, extra="forbid"):
+    """Query parameters of /predict."""
+
+    top: int = Field(3, ge=1, le=50, description="Number of most probable compositions per answer.")
+    similar: int = Field(0, ge=0, le=20, description="Number of nearest training images per answer.")
 
 
 def application(
@@ -47,31 +63,39 @@ def application(
     neighbours: Neighbours | None,
     world: World | None,
 ) -> Any:
-    """Return the ASGI application of the server.
+    """The server as an ASGI application.
 
     recognizer: the model, for labels and candidates.
     workers: running processes, each with the same model, that recognise the images.
-    limits: limits on requests.
     neighbours: training images to search for similar ones; None: requests for similar images are ignored.
     world: closed (choose among the pairs of the data set) or open (among all pairs); None: the model's default.
     """
     batcher = Batcher(workers)
-    form_answers = _FormAnswers(batcher, limits, neighbours)
-    metrics, candidates = ServerMetrics(batcher, workers), recognizer.candidates(world)
-    app = _application_of(batcher)
+    metrics = ServerMetrics(batcher, workers)
+    candidates = recognizer.candidates(world)
+    app = FastAPI(
+        title="duplex",
+        version=__version__,
+        lifespan=lambda _app: batcher.running(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would lose the images
+        exception_handlers={HTTPException: _error_as_json, RequestValidationError: _invalid_query_as_json},
+    )
 
     @app.post("/predict", openapi_extra=UPLOAD, summary="Recognise the compositions in images")
-    async def predict(request: Request, top: int = 3, similar: int = 0) -> JSONResponse:
-        """Return one answer per image of the uploaded form, in order.
-
-        top: number of most probable compositions per answer. similar: number of nearest training images per answer.
-        """
-        if not (1 <= top <= 50 and 0 <= similar <= 20):
-            raise HTTPException(422, f"top is {top} and similar is {similar}; expected 1–50 and 0–20")
-        _check_query(request)
+    async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> JSONResponse:
+        """One answer per image of the uploaded form, in order."""
         if batcher.full:
             raise HTTPException(429, "too many images are waiting; try again")
-        answers = await form_answers(request, top, similar)
+        try:
+            answering = _answer_form(request, query, limits, batcher, neighbours)
+            answers = await asyncio.wait_for(answering, limits.seconds)
+        except asyncio.TimeoutError:
+            message = f"no answer within {limits.seconds:g} s"
+            raise HTTPException(408, message, headers={"Connection": "close"}) from None
+        except DuplexError as error:
+            raise HTTPException(503 if isinstance(error, ProcessFailed) else 500, str(error)) from error
         bad = sum("error" in answer for answer in answers)
         metrics.bad_images.inc(bad)
         return JSONResponse({"answers": answers}, status_code=422 if bad == len(answers) else 200)
@@ -83,8 +107,8 @@ def application(
 
     @app.get("/health", summary="Report that the server is running")
     def health() -> dict[str, Any]:
-        kind, count = recognizer.trained.kind, len(candidates)
-        return {"status": "ok", "kind": kind, "compositions": count, "version": __version__}
+        kind = recognizer.trained.kind
+        return {"status": "ok", "kind": kind, "compositions": len(candidates), "version": __version__}
 
     app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(metrics.text)
     app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
@@ -92,98 +116,28 @@ def application(
     return metrics.count_requests(app)
 
 
-@dataclass(frozen=True)
-class _FormAnswers:
-    """Callable that answers the images of an uploaded form, within the time limit of a request."""
-
-    batcher: Batcher
-    limits: Limits
-    neighbours: Neighbours | None
-
-    async def __call__(self, request: Request, top: int, similar: int) -> list[dict[str, Any]]:
-        try:
-            return await asyncio.wait_for(self._answer_form(request, top, similar), self.limits.seconds)
-        except asyncio.TimeoutError:
-            raise HTTPException(408, f"no answer within {self.limits.seconds:g} s") from None
-        except DuplexError as error:
-            raise HTTPException(503 if isinstance(error, ProcessFailed) else 500, str(error)) from error
-
-    async def _answer_form(self, request: Request, top: int, similar: int) -> list[dict[str, Any]]:
-        async with _uploaded_files(request, self.limits) as files:
-            return await asyncio.gather(*(self._answer_file(file, top, similar) for file in files))
-
-    async def _answer_file(self, file: UploadFile, top: int, similar: int) -> dict[str, Any]:
-        wants_feature = similar > 0 and self.neighbours is not None
-        reply, feature = await self.batcher.answer(ImageRequest(await file.read(), top, wants_feature))
+async def _answer_form(
+    request: Request, query: PredictQuery, limits: Limits, batcher: Batcher, neighbours: Neighbours | None
+) -> list[dict[str, Any]]:
+    async def answer(file: UploadFile) -> dict[str, Any]:
+        wants_feature = query.similar > 0 and neighbours is not None
+        reply, feature = await batcher.answer(ImageRequest(await file.read(), query.top, wants_feature))
         record = {"image": (file.filename or "")[:200], **reply}
-        if self.neighbours is not None and feature is not None:
-            record["similar"] = await asyncio.to_thread(self.neighbours.nearest, feature, similar)
+        if neighbours is not None and feature is not None:
+            record["similar"] = await asyncio.to_thread(neighbours.nearest, feature, query.similar)
         return record
 
-
-def _application_of(batcher: Batcher) -> FastAPI:
-    return FastAPI(
-        title="duplex",
-        version=__version__,
-        lifespan=lambda _app: batcher.running(),
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,  # a redirect would lose the images
-        exception_handlers={HTTPException: _error_as_json, RequestValidationError: _invalid_query_as_json},
-    )
-
-
-async def _error_as_json(_request: Request, error: Any) -> JSONResponse:
-    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code, headers=error.headers)
-
-
-async def _invalid_query_as_json(_request: Request, error: Any) -> JSONResponse:
-    fault = error.errors()[0]
-    value = f"{fault['input']!r:.80}"
-    return JSONResponse({"error": f"{fault['loc'][-1]} is {value}; expected a whole number"}, status_code=422)
-
-
-def _check_query(request: Request) -> None:
-    """Raise an HTTP error 422 if a query parameter is unknown or given twice, since it would be ignored."""
-    names = [name for name, _ in request.query_params.multi_items()]
-    for name in names:
-        if name not in QUERY or names.count(name) > 1:
-            problem = "given twice" if name in QUERY else "unknown"
-            raise HTTPException(422, f"the parameter {name[:80]!r} is {problem}; known: {', '.join(QUERY)}")
-
-
-class _WholeFormParser(MultiPartParser):
-    """Parser of uploaded forms that refuses a form cut off before its end, as its last image would be lost."""
-
-    is_whole = False
-
-    def on_end(self) -> None:
-        self.is_whole = True
-
-    async def parse(self) -> FormData:
-        form = await super().parse()
-        if not self.is_whole:
-            await form.close()
-            raise MultiPartException("the form ends before its last boundary; send it again")
-        return form
+    async with _uploaded_files(request, limits) as files:
+        return await asyncio.gather(*map(answer, files))
 
 
 @asynccontextmanager
 async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[list[UploadFile]]:
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise HTTPException(415, "the request is not multipart/form-data; send images in fields named file")
     try:
-        limited = Request(request.scope, receive_limited(request, limits.bytes))
-        parser = _WholeFormParser(limited.headers, limited.stream(), max_files=limits.images, max_fields=8)
-        form = await parser.parse()
+        limited = Request(request.scope, _receive_limited(request, limits.bytes))
+        form = await limited.form(max_files=limits.images, max_fields=8)
     except HTTPException:
         raise
-    except MultiPartException as error:
-        if error.message.startswith("Too many files"):
-            raise HTTPException(
-                413, f"the request has more than {limits.images} images; send fewer per request"
-            ) from error
-        raise HTTPException(400, f"the form cannot be read: {error.message}") from error
     except OSError as error:  # no space for the upload
         raise HTTPException(503, f"the upload cannot be stored: {error.strerror}; try again later") from error
     except Exception as error:  # several kinds, of the parser and of clients that left
@@ -194,10 +148,35 @@ async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[lis
             text = f"the field {texts[0][:80]!r} is text, not a file"
             raise HTTPException(400, f"{text}; send images as files, and options in the query")
         if not files:
-            raise HTTPException(400, "the form has no image; send images in fields named file")
+            raise HTTPException(400, "the request has no image; send multipart/form-data with images in fields file")
         yield files
     finally:
         await form.close()
+
+
+def _receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[MutableMapping[str, Any]]]:
+    """An ASGI function `receive` that raises HTTP error 413 if the request's body exceeds `limit` bytes."""
+    length = request.headers.get("content-length", "")
+    size = int(length) if length.isdigit() and int(length) > limit else 0
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal size
+        message: MutableMapping[str, Any] = await request.receive() if size <= limit else {}
+        size += len(message.get("body", b""))
+        if size > limit:  # uvicorn reads and drops the rest
+            raise HTTPException(413, f"the request is larger than {limit} bytes")
+        return message
+
+    return receive
+
+
+async def _error_as_json(_request: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code, headers=error.headers)
+
+
+async def _invalid_query_as_json(_request: Request, error: Any) -> JSONResponse:
+    fault = error.errors()[0]
+    return JSONResponse({"error": f"{str(fault['loc'][-1])[:80]}: {fault['msg']}"}, status_code=422)
 
 
 def _page(name: str) -> str:

@@ -17,20 +17,21 @@ PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.j
 
 
 class ServerMetrics(Collector):
-    """Prometheus metrics of one server, such as numbers of requests and images, in a registry that no other shares."""
+    """Prometheus metrics of one server, such as numbers of requests and images, in a registry of its own."""
 
     def __init__(self, batcher: Batcher, workers: Sequence[WorkerProcess]) -> None:
-        self.registry = registry = CollectorRegistry()
-        self.requests = Counter("duplex_requests", "Requests", ["path", "status"], registry=registry)
-        self.seconds = Histogram("duplex_request_seconds", "Seconds per request", registry=registry)
-        self.running = Gauge("duplex_requests_running", "Requests in progress", registry=registry)
-        self.bad_images = Counter("duplex_bad_images", "Uploaded files that are not images", registry=registry)
-        self._batcher, self._workers = batcher, workers
-        registry.register(self)
+        self.registry = CollectorRegistry()
+        self.requests = Counter("duplex_requests", "Requests", ["path", "status"], registry=self.registry)
+        self.seconds = Histogram("duplex_request_seconds", "Seconds per request", registry=self.registry)
+        self.running = Gauge("duplex_requests_running", "Requests in progress", registry=self.registry)
+        self.bad_images = Counter("duplex_bad_images", "Uploaded files that are not images", registry=self.registry)
+        self._batcher = batcher
+        self._workers = workers
+        self.registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
         restarts = sum(worker.restarts for worker in self._workers)
-        memory = resident_bytes("self") + sum(resident_bytes(worker.pid) for worker in self._workers)
+        memory = _resident_bytes("self") + sum(_resident_bytes(worker.pid) for worker in self._workers)
         yield CounterMetricFamily("duplex_images", "Images answered", self._batcher.images)
         yield CounterMetricFamily("duplex_batches", "Batches of images", self._batcher.batches)
         yield CounterMetricFamily("duplex_worker_restarts", "Worker processes that were replaced", restarts)
@@ -62,9 +63,8 @@ class ServerMetrics(Collector):
         return counted
 
 
-def resident_bytes(process: int | str) -> int:
-    """Return the resident memory of a process, in bytes; 0 where the system does not report it."""
+def _resident_bytes(process: int | str) -> int:
     try:
         return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * 4096
-    except OSError:
+    except OSError:  # not on this system
         return 0

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from duplex.errors import DuplexError, UsageError
 from duplex.recognition.tensor_checks import check_tensors
 from duplex.recognition.trained import ExportedModel, TrainedModel, TrainedRun
-from duplex.system.files import checked_path, refuse_unreadable, require_file
+from duplex.system.files import checked_path
 from duplex.training.checkpoint import digest, with_checksum
 
 HUB = "hf-hub:"
@@ -57,8 +57,6 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
     if config != with_checksum(config):
         raise UsageError(f"{folder / CONFIG} is damaged: its labels or calibration were changed; export the run again")
     try:
-        require_file(folder / TENSORS)
-        refuse_unreadable(folder / TENSORS)
         tensors = load_file(folder / TENSORS)
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{folder / TENSORS} cannot be read ({error}); export the run again") from error
@@ -80,8 +78,6 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
 def read_config(path: Path) -> dict[str, Any]:
     """Return the content of an export's config.json; raise `UsageError` for any other file."""
     try:
-        require_file(path)
-        refuse_unreadable(path)
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read ({error}); export the run again") from error

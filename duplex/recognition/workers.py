@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from duplex.features.image_files import BadImageFile, decode_image
+from duplex.data.image_files import BadImageFile, decode_image
 from duplex.labels import World
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.process_pool import BrokenProcessPool, ProcessFailed, WorkerProcess
@@ -39,9 +39,8 @@ class ImageRequest:
 def image_workers(
     load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
 ) -> Iterator[list[WorkerProcess]]:
-    """Context manager: start worker processes that recognise images, and yield them when each has loaded its model.
-
-    They are killed at the end of the block.
+    """Start worker processes that recognise images; they are yielded once each has loaded its model, and killed at the
+    end of the block.
 
     load: function that returns the recognizer; it is pickled and called in each worker.
     count: number of workers.
@@ -64,7 +63,6 @@ def image_workers(
 
 
 def worker_died(worker: WorkerProcess) -> ProcessFailed:
-    """Return the error to raise for a worker that has died."""
     return ProcessFailed(f"a worker process {worker.describe_end()}, perhaps out of memory; try fewer --workers")
 
 
@@ -73,15 +71,13 @@ class BatchRecognizer:
 
     def __init__(self, load: Callable[[], Recognizer], world: World | None, max_pixels: int, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._recognizer, self._max_pixels = load(), max_pixels
+        self._recognizer = load()
+        self._max_pixels = max_pixels
         self._candidates = self._recognizer.candidates(world)
         self._transform = self._recognizer.encoder.image_transform
 
     def __call__(self, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-        """Return one reply per image, in order: the answer as JSON, and the feature if requested; or an error message.
-
-        If a batch raises an exception, its images are recognised one by one.
-        """
+        """One reply per image, in order, or an error message. A batch that fails is recognised image by image."""
         try:
             return [*self._answer(batch)]
         except Exception as error:
@@ -105,7 +101,7 @@ class BatchRecognizer:
         return replies
 
     def _decode(self, data: bytes) -> Tensor | str:
-        """Return an image file as preprocessed pixels, uint8 [3, R, R], or the reason why it cannot be read."""
+        """Preprocessed pixels, uint8 [3, R, R], or the reason why the file cannot be read."""
         if not data:
             return "empty"
         try:

@@ -12,7 +12,6 @@ from typing import Any
 from duplex.errors import DuplexError
 from duplex.labels import GROUPS, WORLDS
 from duplex.metric_table import METRICS, MISSING, interval_text
-from duplex.system.files import os_reason, require_file
 
 Tree = dict[str, Any]
 SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of thresholds that a run does not use
@@ -153,12 +152,11 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
     """Read a JSON file of numbers, with NaN and infinite ones as None; None if the file does not exist."""
     try:
-        require_file(path)
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise DuplexError(f"{path} does not hold results in JSON ({error}); `{command} -f` writes it again") from error
     if not isinstance(record, dict):

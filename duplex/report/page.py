@@ -16,20 +16,13 @@ from duplex.report.charts import standalone_svg
 from duplex.system.files import replace_folder, write_json
 
 STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
-MARK = '<meta name="generator" content="duplex">'  # in the head of every page
 
 
-def is_page(path: Path) -> bool:
-    """Whether a file is an HTML page that `render_page` wrote, and so may be overwritten."""
-    with path.open("rb") as file:
-        return MARK.encode() in file.read(1000)
-
-
-def render_page(report: Report, mark: str = MARK) -> str:
-    """The report as an HTML page, with styles, script, drawings and images embedded; `mark` stands in its head."""
+def render_page(report: Report) -> str:
+    """The report as an HTML page, with styles, script, drawings and images embedded."""
     *styles, script = (files("duplex.report").joinpath(name).read_text(encoding="utf-8") for name in (*STYLES, SCRIPT))
     template = _environment().get_template("page.html.j2")
-    return template.render(report=report, mark=Markup(mark), style=Markup("\n".join(styles)), script=Markup(script))
+    return template.render(report=report, style=Markup("\n".join(styles)), script=Markup(script))
 
 
 def render_notebook(title: str, blocks: Sequence[Block]) -> str:

@@ -19,7 +19,6 @@ from duplex.evaluation.accumulator import Floats
 from duplex.evaluation.curve import Curve, Margins
 from duplex.labels import WORLDS
 from duplex.report.aggregate import Tree, read_numbers
-from duplex.system.files import os_reason, require_file
 
 POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
 REPEAT_ALL = "`dvc repro -f` writes it again"
@@ -154,12 +153,11 @@ def read_table(path: Path, advice: str = REPEAT_ALL) -> pd.DataFrame | None:
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}
     try:
-        require_file(path)
         return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=missing)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {os_reason(error)}") from error
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, OverflowError) as error:
         raise DuplexError(f"{path} is not a table ({error}); {advice}") from error
 

@@ -19,7 +19,7 @@ from duplex.config.run_key import run_records
 from duplex.errors import DuplexError
 from duplex.library.inputs import InputsCache
 from duplex.stages import evaluate, train
-from duplex.system.files import describe_os_error, json_digest, sha256, write_text
+from duplex.system.files import json_digest, sha256, write_text
 
 STAGES = ("train", "evaluate")
 OUTPUTS = {"train": ("checkpoint", "history"), "evaluate": ("metrics", "curve", "predictions")}
@@ -123,8 +123,6 @@ class RunExecutor:
                     traceback.print_exc()
                 first = next(iter(str(failure).splitlines()), "")
                 reason = f"{type(failure).__name__}: {first}"
-                if isinstance(failure, OSError) and failure.errno is not None:
-                    reason = describe_os_error(failure)
                 command = f"duplex train -d {task.run.dataset} -m {task.run.method} -s {task.run.seed}"
                 error = f"{reason}; `{command}` shows more"
         if error is not None:  # a method's code may have written into them

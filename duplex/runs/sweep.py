@@ -23,7 +23,6 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, load_params, require_method
 from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError
-from duplex.features.store import is_joined
 from duplex.runs.dvc_repo import DvcRepo
 from duplex.runs.run_tasks import (
     STAGES,
@@ -286,11 +285,6 @@ def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths:
     changed = repo.changed(["plan", *earlier, *STAGES, *products])
     for name in datasets:
         differing = [stage for stage in (f"prepare@{name}", f"extract@{name}") if stage in changed]
-        if f"extract@{name}" in differing and is_joined(paths.features(name)):
-            raise DuplexError(
-                f"{paths.features(name)} refers to its shards, which DVC would not store; "
-                f"`duplex cache join {paths.features(name)} --copy` makes one file of them"
-            )
         if differing:
             raise DuplexError(
                 f"dvc.lock does not have the files of {' and '.join(differing)}; run `dvc repro extract@{name}` to "

@@ -24,7 +24,6 @@ from duplex.encoders import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.library.inputs import InputsCache, make_deterministic
 from duplex.library.run_training import MethodSpec, train_method
-from duplex.methods.registry import report_exits
 from duplex.report.aggregate import standard_error
 from duplex.runs.sweep import most_threads, refuse_duplicates, run_in_processes, workers_and_gpus
 from duplex.system.progress import ProgressBar
@@ -89,7 +88,7 @@ class TrialExecutor:
         make_deterministic()
         spec = trial.spec(self.params)
         device = torch.device(resolve_device(self.params.device))
-        with threads(spec.training.threads), report_exits(spec.kind):
+        with threads(spec.training.threads):
             inputs = self.inputs(self.params, trial.dataset, self.paths, spec.request)
             return train_method(spec, inputs, trial.seed, device, self.params.evaluation)
 

@@ -34,7 +34,7 @@ def plan(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
         f"rows/{name}.json": {"seeds": seeds, **{dataset: run_records(params, dataset, name) for dataset in datasets}}
         for name in params.ablations
     }
-    records["table.json"] = {"code": code_hash("duplex.report.aggregate")}
+    records["table.json"] = {"code": code_hash("ablations")}
     folder = paths.ablations / "plan"
     check_options(params, datasets, tuple(params.ablations), records, folder.with_suffix(".partial"))
     write_json_folder(records, folder)

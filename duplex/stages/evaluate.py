@@ -14,10 +14,9 @@ from duplex.config.params import Params
 from duplex.encoders import resolve_device
 from duplex.library.inputs import InputRequest, LoadInputs, load_inputs, make_deterministic
 from duplex.library.run_evaluation import calibration_for, evaluate_world, frequency_accuracies, term_metrics
-from duplex.methods.registry import checked_needs, find_method, report_exits
+from duplex.methods.registry import find_method
 from duplex.stages.outdated_runs import require_current_run
 from duplex.system.files import write_json, write_text
-from duplex.system.plugins import restored_folder
 from duplex.system.threads import threads
 from duplex.training.checkpoint import load_checkpoint, read_checkpoint
 
@@ -45,8 +44,8 @@ def run(
     require_current_run(checkpoint, params, dataset, method, seed, paths)
     make_deterministic()
     device = torch.device(resolve_device(params.device))
-    needs = checked_needs(find_method(record.kind), record.options)
-    with threads(training.threads), report_exits(record.kind), restored_folder():
+    needs = find_method(record.kind).needs(record.options)
+    with threads(training.threads):
         inputs = load(params, dataset, paths, InputRequest(needs, training.precision, record.finetune, training.memory))
         inputs.examples["test"] = inputs.examples["test"].to(device)
         model = load_checkpoint(checkpoint, inputs.task(), inputs.encoder).to(device)  # refuses a file replaced since

@@ -11,7 +11,7 @@ from duplex.config.params import Params
 from duplex.errors import DuplexError
 from duplex.library.inputs import InputRequest, RunInputs, load_inputs
 from duplex.methods.base import Method
-from duplex.methods.registry import checked_needs, find_method
+from duplex.methods.registry import find_method
 from duplex.report.images import RetrievalContext, thumbnails_under
 from duplex.stages.outdated_runs import require_current_run
 from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint
@@ -47,7 +47,7 @@ def load_featured_run(
     if current:
         require_current_run(checkpoint, params, dataset, method, seed, paths)
     record = checkpoint.record
-    needs = checked_needs(find_method(record.kind), record.options)
+    needs = find_method(record.kind).needs(record.options)
     settings = params.training(dataset, method)
     request = InputRequest(needs, settings.precision, record.finetune, settings.memory)
     inputs = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, request)

@@ -9,7 +9,7 @@ from duplex.config.params import Params
 from duplex.data.dataset_source import ensure_images, load_source
 from duplex.data.manifest import write_manifest
 from duplex.data.prepared_source import write_source
-from duplex.data.stats import statistics
+from duplex.data.stats import count_dataset
 from duplex.features.feature_file import feature_keys
 from duplex.system.files import write_json
 
@@ -26,5 +26,5 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
     ensure_images(source, data.manifest)
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))
-    write_json(paths.statistics(dataset), statistics(data.labels, data.manifest).to_dict())
+    write_json(paths.statistics(dataset), count_dataset(data.labels, data.manifest).to_dict())
     write_source(source, paths.source(dataset))

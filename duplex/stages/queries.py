@@ -11,10 +11,10 @@ from PIL import Image
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
+from duplex.data.image_files import BadImageFile, read_image
 from duplex.encoders import load_encoder
 from duplex.errors import DuplexError, UsageError
 from duplex.features.encoding import OutputSpec
-from duplex.features.image_files import BadImageFile, read_image
 from duplex.labels import LabelSpace, prompt_name
 from duplex.recognition.image_inputs import encode
 from duplex.report.images import Hit, prototype_hits, swap_hits

@@ -14,12 +14,12 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.data.manifest import check_labels, read_manifest
+from duplex.data.image_files import thumbnail
+from duplex.data.manifest import read_manifest
 from duplex.data.prepared_source import require_prepared
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.features.identity import ROOT
-from duplex.features.image_files import thumbnail
 from duplex.features.importing import require_imported
 from duplex.features.store import Features, open_features
 from duplex.features.tokens import read_tokens
@@ -28,7 +28,7 @@ from duplex.layers.factors import unit
 from duplex.methods.with_finetuning import WithFinetuning
 from duplex.recognition.label_margins import LabelMargins, Way, margins
 from duplex.report.blocks import Gallery, Group, Line, Report, ReportPart, ReportSection, Strip, Thumb
-from duplex.report.page import MARK, render_page
+from duplex.report.page import render_page
 from duplex.stages.trained_runs import best_run, folder_difference
 from duplex.system.files import sha256, write_text
 
@@ -93,15 +93,12 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
     return out
 
 
-def write_suspects_page(
-    path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path, list_sha256: str
-) -> None:
+def write_suspects_page(path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path) -> None:
     """Write an HTML page of images whose labels are likely wrong, each with its current and its suggested label.
 
     Args:
         rows: lines of the list of suspects, in the order of the page.
         root: folder of the image files.
-        list_sha256: of the file that holds the list, stored in the page so that `is_page_of` recognises it.
     """
     thumbs = []
     for row in rows:
@@ -116,17 +113,7 @@ def write_suspects_page(
     part = ReportPart("Most suspicious first", [Gallery([Group("", [Strip("", thumbs)])], caption)])
     lead = "Correct the columns state and object of suspects.csv, which lists these images."
     report = Report(title, lead, [ReportSection("suspects", "Suspicious labels", [part])])
-    write_text(path, render_page(report, MARK + _meta(list_sha256)))
-
-
-def is_page_of(path: Path, list_sha256: str) -> bool:
-    """Whether a file is the HTML page of the list of suspected wrong labels whose file has this sha256."""
-    with path.open("rb") as file:
-        return _meta(list_sha256).encode() in file.read(1000)
-
-
-def _meta(list_sha256: str) -> str:
-    return f'<meta name="suspects" content="{list_sha256}">'
+    write_text(path, render_page(report))
 
 
 def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
@@ -146,7 +133,7 @@ def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str,
     recognizer.check_cache(cache)
     trained = recognizer.trained
     if not isinstance(trained, TrainedRun):
-        raise UsageError(f"{folder} is an export; name a run of {dataset}, or use --method knn")
+        raise UsageError(f"{folder} is an export; name a run of {dataset}, or use --by knn")
     place = Path(trained.where)
     if run is not None and (difference := folder_difference(trained.record, params, place, ArtifactPaths())):
         print(f"duplex: {place} does not match params.yaml: {difference}", file=sys.stderr)
@@ -182,7 +169,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
-        table = read_table(edited, OLD.values())
+        table = read_table(edited, tuple(OLD.values()))
     except DuplexError as error:
         raise UsageError(str(error)) from None
     if unknown := sorted(set(table["image"]) - set(manifest["image"])):
@@ -211,11 +198,6 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     if not changed:
         raise UsageError(f"{edited} changes no label of {dataset}; correct its columns state and object")
     new = [word for name in ("state", "object") for word in sorted(set(out[name]) - set(manifest[name]))]
-    try:
-        for name in ("state", "object"):
-            check_labels(out[name], name, edited)
-    except DuplexError as error:
-        raise UsageError(str(error)) from None
     return Relabelled(out, changed, new, outdated)
 
 

@@ -21,11 +21,9 @@ from duplex.library.members import find_members
 from duplex.library.recipe_runs import RecipeRuns
 from duplex.library.requirements import require_inputs
 from duplex.library.run_training import MethodSpec, train_method
-from duplex.methods.registry import report_exits
 from duplex.options import AutoFinetune
 from duplex.stages.outdated_runs import outdated_member
-from duplex.system.files import json_digest, write_json
-from duplex.system.lock import sole_writer
+from duplex.system.files import json_digest, sole_writer, write_json
 from duplex.system.threads import threads
 from duplex.training.checkpoint import WORD_VECTORS, read_checkpoint
 from duplex.training.hooks import TrainingHooks
@@ -55,7 +53,7 @@ def run(
     make_deterministic()
     spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
-    with threads(spec.training.threads), report_exits(spec.kind):
+    with threads(spec.training.threads):
         spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
         if difference := outdated_member(spec.options, params, dataset, paths):
             raise DuplexError(
@@ -64,10 +62,9 @@ def run(
         inputs = members.add_to(load(params, dataset, paths, spec.request))
         with sole_writer(out.checkpoint, "training"):
             key = _resume_key(params, dataset, method, seed, inputs, device, members.fingerprints)
-            # absolute paths, as a method's code may change the working directory during training
-            resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training.absolute(), key)
-            log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed).absolute())
-            auto, work = params.finetune(method, dataset), (out.root / "recipes.partial").absolute()
+            resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
+            log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
+            auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
             if isinstance(auto, AutoFinetune):
                 read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
                 runs = RecipeRuns(work, read, seed, device, params.evaluation, resume.label, resume.key)

@@ -72,11 +72,12 @@ LOOKS: dict[str, Look] = {
 
 
 def bend_contour(points: Points, kind: str, phase: float) -> Points:
-    """Return an object's contour [P, 2], a list of points (x, y), bent as the state "melted" or "wavy" bends it.
+    """An object's contour [P, 2], a list of points (x, y), bent as the state "melted" or "wavy" bends it.
 
-    points: the contour after rotation; y points down.
-    kind: melted or wavy.
-    phase: shift of the drips or ripples along the contour, in radians.
+    Args:
+        points: the contour after rotation; y points down.
+        kind: melted or wavy.
+        phase: shift of the drips or ripples along the contour, in radians.
     """
     x, y = points[:, 0], points[:, 1]
     if kind == "melted":  # low parts run down in drips, the rest sags
@@ -89,12 +90,13 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """Return the share [H, W] of a pattern's second colour at each pixel, to draw striped, dotted or checkered objects.
+    """The share [H, W] of a pattern's second colour at each pixel, to draw striped, dotted or checkered objects.
 
-    kind: striped, dotted or checkered.
-    frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
-    pitch: width of a stripe, as a fraction of the object's radius.
-    phase: shift of the pattern, in radians.
+    Args:
+        kind: striped, dotted or checkered.
+        frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
+        pitch: width of a stripe, as a fraction of the object's radius.
+        phase: shift of the pattern, in radians.
     """
     across, along = frame
     if outline.round:  # around the centre: wedges and rings instead of bands and rows
@@ -109,6 +111,6 @@ def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch
 
 
 def _edge(wave: Plane) -> Plane:
-    """Return the share of a pattern's second colour: 1 where its `wave` [H, W] is positive, else 0; soft edges."""
+    """The share of a pattern's second colour: 1 where its `wave` [H, W] is positive, else 0; soft edges."""
     share: Plane = np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
     return share

@@ -25,7 +25,7 @@ class Outline:
 
 
 def _closed(corners: object) -> Points:
-    """Return the closed polygon through `corners` as evenly spaced points [P, 2]."""
+    """The closed polygon through `corners` as evenly spaced points [P, 2]."""
     points = np.asarray(corners, dtype=np.float64)
     pieces = []
     for start, end in zip(points, np.roll(points, -1, axis=0), strict=True):
@@ -35,10 +35,7 @@ def _closed(corners: object) -> Points:
 
 
 def _polar(radius: object, count: int = 80) -> Points:
-    """Return the contour [count, 2] at the distance `radius`, one number or one per angle, from the centre.
-
-    The angles are evenly spaced; they start at the right and run clockwise in the image.
-    """
+    """The contour [count, 2] at the distance `radius`, one number or one per angle, from the centre."""
     angle = np.arange(count) * (2 * np.pi / count)
     points: Points = (
         np.stack([np.cos(angle), np.sin(angle)], axis=1) * np.broadcast_to(np.asarray(radius), count)[:, None]
@@ -47,10 +44,7 @@ def _polar(radius: object, count: int = 80) -> Points:
 
 
 def _regular(corners: int, inner: float | None = None, turn: float = -0.5 * np.pi) -> Points:
-    """Return the contour of a regular polygon, or of a star if `inner` is given: the radius between its tips.
-
-    `corners`: number of corners or tips. `turn`: angle of the first corner in radians.
-    """
+    """The contour of a regular polygon, or of a star if `inner` is given: the radius between its tips."""
     count = corners if inner is None else 2 * corners
     radius = np.where(np.arange(count) % 2 == 0, 1.0, 1.0 if inner is None else inner)
     angle = turn + np.arange(count) * (2 * np.pi / count)
@@ -65,7 +59,6 @@ def _heart() -> Points:
 
 
 def _moon() -> Points:
-    """Return the contour of a crescent: an arc of the unit circle, closed by an arc of a shifted circle."""
     outer = np.linspace(0.22 * np.pi, 1.78 * np.pi, 60)
     tip = np.cos(outer[0]), np.sin(outer[0])
     centre = 0.62
@@ -83,10 +76,7 @@ def _drop() -> Points:
 
 
 def _lobes(centres: object) -> Points:
-    """Return the outer contour of overlapping discs, as of a cloud: the farthest edge on each ray from the origin.
-
-    centres: (x, y, radius) of each disc.
-    """
+    """The outer contour of overlapping discs, as of a cloud: the farthest edge on each ray from the origin."""
     angle = np.arange(96) * (2 * np.pi / 96)
     ray = np.stack([np.cos(angle), np.sin(angle)], axis=1)  # [A, 2]
     discs = np.asarray(centres, dtype=np.float64)

@@ -46,25 +46,24 @@ class Style:
 
 MILD = Style((0.26, 0.36), 0.1, 15.0, 0.08, 0.15, 0, 0.55, (0.0, 0.03), 0.0, 6.0, 0.0)
 HARSH = Style(
-    *((0.23, 0.36), 0.14, 24.0, 0.17, 0.7, 2, 0.38, (0.01, 0.045), 0.27, 16.0, 0.5),
-    lean=30.0,
-    lamp=(1.0, 0.8, 0.6),
-)
+    (0.23, 0.36), 0.14, 24.0, 0.17, 0.7, 2, 0.38, (0.01, 0.045), 0.27, 16.0, 0.5, lean=30.0, lamp=(1.0, 0.8, 0.6)
+)  # fmt: skip
 
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
-    """Return a random generator for a seed and a name (any text): equal on every machine, independent per name."""
+    """A random generator for a seed and a name (any text): equal on every machine, independent per name."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """Return a random `SIDE` x `SIDE` RGB image of an object with the appearance of a state.
+    """A random `SIDE` x `SIDE` RGB image of an object with the appearance of a state.
 
-    kind: the object, a key of `OUTLINES`.
-    look: the appearance that the state gives to the object, a value of `LOOKS`.
-    style: limits of the variation, such as `MILD` or `HARSH`.
-    rng: source of all randomness.
+    Args:
+        kind: the object, a key of `OUTLINES`.
+        look: the appearance that the state gives to the object, a value of `LOOKS`.
+        style: limits of the variation, such as `MILD` or `HARSH`.
+        rng: source of all randomness.
     """
     ground = _background(style, rng)
     place = _Place.drawn(look, style, rng)
@@ -103,24 +102,21 @@ class _Place:
         return bent * self.pixels + self.centre
 
     def object_coordinates(self) -> tuple[Plane, Plane]:
-        """Return the coordinates (u, v) [H, W] of every pixel of the image in the object's frame."""
+        """The coordinates (u, v) [H, W] of every pixel of the image in the object's frame."""
         inverse = np.linalg.inv(self.matrix).astype(np.float32)
         x, y = _COLUMNS - np.float32(self.centre[0]), _ROWS - np.float32(self.centre[1])
         return inverse[0, 0] * x + inverse[0, 1] * y, inverse[1, 0] * x + inverse[1, 1] * y
 
 
 def _within(limits: Range, rng: np.random.Generator) -> float:
-    """Return a uniform random number between two limits."""
     return limits[0] + (limits[1] - limits[0]) * float(rng.random())
 
 
 def _spread(limit: float, rng: np.random.Generator) -> float:
-    """Return a uniform random number between `-limit` and `limit`."""
     return limit * (2.0 * float(rng.random()) - 1.0)
 
 
 def _mask(outline: Outline, look: Look, place: _Place, rng: np.random.Generator) -> Plane:
-    """Return the share [H, W] of each pixel that the object covers, 0 to 1."""
     phase = 2 * np.pi * float(rng.random())
     contours = [place.pixels_of(points, look, phase) for points in (outline.contour, *outline.holes)]
     if not look.broken:
@@ -144,7 +140,6 @@ def _drawn(contours: list[Points], look: Look, place: _Place, rng: np.random.Gen
 
 
 def _bristle(pen: ImageDraw.ImageDraw, contour: Points, place: _Place, rng: np.random.Generator) -> None:
-    """Draw the hairs of a furry object along its contour, pointing outwards in varying directions."""
     x, y = contour.T
     turn = 1.0 if np.dot(x, np.roll(y, -1)) > np.dot(y, np.roll(x, -1)) else -1.0  # which side is outside
     roots = np.repeat(contour, 2, axis=0)
@@ -158,7 +153,7 @@ def _bristle(pen: ImageDraw.ImageDraw, contour: Points, place: _Place, rng: np.r
 
 
 def _halves(contours: list[Points], look: Look, place: _Place, rng: np.random.Generator) -> Plane:
-    """Return the mask [H, W] of an object that is broken along a jagged line, its halves moved apart."""
+    """The mask [H, W] of an object that is broken along a jagged line, its halves moved apart."""
     angle = np.deg2rad(_spread(35.0, rng)) + (0.5 * np.pi if rng.random() < 0.3 else 0.0)
     across = np.array([np.cos(angle), np.sin(angle)])
     along = np.array([-across[1], across[0]])
@@ -176,7 +171,6 @@ def _halves(contours: list[Points], look: Look, place: _Place, rng: np.random.Ge
 
 
 def _rgb(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
-    """Convert HSV, with the hue in degrees, to RGB [3]."""
     k = (np.array([5.0, 3.0, 1.0]) + hue / 60.0) % 6.0
     return (value - value * saturation * np.clip(np.minimum(k, 4.0 - k), 0.0, 1.0)).astype(np.float32)
 
@@ -188,10 +182,7 @@ def _any_colour(rng: np.random.Generator) -> NDArray[np.float32]:
 def _colour(
     kind: str, look: Look, style: Style, away: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Return a random colour [3] for an object: its state's hue shifted by the object's tint, else any hue.
-
-    At most 12 colours are tried, until one differs from the colour `away` by at least the style's contrast.
-    """
+    """A random colour [3] for an object: its state's hue shifted by the object's tint, else any hue."""
     tint = style.tint * (2.0 * float(random_stream(0, f"tint of {kind}").random()) - 1.0)
     ink = away
     for _ in range(12):
@@ -206,7 +197,7 @@ def _colour(
 
 
 def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator) -> Canvas:
-    """Return a colour [H, W, 3] for all pixels, with a state's pattern and gloss; only the object's pixels are used."""
+    """A colour [H, W, 3] for all pixels, with a state's pattern and gloss; only the object's pixels are used."""
     outline = OUTLINES[kind]
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
     u, v = place.object_coordinates()
@@ -224,7 +215,6 @@ def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, 
 
 
 def _background(style: Style, rng: np.random.Generator) -> Canvas:
-    """Return a background [H, W, 3]: plain, a gradient between two colours, bands, or blotches."""
     first = _any_colour(rng)
     if rng.random() >= style.textured:
         return np.broadcast_to(first, (SIDE, SIDE, 3))
@@ -243,13 +233,12 @@ def _background(style: Style, rng: np.random.Generator) -> Canvas:
 
 
 def _blotches(cells: int, rng: np.random.Generator) -> Plane:
-    """Return smooth random values [H, W] in 0..1, from a grid of `cells` x `cells`, for textures and uneven light."""
+    """Smooth random values [H, W] in 0..1, from a grid of `cells` x `cells`, for textures and uneven light."""
     coarse = Image.fromarray((255 * rng.random((cells, cells))).astype(np.uint8))
     return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32) / 255
 
 
 def _scraps(canvas: Canvas, style: Style, rng: np.random.Generator, mask: Plane) -> Canvas:
-    """Add random strokes and small discs to the image, most behind the object, some in front of it."""
     count = int(rng.integers(style.clutter + 1))
     for _ in range(count):
         sheet = Image.new("L", (SIDE * FINE, SIDE * FINE))
@@ -269,7 +258,6 @@ def _scraps(canvas: Canvas, style: Style, rng: np.random.Generator, mask: Plane)
 
 
 def _camera(canvas: Canvas, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """Apply uneven light, blur and noise to a drawn image, as a camera would, and convert it to eight bits."""
     if style.wash > 0:
         strength = style.wash * float(rng.random())
         wash = 1.0 - strength * _blotches(3, rng)[..., None] * (0.4 + 0.6 * rng.random(3).astype(np.float32))

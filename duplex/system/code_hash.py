@@ -1,9 +1,8 @@
-"""Hash the code that a pipeline stage or a method uses, so that results of changed code can be found to be outdated.
+"""Hash the code that results depend on, so that results of code that has changed since are found to be outdated.
 
-The code is that of all modules that the stage's or method's own module imports, found without running it. Imports are
-followed, also inside functions but not under `if TYPE_CHECKING`: into this package, into the package of the method or
-stage, and into files in the same folder. Syntax trees without docstrings are hashed: comments, docstrings and
-formatting change no hash. Of a compiled module, the bytes of its file are hashed.
+The code of a stage is that of its modules in `STAGES`, with all that they import from the parts of this package in
+`FOLLOWED`; a method and the encoder's family are added by their modules. A plug-in counts with its whole top-level
+package. Syntax trees without docstrings are hashed: edits of comments, docstrings and formatting change no hash.
 """
 
 from __future__ import annotations
@@ -11,262 +10,204 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import linecache
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from weakref import WeakKeyDictionary
 
-PACKAGE = __name__.partition(".")[0]
-SCRIPT = "__main__"  # name of the module of a script or notebook
-UNKNOWN_CODE = hashlib.sha256().hexdigest()  # hash of modules without any file
-# Modules that change no number: messages, places of files, and options, whose values are hashed instead.
-IGNORED_MODULES = tuple(
-    f"{PACKAGE}.{name}"
-    for name in (
-        "artifacts",
-        "config",
-        "errors",
-        "stages.outdated_runs",
-        "system.allocator",
-        "system.code_hash",
-        "system.error_report",
-        "system.files",
-        "system.lock",
-        "system.progress",
-        "system.renamed",
-        "system.version",
-    )
+STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of modules
+    "prepare": ("stages/prepare",),
+    "extract": ("stages/extract",),
+    "shapes": ("data/shapes",),  # beside `prepare` and `extract`, for the data set whose images it draws
+    "train": ("stages/train",),
+    "recipe": ("library/run_training",),  # one training of `duplex fit`
+    "evaluate": ("stages/evaluate",),
+    "ablations": ("report/aggregate",),  # their table
+    "inventory": ("stages/inventory",),
+    "maps": ("stages/maps", "stages/featured_run"),
+    "report": ("report", "stages/report", "stages/report_images", "stages/featured_run"),
+}
+FOLLOWED = (  # what decides numbers: no messages, no places of files, no settings, whose values are recorded instead
+    "labels",
+    "options",
+    "data",
+    "encoders",
+    "evaluation",
+    "features",
+    "layers",
+    "library",
+    "methods",
+    "report",
+    "synthetic",
+    "system/precision",
+    "system/threads",
+    "system/torch_modes",
+    "training",
 )
-_loaded_hashes: WeakKeyDictionary[type, tuple[str | None, list[object]]] = WeakKeyDictionary()
+NOT_FOLLOWED = ("data/shapes",)  # although it is in a folder of `FOLLOWED`
+
+PACKAGE = Path(__file__).parents[1]
+UNKNOWN_CODE = "unknown"  # instead of the hash of a class whose source cannot be found
 IRRELEVANT_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # of nodes of a syntax tree
+Files = dict[str, Path]  # by their paths below the folder in which their package lies
 
 
-def code_hash(*entries: str, ignored: Collection[str] = ()) -> str:
-    """Return the sha256 of all code that some modules use: their own and that of the modules that they import.
+def code_hash(*stages: str, modules: Iterable[str] = ()) -> str:
+    """Hash of the code of stages, and of modules such as those of a method and of an encoder family.
 
-    entries: names of the modules, such as `duplex.stages.train`.
-    ignored: names of modules and packages to leave out, together with modules that only they import.
+    stages: keys of `STAGES`.
+    modules: names of modules of this package or of plug-ins.
     """
-    digest = hashlib.sha256()
-    for name, path in sorted(imported_modules(*entries, ignored=ignored).items()):
-        digest.update(f"{name}\0{_parsed(name, path)[0]}\0".encode())
-    return digest.hexdigest()
+    return _digest(code_files(*stages, modules=modules))
+
+
+def code_files(*stages: str, modules: Iterable[str] = ()) -> Files:
+    """The files whose code `code_hash` hashes."""
+    files: Files = {}
+    for part in (part for stage in stages for part in STAGES[stage]):
+        files |= _package_files(part)
+    for module in modules:
+        files |= _package_files(_part(module)) if _is_built_in(module) else plugin_files(module)
+    waiting = list(files.values())
+    while waiting:
+        parts = {_part(name) for name in _parse(waiting.pop().read_bytes())[1] if _is_built_in(name)}
+        for part in filter(_is_followed, parts):
+            more = {key: path for key, path in _module_file(part).items() if key not in files}
+            files |= more
+            waiting += more.values()
+    return files
 
 
 def plugin_hash(module: str, plugin: type | None = None) -> str | None:
-    """Return the hash of a plug-in's code, without the code of this package; None for a module of this package.
+    """Hash of a plug-in's own code, without that of this package; None for a module of this package.
 
-    A plug-in is a class for duplex, such as a method, from another package or file. For a module without a file, as in
-    a notebook, the source of the class is hashed, with that of its base classes in the same module. Without this
-    source, the hash is `UNKNOWN_CODE`.
+    Of a class without files, as in a notebook, the cells are hashed that define it and its base classes.
 
-    module: name of the module that defines it.
+    module: name of the module that defines the plug-in.
     plugin: the class.
     """
-    if module.partition(".")[0] == PACKAGE:
+    if _is_built_in(module):
         return None
-    code = code_hash(module, ignored=(PACKAGE,))
-    return _class_hash(plugin) if code == UNKNOWN_CODE and plugin is not None else code
+    files = plugin_files(module)
+    if files:
+        return _digest(files)
+    return UNKNOWN_CODE if plugin is None else _cells_hash(plugin)
 
 
-def loaded_plugin_hash(module: str, plugin: type) -> str | None:
-    """Return the hash that `plugin_hash` gave when it was first asked for the class `plugin`, not that of edited files.
-
-    The files are hashed again after a reload of a module, or after the code of its functions has been replaced, as
-    IPython's `%autoreload` does.
-    """
-    if module.partition(".")[0] == PACKAGE:
-        return None
-    names = {name.partition(".")[0] for name in (module, plugin.__module__)}
-    parts = [part for name, part in [*sys.modules.items()] if name.partition(".")[0] in names]
-    running = [item for part in parts if isinstance(part, ModuleType) for item in _running_code(part)]
-    code, before = _loaded_hashes.get(plugin, (None, []))
-    if not before or {*map(id, before)} - {*map(id, running)}:
-        code = plugin_hash(module, plugin)
-        _loaded_hashes[plugin] = code, running
-    return code
-
-
-def _running_code(module: ModuleType) -> Iterator[object]:
-    """Yield the objects of a loaded module that a reload replaces: its import spec and the code of its functions."""
-    yield module.__spec__
-    for value in [*vars(module).values()]:
-        if getattr(value, "__module__", None) == module.__name__:
-            parts = [*vars(value).values()] if isinstance(value, type) else [value]
-            yield from (part.__code__ for part in parts if inspect.isfunction(part))
-
-
-def _class_hash(plugin: type) -> str:
-    nodes = [_class_node(each) for each in plugin.__mro__ if each.__module__ == plugin.__module__]
-    code = [" ".join(_tokens(_RunTimeCode().visit(node))) for node in nodes if node is not None]
-    return hashlib.sha256("\0".join(code).encode()).hexdigest() if len(code) == len(nodes) else UNKNOWN_CODE
-
-
-def _class_node(plugin: type) -> ast.ClassDef | None:
-    """Return the syntax tree of a class, or None if its source is unknown.
-
-    The source is found by the class's functions, since `inspect.getsource` fails for classes of a notebook.
-    """
-    for function in filter(inspect.isfunction, map(inspect.unwrap, vars(plugin).values())):
-        text = "".join(linecache.getlines(function.__code__.co_filename, function.__globals__))
-        try:
-            nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
-        except (SyntaxError, ValueError):
-            continue
-        line = function.__code__.co_firstlineno
-        for node in nodes:
-            if node.name == plugin.__name__ and node.lineno <= line <= (node.end_lineno or 0):
-                return node
-    return None
-
-
-def imported_modules(*entries: str, ignored: Collection[str] = ()) -> dict[str, Path]:
-    """Return, by name, the files of the modules `entries`, of all modules that they import, and of parent packages.
-
-    Imports are followed into this package, into the packages of `entries`, and into files in the same folder as an
-    entry module, which a method in the project's folder may import. Installed packages are not followed.
-    """
-    waiting = [_own_name(name) for name in entries]
-    packages = {PACKAGE, *(name.partition(".")[0] for name in waiting)}
-    folders = {_own_folder(name) for name in packages - {PACKAGE}} - {None}
-    left_out = (*IGNORED_MODULES, *ignored)
-    modules: dict[str, Path] = {}
+def plugin_files(module: str) -> Files:
+    """The files of a module's top-level package and, unless it is installed, of what it imports from beside it."""
+    places = _places(module.partition(".")[0])
+    files = _files_of(places)
+    folders = [place.parent for place in places if not {"site-packages", "dist-packages"}.intersection(place.parts)]
+    waiting, seen = list(files.values()), {PACKAGE.name}
     while waiting:
-        name = waiting.pop()
-        is_left_out = any(name == other or name.startswith(f"{other}.") for other in left_out)
-        if name in modules or name == PACKAGE or is_left_out:
+        names = {name.partition(".")[0] for name in _parse(waiting.pop().read_bytes())[1]} - seen
+        seen |= names
+        beside = [folder / file for folder in folders for name in names for file in (name, f"{name}.py")]
+        more = {key: path for key, path in _files_of(beside).items() if key not in files}
+        files |= more
+        waiting += more.values()
+    return files
+
+
+def _is_built_in(module: str) -> bool:
+    return module.partition(".")[0] == PACKAGE.name
+
+
+def _part(module: str) -> str:
+    """A module's path in this package, as `STAGES` has it."""
+    return module.partition(".")[2].replace(".", "/")
+
+
+def _is_followed(part: str) -> bool:
+    return part not in NOT_FOLLOWED and any(part == each or part.startswith(f"{each}/") for each in FOLLOWED)
+
+
+def _package_files(part: str) -> Files:
+    files = _files_of([PACKAGE / part], PACKAGE.parent) | _module_file(part)
+    if not files:
+        raise FileNotFoundError(f"{PACKAGE / part}, whose code is to be hashed, does not exist")
+    return files
+
+
+def _module_file(part: str) -> Files:
+    return _files_of([PACKAGE / f"{part}.py", PACKAGE / part / "__init__.py"], PACKAGE.parent)
+
+
+def _files_of(places: Iterable[Path], root: Path | None = None) -> Files:
+    """The files among `places`, and all Python files in folders among them."""
+    files: Files = {}
+    for place in places:
+        for path in [place] if place.is_file() else place.rglob("*.py"):
+            files[path.relative_to(root or place.parent).as_posix()] = path
+    return files
+
+
+def _places(top: str) -> list[Path]:
+    """File of a top-level module, or folders of a top-level package; empty if Python finds none on the disk."""
+    try:
+        spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+    except ValueError:  # a running script has no import spec
+        spec = None
+    if spec is not None and spec.submodule_search_locations:
+        return [Path(folder) for folder in spec.submodule_search_locations]
+    file = getattr(sys.modules.get(top), "__file__", None) if spec is None else spec.origin
+    return [Path(file)] if file and Path(file).is_file() else []
+
+
+def _cells_hash(plugin: type) -> str:
+    code = []
+    for each in plugin.__mro__:
+        if each.__module__ != plugin.__module__:
             continue
-        top = name.partition(".")[0]
-        path = _file(name) if top in packages or (folders and _own_folder(top) in folders) else None
-        if path is not None:
-            modules[name] = path
-            waiting += [name.rpartition(".")[0], *_parsed(name, path)[1]]
-    return modules
+        functions = [inspect.unwrap(value) for value in vars(each).values() if inspect.isfunction(value)]
+        try:
+            cell, _ = inspect.findsource(functions[0])
+        except (IndexError, OSError):
+            return UNKNOWN_CODE
+        code.append(_parse("".join(cell).encode())[0])
+    return hashlib.sha256("".join(code).encode()).hexdigest()
 
 
-def _own_name(module: str) -> str:
-    """Return the name by which a module can be imported; for `__main__` started as `python -m NAME`, this is NAME.
-
-    Other names are returned as they are.
-    """
-    spec = getattr(sys.modules.get(SCRIPT), "__spec__", None) if module == SCRIPT else None
-    return module if spec is None else spec.name
+def _digest(files: Files) -> str:
+    lines = [f"{key}\0{_parse(path.read_bytes())[0]}\n" for key, path in sorted(files.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _own_folder(top: str) -> Path | None:
-    """Return the folder that holds a top-level module or package; None if it is part of Python, or installed."""
-    path = None if top in sys.stdlib_module_names else _file(top) or _namespace(top)
-    if path is None or {"site-packages", "dist-packages"} & set(path.parts):
-        return None
-    return path.parent.parent if path.name == "__init__.py" else path.parent
-
-
-def _namespace(top: str) -> Path | None:
-    """Return the first folder of a top-level package without `__init__.py`; None if there is no such package."""
-    spec = _spec(top, os.getcwd(), *sys.path)
-    return next(map(Path, (spec and spec.submodule_search_locations) or ()), None)
-
-
-def imported_names(name: str, path: Path) -> set[str]:
-    """Return the names of all modules that a module imports, except for type checkers only.
-
-    `from a import b` gives both `a` and `a.b`.
-    """
-    return set(_parsed(name, path)[1])
-
-
-def _file(name: str) -> Path | None:
-    """Return the file of a module, its source if there is one; None if the module has no file.
-
-    Only a top-level package is searched by Python's import system; its modules are looked up by their paths. A running
-    script has no import spec, and its `__file__` is used.
-    """
-    top, *rest = name.split(".")
-    spec = _spec(top, os.getcwd(), *sys.path) if top else None
-    if not rest:
-        origin = getattr(sys.modules.get(top), "__file__", None) if spec is None else spec.origin
-        return Path(origin) if origin and Path(origin).is_file() else None
-    places = [Path(folder, *rest) for folder in (spec and spec.submodule_search_locations) or ()]
-    files = (file for place in places if place.parent.is_dir() for file in _module_files(place))
-    return next((file for file in files if file.is_file()), None)
-
-
-def _module_files(place: Path) -> Iterator[Path]:
-    """Yield the possible files of a module: for `a/b`, these are such as `a/b.py` and `a/b/__init__.py`.
-
-    place: path of the module without suffix.
-    """
-    for suffix in all_suffixes():
-        yield from (place.with_name(f"{place.name}{suffix}"), place / f"__init__{suffix}")
-
-
-@lru_cache(maxsize=64)
-def _spec(top: str, folder: str, *search: str) -> ModuleSpec | None:
-    """Return the import spec of a top-level module or package; None if it cannot be found.
-
-    folder: the project's folder, which is searched last; a user's methods may be modules there.
-    search: Python's search path, which is not used but part of the key of this function's cache.
-    """
+@lru_cache(maxsize=2048)
+def _parse(source: bytes) -> tuple[str, frozenset[str]]:
+    """Hash of a module's syntax tree, and names of the modules that it imports (`from a import b`: `a` and `a.b`)."""
     try:
-        return find_spec(top) or PathFinder.find_spec(top, [folder])
-    except (ImportError, ValueError):
-        return None
-
-
-def _parsed(name: str, path: Path) -> tuple[str, tuple[str, ...]]:
-    """Return the hash of a module's syntax tree and the modules that it imports."""
-    state = path.stat()
-    return _parse(name, path, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=1024)
-def _parse(name: str, path: Path, *state: int) -> tuple[str, tuple[str, ...]]:
-    text = path.read_bytes()
-    try:
-        tree = _RunTimeCode().visit(ast.parse(text))
-    except (SyntaxError, ValueError):  # ValueError: zero bytes, as in a compiled module
-        return hashlib.sha256(text).hexdigest(), ()
-    code = " ".join(_tokens(tree))
-    return hashlib.sha256(code.encode()).hexdigest(), tuple(sorted(set(_imports(name, path, tree))))
-
-
-class _RunTimeCode(ast.NodeTransformer):
-    """Removes docstrings, and code under `if TYPE_CHECKING`, from a syntax tree."""
-
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        self.generic_visit(node)
-        name = node.test.attr if isinstance(node.test, ast.Attribute) else getattr(node.test, "id", None)
-        return node.orelse if name == "TYPE_CHECKING" else node
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # a compiled module
+        return hashlib.sha256(source).hexdigest(), frozenset()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    return hashlib.sha256(" ".join(_tokens(tree)).encode()).hexdigest(), frozenset(names)
 
 
 def _tokens(node: ast.AST) -> Iterator[str]:
-    """Yield the parts of a syntax tree as text that is the same in all versions of Python."""
+    """Parts of a syntax tree without docstrings, as text that is the same in all versions of Python."""
     yield f"{type(node).__name__}("
     for field in node._fields:
         value = getattr(node, field, None)
-        if value is not None and value != [] and field not in IRRELEVANT_FIELDS:
-            yield f"{field}="
-            for part in value if isinstance(value, list) else [value]:
-                yield from _tokens(part) if isinstance(part, ast.AST) else [repr(part)]
+        if value is None or value == [] or field in IRRELEVANT_FIELDS:
+            continue
+        yield f"{field}="
+        for part in value if isinstance(value, list) else [value]:
+            if not isinstance(part, ast.AST):
+                yield repr(part)
+            elif not _is_docstring(part):
+                yield from _tokens(part)
     yield ")"
 
 
-def _imports(name: str, path: Path, tree: ast.AST) -> Iterator[str]:
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            module = ".".join(part for part in (base, node.module or "") if part)
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

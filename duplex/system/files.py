@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -27,18 +28,22 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 def checked_path(path: object, noun: str) -> Path:
-    """Return a path that a user gave, with `~` expanded.
-
-    Raises `UsageError` for an empty path and for values that are not paths.
+    """A path that a user gave, with `~` expanded; raises `UsageError` if it is empty or no path.
 
     noun: name of the path in the message, such as "the feature cache".
     """
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise UsageError(f"{noun} is {shown(path)}: {error}") from None
+    return Path(path).expanduser()
+
+
+def refuse_existing(path: Path, *, force: bool = False) -> None:
+    """Raise `UsageError` if something lies at `path` and the user did not ask to replace it (`force`).
+
+    This is the rule for every output outside of artifacts/. Empty folders may be written to.
+    """
+    if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
+        raise UsageError(f"{path} exists; move it, choose another place, or replace it with --force (force=True)")
 
 
 @contextmanager
@@ -50,7 +55,6 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     files that can be written again: a power cut may leave them empty. Raises `DuplexError` for any `OSError`.
     """
     with report_write_errors(path):
-        refuse_unwritable(path)
         scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
@@ -90,11 +94,8 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def _replace(scratch: Path, path: Path) -> None:
-    """Rename the folder `scratch` to `path`, replacing an existing folder; try again if another process does the same.
-
-    The old folder is renamed first and removed last: if it cannot be renamed, for example a mounted one, it stays
-    whole. If the process is stopped in between, for example by Ctrl-C, the old folder gets its name back.
-    """
+    # The old folder is renamed first and removed last: a mounted one, which cannot be renamed, stays whole. After an
+    # error or Ctrl-C in between, it gets its name back. Another process may replace the folder at the same time.
     old = path.with_name(f"{path.name}.{os.getpid()}{OLD}{SCRATCH}")
     for tries in reversed(range(TRIES)):
         try:
@@ -120,7 +121,7 @@ def _replace(scratch: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file, with the line ends that `text` has."""
+    """Write a UTF-8 file with the line ends of `text`."""
     with replace_file(path) as scratch:
         scratch.write_bytes(text.encode("utf-8"))
 
@@ -157,72 +158,16 @@ def report_write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         full = error.errno in FULL
         remedy = "make room and run the same command again" if full else "fix that, or choose another place"
-        raise DuplexError(f"{path} cannot be written: {os_reason(error)}; {remedy}") from error
-
-
-def os_reason(error: OSError) -> str:
-    """Return the reason of an `OSError` in lower case and without its number, such as "the disk is full"."""
-    if error.errno == errno.EFBIG:
-        return "the disk is full, or a file may not be so large (`ulimit -f`)"
-    if error.errno in FULL:
-        return "the disk is full"
-    if isinstance(error, FileExistsError | NotADirectoryError) and error.filename is not None:
-        return f"{error.filename} is a file, not a folder"
-    return " ".join(str(error.strerror or error).lower().split())
-
-
-def describe_os_error(error: OSError) -> str:
-    """Return an `OSError` as text for a message, its file and its reason: "data/a.png: permission denied"."""
-    file = f"{error.filename}: " if error.filename is not None else ""
-    return f"{file}{os_reason(error)}"
-
-
-def refuse_unwritable(path: Path) -> None:
-    """Raise `DuplexError` if `path` is a folder, a device or a pipe, which must not be replaced by a file."""
-    if not path.is_symlink() and (kind := kind_of_path(path)) not in ("a file", "missing"):
-        raise DuplexError(f"{path} is {kind}, not a file that can be replaced; choose another place")
-
-
-def kind_of_path(path: Path) -> str:
-    """Return the kind of the file at `path`, following links.
-
-    One of "a file", "a folder", "a device or a pipe", "missing", "a broken link" or "a link to itself".
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return "a broken link" if path.is_symlink() else "missing"
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        return "a link to itself"
-    return "a file" if stat.S_ISREG(mode) else "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
-
-
-def require_file(path: Path) -> None:
-    """Raise `OSError` if a folder, a device or a pipe lies at `path`: opening a pipe would wait for a writer."""
-    if (kind := kind_of_path(path)) not in ("a file", "missing"):
-        raise OSError(f"it is {kind}, not a file")
-
-
-def refuse_unreadable(path: Path) -> None:
-    """Raise `DuplexError` if a file exists at `path` and the user has no permission to read it."""
-    try:
-        with open(path, "rb"):
-            pass
-    except PermissionError as error:
-        raise DuplexError(f"{path} cannot be read: permission denied; get access to it, or use another copy") from error
-    except OSError:  # reported where the file is read
-        pass
+        raise DuplexError(f"{path} cannot be written: {error.strerror or error}; {remedy}") from error
 
 
 def with_own_name(path: Path) -> Path:
-    """Return a path that ends with a name: `.` and `..` as absolute paths, other paths unchanged."""
+    """The path itself, or an absolute one for `.` and `..`, which do not end with a name."""
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))
 
 
 def sha256(path: Path) -> str:
-    """Return the sha256 of a file as hexadecimal text."""
+    """sha256 of a file's bytes, as hexadecimal text."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -231,7 +176,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """Return the sha256 of a file, read once per process as long as its size and time of change stay the same."""
+    """`sha256`, computed once per process as long as the file's size and time of change stay the same."""
     status = path.stat()
     return _sha256_of_state(path, status.st_size, status.st_mtime_ns)
 
@@ -242,18 +187,16 @@ def _sha256_of_state(path: Path, size: int, changed: int) -> str:
 
 
 def json_digest(record: object) -> str:
-    """Return the sha256 of a value's JSON text, in which the order of keys has no effect."""
+    """sha256 of a value's JSON text; the order of keys has no effect."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the scratch files and folders (unfinished copies) of `path` that killed processes left beside it.
-
-    A folder that was being replaced gets its name back if no other folder has that name.
-    """
+    # A folder that was being replaced when its writer was killed gets its name back.
     for name in os.listdir(path.parent):
         if name.startswith(path.name + ".") and name.endswith(SCRATCH):
-            writer, left = name[len(path.name) + 1 : -len(SCRATCH)], path.with_name(name)
+            left = path.with_name(name)
+            writer = name[len(path.name) + 1 : -len(SCRATCH)]
             if not writer.removesuffix(OLD).isdecimal() or is_running(int(writer.removesuffix(OLD))):
                 continue
             with suppress(OSError):
@@ -266,7 +209,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Return whether a process with the number `process` (its PID) exists on this machine."""
+    """Whether a process with this id exists on this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -274,3 +217,41 @@ def is_running(process: int) -> bool:
     except OSError:  # another user's process
         return True
     return True
+
+
+@contextmanager
+def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
+    """Hold the lock for writing `path` during the `with` block; raise `DuplexError` if another process holds it.
+
+    It is a record lock, which the system releases when the process ends: decoding workers that outlive a killed parent
+    for a moment do not keep it, as they would keep a lock on an inherited descriptor.
+
+    Args:
+        work: what writers of the file do, such as "extraction", for the message.
+        instead: what the user can do instead of waiting, for the message.
+    """
+    lock = path.with_name(path.name + ".lock.partial")
+    with report_write_errors(lock):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock(lock)
+    if descriptor is None:
+        raise DuplexError(f"another {work} is writing {path}; let it finish{instead and f', {instead}'}")
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _lock(lock: Path) -> int | None:
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            os.close(descriptor)
+            return None
+        with suppress(FileNotFoundError):
+            if lock.stat().st_ino == os.fstat(descriptor).st_ino:
+                return descriptor
+        os.close(descriptor)  # another process removed the file before it was locked

@@ -1,4 +1,4 @@
-"""Measure the peak memory of this process."""
+"""Peak memory of this process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_resident() -> int:
-    """Return the peak resident memory of this process in bytes: since the last reset on Linux, else since its start."""
+    """Peak resident memory of this process in bytes: since the last reset on Linux, else since its start."""
     with suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])

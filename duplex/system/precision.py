@@ -16,7 +16,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 def dtype_of(precision: str) -> torch.dtype:
-    """Return the torch dtype of a precision: "fp32", "tf32", "bf16" or "fp16"."""
+    """The torch dtype of numbers in a precision."""
     import torch
 
     types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,8 +27,8 @@ def dtype_of(precision: str) -> torch.dtype:
 def float32_arithmetic(precision: str) -> Iterator[None]:
     """Allow TF32 on GPUs in the `with` block if `precision` is "tf32", and forbid it otherwise.
 
-    TF32 in convolutions and matrix products changes features by about a thousandth; torch's default allows it in
-    convolutions. A backward pass must run inside the block, too. No effect without a GPU.
+    TF32 changes features by about a thousandth; torch allows it in convolutions by default. A backward pass must run
+    inside the block, too.
     """
     import torch
 

@@ -1,7 +1,7 @@
 """Worker processes that each create one callable object and call it.
 
 Each is a `ProcessPoolExecutor` of its own: a pool of several processes is lost when one of them dies. The children
-ignore Ctrl-C, SIGTERM and SIGHUP, which their parent handles, and exit when it exits.
+ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it exits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["BrokenProcessPool", "ProcessFailed", "WorkerProcess"]
 
 
 class ProcessFailed(DuplexError):
-    """Raised if a worker process died or could not create its object."""
+    """A worker process died or could not create its object."""
 
 
 class WorkerProcess:
@@ -52,11 +52,10 @@ class WorkerProcess:
         return 0 if process is None else process.pid or 0
 
     def submit(self, *args: Any) -> Future[Any]:
-        """Schedule a call of the worker's callable object with `args`, and return the call's future.
+        """Schedule a call of the worker's object with `args`; without arguments, the object is only created.
 
-        Without arguments, the object is only created. The future raises `BrokenProcessPool` if the process dies during
-        the call (`describe_end` has the exit code), and `ProcessFailed` if the object could not be created. A process
-        that has died before is replaced first.
+        The future raises `BrokenProcessPool` if the process dies during the call (see `describe_end`), and
+        `ProcessFailed` if the object could not be created. A process that has died before is replaced first.
         """
         try:
             return self._executor.submit(_call, *args)
@@ -66,7 +65,7 @@ class WorkerProcess:
             return self._executor.submit(_call, *args)
 
     def describe_end(self) -> str:
-        """Return how the worker process ended, such as "was killed by signal 9"."""
+        """How the worker process ended, such as "was killed by signal 9"."""
         self._executor.shutdown()  # waits until the exit code is known
         code = 0 if self._context.process is None else self._context.process.exitcode or 0
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -80,10 +79,9 @@ class WorkerProcess:
 
 
 class _Process(SpawnProcess):
-    """A spawned process that ignores Ctrl-C even while it starts."""
+    """A spawned process that ignores Ctrl-C even while it imports modules, if the main thread starts it."""
 
     def start(self) -> None:
-        """Start the process with Ctrl-C ignored while it imports modules, which only the main thread can arrange."""
         if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
             super().start()
             return
@@ -95,7 +93,7 @@ class _Process(SpawnProcess):
 
 
 class _RecordingContext(SpawnContext):
-    """A multiprocessing spawn context whose attribute `process` is the process it started, to get its exit code."""
+    """A context that keeps the process it started, whose exit code is wanted later."""
 
     process: _Process | None = None
 
@@ -110,8 +108,8 @@ _object: Callable[..., Any] | None = None
 
 def _initialize(environment: dict[str, str], create: bytes) -> None:
     global _create  # noqa: PLW0603
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     os.environ.update(environment)
     keep_freed_memory()

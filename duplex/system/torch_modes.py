@@ -1,4 +1,4 @@
-"""Run code in PyTorch's initial modes (gradients, autocast, default dtype and device), whatever the caller's are."""
+"""PyTorch's initial modes (gradients, autocast, default dtype and device), whatever the caller's are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import torch
 
 @contextmanager
 def initial_modes() -> Iterator[None]:
-    """Run the `with` block, or the decorated function, in PyTorch's initial modes; restore the caller's after it.
-
-    Gradients are on, autocast is off, and new tensors are of float32 and on the CPU.
-    """
+    """Gradients on, autocast off, new tensors float32 on the CPU; a context manager or a decorator."""
     dtype = torch.get_default_dtype()
     on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     autocast = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -29,7 +28,6 @@ from duplex.features.examples import Examples
 from duplex.labels import Bools, CandidateSet, LabelSpace, World
 from duplex.layers.word_feasibility import Feasibility
 from duplex.methods.base import Batch, Method, PrimitiveVectors
-from duplex.training.method_checks import checked_probabilities
 from duplex.training.scoring import BLOCK_SCORES, FeasibilityChoice, ScoringTask, choose_feasible, score_split
 
 FeasibilitySource = Literal["words", "likelihood"]
@@ -207,7 +205,7 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Co
     chosen = Batch(val.inputs, val.compositions)[torch.from_numpy(rows)]
     with torch.no_grad():
         scores = method.eval().scorer(candidates.copy())(chosen.inputs)
-        log_p = log_probabilities(partial(checked_probabilities, method), scores).cpu()
+        log_p = log_probabilities(method.probabilities, scores).cpu()
     if not log_p.isfinite().all():
         raise DuplexError(
             f"{method.class_name}.probabilities() gives NaN or infinity for validation images; check its scores"

@@ -26,7 +26,7 @@ from duplex.methods.base import Method, TaskContext
 from duplex.methods.registry import find_method, make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options
 from duplex.system.code_hash import UNKNOWN_CODE, plugin_hash
-from duplex.system.files import refuse_unreadable, write_tensors
+from duplex.system.files import write_tensors
 from duplex.system.plugins import module_of
 from duplex.training.calibration import Calibration
 from duplex.training.known_images import FIELDS, PREFIX, KnownImages
@@ -152,9 +152,6 @@ class CheckpointHeader:
 
 def read_checkpoint(path: Path) -> CheckpointHeader:
     """Read a checkpoint's metadata without its tensors; raise `DuplexError` if the file is missing or invalid."""
-    if path.exists() and not path.is_file():  # opening a pipe would block
-        raise DuplexError(f"{path} is a folder, a device or a pipe, not a checkpoint")
-    refuse_unreadable(path)
     try:
         with safe_open(path, "pt") as file:
             meta = dict(json.loads((file.metadata() or {})["duplex"]))

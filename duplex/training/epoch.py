@@ -17,7 +17,6 @@ from duplex.errors import DuplexError
 from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
 from duplex.training.hooks import StepReport, TrainingHooks
-from duplex.training.method_checks import checked_instance, checked_losses
 from duplex.training.resume import TrainingState
 
 READ_EVERY = 8  # steps between reads of the losses from the device
@@ -99,7 +98,7 @@ def optimiser_step(
     in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
-    shared = checked_instance(f"{method.class_name}.shared()", method.shared(), tuple)
+    shared = method.shared()
     leaves = [
         value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in shared
     ]
@@ -108,7 +107,7 @@ def optimiser_step(
     for batch_rows in rows.split(settings.batch_size):
         share = len(batch_rows) / len(rows)
         losses = method.losses(images[batch_rows], inputs)
-        values = checked_losses(f"{method.class_name}.losses()", losses)
+        values = torch.stack(list(losses.values()))
         values.backward(torch.full_like(values, share))
         method.after_batch()
         for name, value in zip(losses, (share * values.detach()).unbind(), strict=True):

@@ -23,9 +23,9 @@ from duplex.system.progress import ProgressBar
 from duplex.system.threads import threads
 from duplex.training.epoch import learning_rates, train_epoch
 from duplex.training.hooks import EpochReport, TrainingHooks
-from duplex.training.method_checks import check_shapes, checked_instance, read_only
 from duplex.training.optimiser import make_optimiser, make_schedule
 from duplex.training.resume import TrainingState
+from duplex.training.scoring import check_shapes
 from duplex.training.thread_choice import choose_threads
 
 AnyMethod = Method[Any]
@@ -137,8 +137,7 @@ def _train(
             trained += 1
             state.schedule.step()
             state.epoch += 1
-            with read_only(f"{method.class_name}.on_features_changed()", images.inputs):
-                method.eval().on_features_changed(images)
+            method.eval().on_features_changed(images)
             method.after_epoch(state.epoch)
             _keep_best(state, _validated(state, validate, settings), losses, hooks)
             show(0, losses)
@@ -151,7 +150,7 @@ def _train(
         "seconds_per_epoch": seconds / trained if trained else 0.0,
         "peak_bytes": torch.cuda.max_memory_allocated() if cuda else peak_resident(),
         **({"threads": state.threads} if epochs and not cuda else {}),
-        **checked_instance(f"{method.class_name}.summary()", method.summary(), dict),
+        **method.summary(),
     }
     best = state.history[state.best_epoch]
     return TrainingResult(state.best_epoch, best["val_auc"], state.history, timing, _selection_metric(best))

@@ -14,7 +14,6 @@ from duplex.errors import DuplexError, shown
 from duplex.methods.base import Method
 from duplex.options import TrainingOptions
 from duplex.training.hooks import TrainingHooks
-from duplex.training.method_checks import checked_groups, checked_instance
 
 
 def make_optimiser(
@@ -24,13 +23,12 @@ def make_optimiser(
 
     hooks: `hooks.optimiser`, if given, builds the optimiser; otherwise the training options choose it.
     """
-    groups = checked_groups(f"{method.class_name}.groups()", method.groups())
+    groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
         with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
-        place = "the function given as `optimiser`"
-        optimiser = checked_instance(place, hooks.optimiser(with_rates), torch.optim.Optimizer)
-        _check_parameters(place, optimiser, groups)
+        optimiser = hooks.optimiser(with_rates)
+        _check_parameters(optimiser, groups)
         return optimiser
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
@@ -40,11 +38,9 @@ def make_optimiser(
     return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
 
 
-def _check_parameters(place: str, optimiser: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Raise `DuplexError` if a user's optimiser misses a parameter that is to be trained, or is LBFGS.
-
-    place: where the optimiser comes from, for the message.
-    """
+def _check_parameters(optimiser: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Raise `DuplexError` if a user's optimiser misses a parameter that is to be trained, or is LBFGS."""
+    place = "the function given as `optimiser`"
     if isinstance(optimiser, torch.optim.LBFGS):
         raise DuplexError(f"{place} returned LBFGS, which computes losses itself; expected an optimiser such as Adam")
     trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}

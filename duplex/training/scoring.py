@@ -29,7 +29,6 @@ from duplex.evaluation.uncertainty import Components
 from duplex.features.examples import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Inputs, Method, ScoreBlocks, Scorer
-from duplex.training.method_checks import check_shapes, checked_scores, read_only
 
 BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
 BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_SCORES
@@ -57,17 +56,13 @@ class ScoringTask:
             if blocks is not None:  # the scorer is built only where blocks by columns do not serve
                 return cls(candidates, partial(_score_once, method, candidates.compositions), blocks, name, shapes)
         scorer = method.scorer(candidates.compositions.copy())  # the method may write into it
-        if not callable(scorer):
-            raise DuplexError(f"{name}.scorer() returned {type(scorer).__name__}; expected a function of inputs")
         return cls(candidates, scorer, name=name, built_for=shapes)
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Yield all scores in blocks that fit into memory: `(slice of b images, float32 scores [b, candidates])`."""
         for rows, part in _cut(inputs, BLOCK_SCORES // len(self.candidates)):
-            place = f"the function of {self.name}.scorer()"
-            with read_only(place, part):
-                scores = self.scorer(part)
-            yield rows, checked_scores(place, scores, rows.stop - rows.start, len(self.candidates))
+            scores = self.scorer(part)
+            yield rows, checked_scores(self.name, scores, rows.stop - rows.start, len(self.candidates))
 
     def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
         """Yield all scores in blocks `(slice of images, index of the first candidate, float32 scores [b, w])`.
@@ -78,15 +73,39 @@ class ScoringTask:
             yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
             return
         for rows, part in _cut(inputs, BLOCK_SCORES // BLOCK_COLUMNS):
-            place = f"the function of {self.name}.score_blocks()"
-            with read_only(place, part):
-                for first, scores in self.score_blocks(part):
-                    yield rows, first, checked_scores(place, scores, rows.stop - rows.start)
+            for first, scores in self.score_blocks(part):
+                yield rows, first, checked_scores(self.name, scores, rows.stop - rows.start, scores.shape[1])
 
 
 def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tensor:
     """Build a method's scorer of C `compositions`, use it once, and return the scores [B, C] of B images' `inputs`."""
     return method.scorer(compositions.copy())(inputs)
+
+
+def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Tensor:
+    """A method's scores, detached; raises `DuplexError` unless they are floating-point numbers [images, columns].
+
+    method: name of the method's class, for the message.
+    """
+    if scores.shape != (images, columns) or scores.dtype not in (torch.float32, torch.float64):
+        found = f"a tensor {list(scores.shape)} of {scores.dtype}"
+        raise DuplexError(f"{method} scored images with {found}; expected float32 of shape {[images, columns]}")
+    return scores.detach()
+
+
+def check_shapes(method: str, built_for: Mapping[str, tuple[int, ...]], inputs: Inputs) -> None:
+    """Raise `UsageError` if images have inputs of other shapes than a method was built for.
+
+    method: name of the method's class, for the message.
+    built_for: shapes of one image's inputs, by name.
+    """
+    for name in built_for.keys() & inputs.keys():
+        expected, present = list(built_for[name]), list(inputs[name].shape[1:])
+        if present != expected:
+            raise UsageError(
+                f"the images' input {name!r} has the shape {present} per image and {method} was built for {expected}; "
+                "use features of the same encoder"
+            )
 
 
 class TopCandidates:
@@ -234,13 +253,14 @@ def score_term_sums(
     if score_terms is None:
         return statistics
     target = np.searchsorted(candidates, examples.compositions.cpu().numpy())
-    seen, place = labels.is_seen(candidates), f"the function of {method.class_name}.score_terms()"
+    seen = labels.is_seen(candidates)
     for rows, part in _cut(examples.inputs, BLOCK_SCORES // (8 * len(candidates))):  # room for all terms and a sum
-        with read_only(place, part):
-            terms = dict(score_terms(part))
-        shape = rows.stop - rows.start, len(candidates)
-        terms = {name: checked_scores(place, scores, *shape) for name, scores in terms.items()}
-        terms = {name: scores for name, scores in terms.items() if scores.any()}  # no term of weight 0
+        images = rows.stop - rows.start
+        terms = {
+            name: checked_scores(method.class_name, scores, images, len(candidates))
+            for name, scores in score_terms(part)
+            if scores.any()  # no term of weight 0
+        }
         if len(terms) < 2:
             break
         for size in range(1, len(terms)):
@@ -259,8 +279,7 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
     def auc(scores: Tensor) -> float:
         return Components.of(Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())).auc or 0.0
 
-    with read_only(f"{method.class_name}.tune()", examples.inputs):
-        method.eval().tune(examples.inputs, candidates.copy(), auc)
+    method.eval().tune(examples.inputs, candidates.copy(), auc)
 
 
 def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:

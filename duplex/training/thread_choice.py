@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from duplex.methods.base import Batch, Method
-from duplex.training.method_checks import checked_instance, checked_losses
 
 ROUNDS = 5  # timed steps per number of threads, taken in turn; their median counts
 FAR_SLOWER = 4.0  # a number of threads that needs this many times the fastest's time is not tried again
@@ -47,8 +46,7 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
             torch.mm(*factors)
 
     def step() -> None:
-        shared = checked_instance(f"{method.class_name}.shared()", trial.shared(), tuple)
-        checked_losses(f"{method.class_name}.losses()", trial.losses(images[rows], shared)).sum().backward()
+        torch.stack(list(trial.losses(images[rows], trial.shared()).values())).sum().backward()
 
     try:
         seconds = time_threads(products, (1, every))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 
 import pytest
 
@@ -31,7 +30,6 @@ def module(tmp_path, monkeypatch):
     (tmp_path / "duplex").mkdir()
     (tmp_path / "duplex/one.py").write_text(MODULE)
     monkeypatch.setattr(tool, "ROOT", tmp_path)
-    monkeypatch.setattr(tool, "SIZES", {"duplex/one.py": {"BLOCK"}})
     return "duplex/one.py"
 
 
@@ -61,7 +59,6 @@ def test_a_mutant_changes_one_line_and_names_it(module):
 
 
 def test_survivors_are_printed_and_counted(module, monkeypatch, capsys):
-    monkeypatch.setattr(tool, "TESTS", {module: []})
     monkeypatch.setattr(tool, "killed", lambda mutant, seconds: mutant.before != "LEAST = 3" and mutant.line > 0)
     assert tool.survey([module], 0, 0) == pytest.approx(0.9)
     output = capsys.readouterr()
@@ -69,12 +66,41 @@ def test_survivors_are_printed_and_counted(module, monkeypatch, capsys):
     assert "9 killed, 1 survived" in output.err and "90.0 % killed" in output.err
 
 
-def test_modules_and_their_test_files_exist():
-    for module, tests in tool.TESTS.items():
-        assert [path for path in (module, *tests) if not (tool.ROOT / path).is_file()] == []
+def test_a_module_is_mirrored_by_the_tests_of_its_name_and_those_that_import_it(tmp_path, monkeypatch):
+    files = {
+        "duplex/words.py": "",
+        "duplex/methods/registry.py": "",
+        "duplex/methods/one.py": "",
+        "duplex/methods/two.py": "",
+        "duplex/methods/three.py": "",
+        "tests/test_words.py": "",
+        "tests/test_pipeline.py": "import duplex.words",
+        "tests/methods/test_every.py": "from duplex.methods.registry import f",
+        "tests/methods/test_one_more.py": "",
+        "tests/methods/test_all.py": "from duplex.methods import one\nfrom duplex.methods.one import f",
+        "tests/test_whole.py": "import duplex.methods.one\nfrom duplex.methods.two import f",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(tool, "ROOT", tmp_path)
+    tool._imports_of_tests.cache_clear()
+    try:
+        assert len(tool.modules()) == 5
+        every = "tests/methods/test_every.py"
+        assert tool.tests_of("duplex/words.py") == ["tests/test_words.py"]
+        assert tool.tests_of("duplex/methods/one.py") == [
+            "tests/methods/test_one_more.py",
+            "tests/methods/test_all.py",
+            every,
+        ]
+        assert tool.tests_of("duplex/methods/two.py") == ["tests/test_whole.py", every]
+        assert tool.tests_of("duplex/methods/three.py") == [every]
+    finally:
+        tool._imports_of_tests.cache_clear()
 
 
-def test_sizes_name_constants_that_exist():
-    for path, names in tool.SIZES.items():
-        text = (tool.ROOT / path).read_text(encoding="utf-8")
-        assert all(re.search(rf"^ *{name} = ", text, re.M) for name in names), path
+def test_every_room_has_modules_with_tests():
+    assert {module.split("/")[1] for module in tool.modules()} >= {
+        room for room in tool.ROOMS if (tool.ROOT / "duplex" / room).is_dir()
+    }

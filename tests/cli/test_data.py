@@ -135,7 +135,6 @@ def test_an_interrupted_download_is_continued_and_the_result_loads(
         (["split", "cgqa"], 2, "the data root data/cgqa is not a folder"),
         (["remove", "shapes"], 2, "lists only shapes"),
         (["remove", "nope"], 2, "unknown data set 'nope'"),
-        (["suspects", "shapes", "--pictures", "9"], 2, "--pictures was renamed: write --images"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_params_unchanged(

@@ -45,7 +45,7 @@ def test_joined_shards_equal_a_whole_extraction(folder: Path, command: Command) 
     for k in range(2):
         assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "parts.h5").code == 0
     assert "locally --shard k/N makes one shard at a time" in command("extract", "-d", "pics", "--shards", "2").err
-    assert command("cache", "join", "parts.h5", "--copy").code == 0
+    assert command("cache", "join", "parts.h5").code == 0
     assert Path("parts.h5").read_bytes() == Path("whole.h5").read_bytes()
 
 
@@ -92,8 +92,6 @@ def test_imported_features_of_another_width_are_refused(folder: Path, command: C
         (["extract", "-d", "pics", "--num-workers", "many"], 2, "or auto"),
         (["extract", "-d", "pics", "--engine", "spark"], 2, "known: local, ray"),
         (["extract", "-d", "absent"], 2, "known: pics"),
-        (["extract", "-d", "pics", "--depth", "1"], 2, "--depth was renamed: write --block-inputs"),
-        (["extract", "-d", "pics", "--no-deep-test"], 2, "--no-deep-test was removed"),
         (["extract", "-d", "pics", "--limit", "5"], 2, "name another file with --out"),
         (["extract", "-d", "pics", "--encoder", "ViT-B-32"], 2, "needs weights"),
         (["cache", "info", "absent.h5"], 1, "does not exist"),

@@ -126,7 +126,7 @@ def test_features_replaced_after_extract_are_refused(project: Path, command: Com
         (lambda X, names: {"features": X, "images": names[:-1]}, "expected"),
         (lambda X, names: {"features": X, "images": np.array([*names[:-1], names[0]])}, "twice"),
         (lambda X, names: {"features": X, "images": np.char.add("photos/", names)}, "has no features of"),
-        (lambda X, names: {"features": X, "pictures": names}, "several arrays (features, pictures)"),
+        (lambda X, names: {"features": X, "pictures": names}, "expected features and images"),
     ],
 )
 def test_files_that_do_not_fit_are_one_line(project: Path, command: Command, table: pd.DataFrame, change, message):

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config import run_key
 from duplex.config.params import Params, load_params
 from duplex.config.run_key import dataset_records, report_record, run_records
-from duplex.system.code_hash import imported_modules
 from tests.subprocesses import ENVIRONMENT, ROOT
 from tests.system.test_code_hash import change
 
@@ -58,13 +56,6 @@ def test_the_report_depends_on_the_tables_of_ablations(tmp_path):
     before = report_record(params, paths)
     (paths.ablations / "metrics.json").write_text("{}")
     assert report_record(params, paths) != before
-
-
-@pytest.mark.parametrize("stage", ["prepare", "extract"])
-def test_only_the_embedded_benchmark_depends_on_the_code_that_draws_it(stage):
-    drawing = {"duplex.synthetic.scene", "duplex.data.shapes"}
-    assert drawing <= set(imported_modules(f"duplex.stages.{stage}"))
-    assert not drawing & set(imported_modules(f"duplex.stages.{stage}", ignored=run_key.DRAWN))
 
 
 PLAN = """

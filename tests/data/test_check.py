@@ -13,12 +13,13 @@ import pytest
 from PIL import Image
 
 import duplex
-from duplex.data.check import DataIssue, check_dataset, content_issues, verify_image
+from duplex.data.check import DataIssue, check_dataset, content_issues
 from duplex.data.czsl_layout import read_pair_lists
 from duplex.data.dataset import LabelledImages, labels_of
 from duplex.data.dataset_source import load_source
+from duplex.data.image_files import verify_image
 from duplex.data.source_options import SourceOptions
-from duplex.data.stats import PUBLISHED_COUNTS, published_differences, statistics, statistics_text
+from duplex.data.stats import PUBLISHED_COUNTS, count_dataset, published_differences, statistics_text
 from duplex.labels import LabelSpace
 from tests.data.makers import make_standard, make_table
 
@@ -127,10 +128,10 @@ def test_truncated_images_are_reported(tmp_path: Path, suffix: str) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
     whole = path.read_bytes()
-    assert verify_image(path)[0] == ""
+    assert verify_image(path) == ""
     for size in (0, 1, 20, len(whole) // 2, len(whole) * 9 // 10):
         path.write_bytes(whole[:size])
-        assert verify_image(path)[0], size
+        assert verify_image(path), size
 
 
 def test_published_statistics_hold_for_the_real_pair_lists() -> None:
@@ -138,7 +139,7 @@ def test_published_statistics_hold_for_the_real_pair_lists() -> None:
     if not shared:
         pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
     for name in PUBLISHED_COUNTS:
-        counted = statistics(read_pair_lists(Path(shared) / "splits" / name).labels())
+        counted = count_dataset(read_pair_lists(Path(shared) / "splits" / name).labels())
         assert published_differences(name, counted) == []
         assert counted.to_dict()["train"] == {"seen": PUBLISHED_COUNTS[name].splits["train"].seen, "images": None}
         assert counted.to_dict()["shares"] is None
@@ -147,7 +148,7 @@ def test_published_statistics_hold_for_the_real_pair_lists() -> None:
 def test_counts_are_compared_with_published_ones_of_known_data_sets(tmp_path: Path) -> None:
     make_standard(tmp_path, "flat")
     dataset = load_source(SourceOptions("standard", tmp_path))
-    counted = statistics(dataset.labels, dataset.manifest)
+    counted = count_dataset(dataset.labels, dataset.manifest)
     assert "train images: 24, published 26,920" in published_differences("cgqa", counted)
     assert published_differences("my-data", counted) == []
 
@@ -157,7 +158,7 @@ def test_statistics_row_and_shares() -> None:
     rows = [(f"{i}/{j}", f"s{i}", "o", "train") for i, count in enumerate(counts) for j in range(count)]
     rows += [("v", "s0", "o", "val"), ("w", "s0", "p", "val"), ("t", "s9", "o", "test"), ("u", "s9", "p", "test")]
     manifest = frame(rows)
-    counted = statistics(labels_of(manifest), manifest)
+    counted = count_dataset(labels_of(manifest), manifest)
     assert counted.to_dict() == {
         "states": 10,
         "objects": 2,

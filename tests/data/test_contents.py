@@ -1,20 +1,27 @@
-"""Splits keep images of equal content together: equal bytes, or equal pixels in another file."""
+"""Copies of images are found by bytes and by pixels, and splits keep them together."""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from duplex.data.contents import content_keys
+from duplex.data import contents
+from duplex.data.contents import changed_images, content_keys, file_digests, read_digests
 from duplex.data.dataset import resplit
 from duplex.data.dataset_source import detect_source, load_source
+from duplex.data.image_errors import MachineFault
+from duplex.data.image_files import ORIENTATION_TAG, BadImageFile, read_image
 from duplex.data.source_options import SplitOptions
 from duplex.data.split import make_split, split_by_content
 from duplex.errors import DuplexError
@@ -91,41 +98,77 @@ def test_a_content_of_two_pairs_follows_the_held_out_pair_or_training() -> None:
         assert (made == rows["split"]).sum() == len(frame) - 1
 
 
-def noise(seed: int, size: tuple[int, int] = (40, 24)) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
+def noise(seed: int, size: tuple[int, int] = (40, 24), kind: type = np.uint8) -> Image.Image:
+    shape = size[::-1] if kind is np.uint16 else (*size[::-1], 3)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, np.iinfo(kind).max, shape).astype(kind))
 
 
-def naive_key(path: Path) -> tuple:
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images with copies of equal bytes and of equal pixels, 16-bit greyscale images, and files that are no images."""
+    root = tmp_path_factory.mktemp("gallery")
+    for name in ("a.png", "a.bmp", "a.tiff"):
+        noise(0).save(root / name)
+    noise(0).save(root / "a_small.png", compress_level=9)
+    (root / "a_copy.png").write_bytes((root / "a.png").read_bytes())
+    noise(0, (24, 40)).save(root / "other_shape.png")
+    noise(1).save(root / "b.jpg", quality=95)
+    data = (root / "b.jpg").read_bytes()
+    (root / "b_with_comment.jpg").write_bytes(data[:2] + b"\xff\xfe\x00\x04ok" + data[2:])
+    with Image.open(root / "b.jpg") as image:
+        image.save(root / "b_decoded.png")
+        for orientation in range(2, 9):
+            exif = Image.Exif()
+            exif[ORIENTATION_TAG] = orientation
+            image.save(root / f"turned{orientation}.png", exif=exif)
+            ImageOps.exif_transpose(Image.open(root / f"turned{orientation}.png")).save(
+                root / f"upright{orientation}.bmp"
+            )
+    deep = np.array(noise(2, kind=np.uint16)) // 257 * 257  # of 257 values an encoder sees one
+    for name, values in (("deep.png", deep), ("deep.tiff", deep), ("deep_low_bits.png", deep + (deep < 65535))):
+        Image.fromarray(values).save(root / name)
+    noise(3, kind=np.uint16).save(root / "deep_other.png")
+    (root / "float.tiff").write_bytes(b"")
+    Image.fromarray(np.ones((24, 40), dtype=np.float32)).save(root / "float.tiff")
+    for name in ("broken1.jpg", "broken2.jpg", "broken3.jpg"):
+        (root / name).write_bytes(b"no image" if name != "broken3.jpg" else b"no image either")
+    return root
+
+
+def naive_key(path: Path) -> tuple[object, ...]:
+    if not path.exists():
+        return ("missing", path.name)
     try:
-        with Image.open(path) as image:
-            return ("pixels", image.size, ImageOps.exif_transpose(image).convert("RGB").tobytes())
-    except OSError:
-        return ("file", path)
+        image = read_image(path)
+    except BadImageFile:
+        return ("unreadable", path.read_bytes())
+    return image.size, image.tobytes()
 
 
-def test_keys_are_equal_exactly_for_equal_bytes_or_pixels(tmp_path: Path) -> None:
-    noise(0).save(tmp_path / "a.png")
-    (tmp_path / "a_copy.png").write_bytes((tmp_path / "a.png").read_bytes())
-    noise(0).save(tmp_path / "a_small.png", compress_level=9)
-    noise(0).save(tmp_path / "a.bmp")
-    noise(1).save(tmp_path / "b.png")
-    noise(0, (24, 40)).save(tmp_path / "other_shape.png")
-    noise(2).save(tmp_path / "c.jpg")
-    for seed in (3, 4):
-        noise(seed, (64, 64)).save(tmp_path / f"d{seed}.jpg")
-    for name in ("c", "d3"):
-        data = (tmp_path / f"{name}.jpg").read_bytes()
-        (tmp_path / f"{name}_with_comment.jpg").write_bytes(data[:2] + b"\xff\xfe\x00\x04ok" + data[2:])
-    with Image.open(tmp_path / "c.jpg") as image:
-        image.convert("RGB").save(tmp_path / "c_decoded.png")
-    for name in ("broken1.jpg", "broken2.jpg"):
-        (tmp_path / name).write_bytes(b"no image")
-    names = [*sorted(path.name for path in tmp_path.iterdir()), "missing.png"]
-    keys = content_keys(tmp_path, names)
-    expected = [naive_key(tmp_path / name) for name in names]
-    same = [[a == b for b in keys] for a in keys]
-    assert same == [[a == b for b in expected] for a in expected]
-    assert len(set(keys)) == len(names) - 6
+def same(keys: Sequence[object]) -> list[list[bool]]:
+    return [[a == b for b in keys] for a in keys]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_all_users_agree_which_images_are_copies(gallery: Path, data: st.DataObject) -> None:
+    """Splitting a data set, fitting a model and naive comparison of what an encoder sees."""
+    present = sorted(os.listdir(gallery))
+    names = data.draw(st.one_of(st.just(present), st.lists(st.sampled_from(present), unique=True)))
+    expected = same([naive_key(gallery / name) for name in [*names, "missing.png"]])
+    assert same(content_keys(gallery, [*names, "missing.png"])) == expected
+    files, pixels = read_digests(gallery, names, {})
+    assert same([pixels[file] for file in files]) == [row[:-1] for row in expected[:-1]]
+    assert files == file_digests(gallery, names)
+
+
+def test_copies_of_the_gallery(gallery: Path) -> None:
+    names = ["a.png", "a.bmp", "b.jpg", "b_with_comment.jpg", "b_decoded.png", "deep.png", "deep_low_bits.png"]
+    a, a_bmp, b, commented, decoded, deep, low_bits = content_keys(gallery, names)
+    assert a == a_bmp != b == commented == decoded
+    assert deep == low_bits
+    turned = [content_keys(gallery, [f"turned{n}.png", f"upright{n}.bmp"]) for n in range(2, 9)]
+    assert all(first == second for first, second in turned) and len({first for first, _ in turned}) == 7
 
 
 def test_jpegs_with_equal_thumbnails_and_other_pixels_have_keys_of_their_own(tmp_path: Path) -> None:
@@ -143,13 +186,49 @@ def test_jpegs_with_equal_thumbnails_and_other_pixels_have_keys_of_their_own(tmp
     assert len(set(content_keys(tmp_path, ["flat.jpg", "grid.jpg"]))) == 2
 
 
-def test_images_of_16_bits_have_keys_of_their_own(tmp_path: Path) -> None:
-    """Conversion to RGB would make all of them white."""
-    for seed, name in enumerate(("a.png", "b.png", "b_again.tiff")):
-        values = np.random.default_rng(min(seed, 1)).integers(256, 65536, (24, 40)).astype(np.uint16)
-        Image.fromarray(values).save(tmp_path / name)
-    first, second, again = content_keys(tmp_path, ["a.png", "b.png", "b_again.tiff"])
-    assert first != second == again
+def test_known_images_are_not_decoded(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["a.png", "b.jpg", "broken1.jpg"]
+    first = read_digests(gallery, names, {})
+    decoded: list[str] = []
+    decode = contents._pixel_digest
+    monkeypatch.setattr(contents, "_pixel_digest", lambda path, data: decoded.append(path.name) or decode(path, data))
+    known = {file: pixels for file, pixels in first[1].items() if file != pixels}
+    assert read_digests(gallery, names, known) == first
+    assert decoded == ["broken1.jpg"]  # which another version of Pillow may read
+
+
+def test_both_digests_are_of_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise(0).save(tmp_path / "a.png")
+    expected = read_digests(tmp_path, ["a.png"], {})
+    decode = contents.decode_image
+
+    def replaced_meanwhile(data: io.BytesIO, **options: Any) -> Image.Image:
+        noise(9).save(tmp_path / "a.png")
+        return decode(data, **options)
+
+    monkeypatch.setattr(contents, "decode_image", replaced_meanwhile)
+    assert read_digests(tmp_path, ["a.png"], {}) == expected
+
+
+def test_too_little_memory_is_an_error_that_names_the_file(gallery: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("duplex.data.image_files.as_rgb", exhausted)
+    for digests in (content_keys, lambda root, names: read_digests(root, names, {})):
+        with pytest.raises(MachineFault, match=r"a\.\w+ could not be read: there was not enough memory"):
+            digests(gallery, ["a.png", "a.bmp"])
+
+
+def test_changed_images_are_those_whose_digest_differs(tmp_path: Path) -> None:
+    names = ["a.png", "b.png", "c.png", "missing.png"]
+    for seed, name in enumerate(names[:3]):
+        noise(seed).save(tmp_path / name)
+    images = dict(zip(file_digests(tmp_path, names), names, strict=True))
+    assert changed_images(tmp_path, images) == []
+    (tmp_path / "b.png").unlink()
+    noise(9).save(tmp_path / "c.png")
+    assert changed_images(tmp_path, images) == ["b.png", "c.png"]
 
 
 @pytest.mark.parametrize("number", [None, 1])

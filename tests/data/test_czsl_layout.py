@@ -17,7 +17,7 @@ from duplex.data.czsl_layout import METADATA, load_czsl, read_pair_list, read_pa
 from duplex.data.dataset_source import load_source
 from duplex.data.manifest import read_manifest, write_manifest
 from duplex.data.source_options import SourceOptions
-from duplex.data.stats import statistics
+from duplex.data.stats import count_dataset
 from duplex.errors import DuplexError
 from tests.data.makers import QUIRKS, Row, make_standard, rows, write_lists
 
@@ -51,7 +51,7 @@ def test_images_are_found_in_the_folders_of_each_benchmark(tmp_path: Path, quirk
         "rows left out because their pair is in no list": 1,
     }
     assert list(dataset.manifest["split"]) == [split for *_, split in rows()]
-    counted = statistics(dataset.labels, dataset.manifest).to_dict()
+    counted = count_dataset(dataset.labels, dataset.manifest).to_dict()
     assert (counted["states"], counted["objects"]) == (4, 4)
     assert counted["train"] == {"seen": 12, "images": 24}
     assert counted["val"] == {"seen": 12, "unseen": 2, "images": 20}

@@ -17,7 +17,7 @@ from duplex.data.dataset_source import detect_source, ensure_images, load_source
 from duplex.data.manifest import read_manifest, write_manifest
 from duplex.data.shapes import shapes_manifest
 from duplex.data.source_options import SourceOptions, SplitOptions
-from duplex.data.stats import statistics
+from duplex.data.stats import count_dataset
 from duplex.data.table import read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.fitting.labelled_folder import read_labelled_folder
@@ -284,7 +284,7 @@ def test_shapes_load_without_images_and_are_drawn_on_demand(tmp_path: Path) -> N
     source = SourceOptions("shapes", tmp_path / "shapes", seed=3)
     dataset = load_source(source)
     assert dataset.manifest.equals(shapes_manifest(3)) and not (tmp_path / "shapes").exists()
-    assert statistics(dataset.labels, dataset.manifest).splits["train"].seen == len(dataset.labels.pairs["train"])
+    assert count_dataset(dataset.labels, dataset.manifest).splits["train"].seen == len(dataset.labels.pairs["train"])
     ensure_images(source, dataset.manifest.head(3))
     assert len(list((tmp_path / "shapes").rglob("*.png"))) == 3
 
@@ -306,3 +306,9 @@ def test_labels_with_commas_and_quotes_survive_the_manifest(tmp_path: Path) -> N
     assert dataset.labels.states == ('"a", b', "NA") and dataset.labels.objects == ("1", "c;d")
     write_manifest(dataset.manifest, tmp_path / "manifest.csv")
     assert read_manifest(tmp_path / "manifest.csv").equals(dataset.manifest)
+
+
+def test_columns_of_one_name_that_are_not_needed_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("image,state,object,x,x\na,red,car,1,train\n")
+    assert list(read_table(path).columns) == ["image", "state", "object"]

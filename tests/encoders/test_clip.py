@@ -101,16 +101,6 @@ def test_lower_precision_stays_close(name: str) -> None:
     assert torch.nn.functional.cosine_similarity(full, half).min() > 0.999
 
 
-def test_unknown_options_name_the_known(name: str) -> None:
-    with pytest.raises(UsageError, match="known: fp32, tf32, bf16, fp16"):
-        load_encoder(name, precision="fp8")
-    with pytest.raises(UsageError, match="known: both, image, text"):
-        load_encoder(name, towers="none")
-    if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="no GPU"):
-            load_encoder(name, device="cuda")
-
-
 @pytest.mark.parametrize("architecture", ["RN50", "ViT-B-32", "ViT-B-16-SigLIP", "coca_ViT-B-32"])
 @pytest.mark.slow
 def test_real_architectures(architecture: str, tmp_path: Path) -> None:

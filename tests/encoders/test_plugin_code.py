@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from duplex.features import extraction
 from duplex.features.store import PartialCache, open_features
 from duplex.fitting import fit_folder, folder_recipes
 from duplex.fitting.update import update_model
-from tests.features.pictures import write_pictures
 from tests.fitting.searches import only_the_first
 from tests.recognition.drawn_folder import draw_folder, draw_pair
 
@@ -29,16 +27,6 @@ from duplex.encoders.tiny.family import TinyFamily
 class Mine(TinyFamily):
     def find(self, name, weights=None):
         return replace(super().find("tiny", weights), name="mine")
-"""
-MOVING = """
-class Mine(Base):
-    def find(self, *arguments):
-        os.chdir("/")
-        return super().find(*arguments)
-
-    def load(self, *arguments, **options):
-        os.chdir("/")
-        return super().load(*arguments, **options)
 """
 LINE = "duplex: the code of 'mine' has changed since the model was trained\n"
 Change = Callable[[], object]
@@ -95,21 +83,6 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
         duplex.evaluate(run, data)
     with pytest.raises(UsageError, match=r"made with another code of its encoder family.*or choose a model"):
         recognizer(open_features(cache))
-
-
-def test_a_plugin_that_changes_the_working_directory_changes_no_relative_path(
-    change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = f"import os\nos.chdir('/')\n{MODULE.replace('class Mine', 'class Base')}{MOVING}"
-    (tmp_path / "site" / "mine_encoders.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    encoder = load_encoder("mine", towers="image")
-    assert Path.cwd() == tmp_path
-    encode = encoder.encode_images
-    monkeypatch.setattr(encoder, "encode_images", lambda pixels: (os.chdir("/"), encode(pixels))[1])
-    names = write_pictures(tmp_path / "pictures", 4)
-    report = extraction.extract(names, Path("pictures"), Path("f.h5"), encoder, manifest_sha256="m" * 64, num_workers=0)
-    assert Path.cwd() == tmp_path and report.path == Path("f.h5") and (tmp_path / "f.h5").is_file()
 
 
 @pytest.mark.slow

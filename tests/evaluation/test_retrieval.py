@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from duplex.errors import UsageError
 from duplex.evaluation import retrieval
 from duplex.evaluation.retrieval import nearest, precision
 
@@ -43,14 +41,6 @@ def test_equal_cosines_keep_the_order_of_rows_at_any_block_size(monkeypatch):
     assert rows.tolist() == [[1, 2], [0, 1]]
     monkeypatch.setattr(retrieval, "BLOCK", 1)
     assert nearest(queries, gallery, 2)[0].tolist() == rows.tolist()
-
-
-@pytest.mark.parametrize(
-    ("queries", "gallery"), [((2, 3), (4, 2)), ((2,), (4, 2)), ((2, 3, 1), (4, 3)), ((2, 3), (3,)), ((1, 2), (3, 2, 1))]
-)
-def test_shapes_that_do_not_match_are_refused(queries, gallery):
-    with pytest.raises(UsageError, match="must be matrices of the same width"):
-        nearest(np.ones(queries), np.ones(gallery), 1)
 
 
 def test_an_empty_gallery_gives_empty_results():

@@ -17,7 +17,7 @@ from duplex.evaluation.uncertainty import (
     compare,
     compare_seeds,
     compare_splits,
-    summary_of,
+    headline_metrics,
 )
 
 
@@ -38,7 +38,7 @@ FINITE = [*np.arange(-3, 4).astype(float)]
 )
 def test_the_area_of_the_curve_is_the_mann_whitney_statistic(seen, unseen):
     one = Margins(np.array(seen), np.array(unseen), np.arange(len(seen) + len(unseen)) < len(seen))
-    found = summary_of(Curve.of(one), np.arange(one.seen.size), np.arange(one.unseen.size))
+    found = headline_metrics(Curve.of(one), np.arange(one.seen.size), np.arange(one.unseen.size))
     assert found[3] == pytest.approx(Components.of(one).auc, abs=1e-12)
 
 
@@ -72,7 +72,7 @@ def test_runs_are_paired_by_seed_and_image():
 def test_the_area_includes_images_right_at_every_bias():
     """Three of four unseen images are right at every bias; the seen ones up to 1, up to 2, and never."""
     one = Margins(np.array([1.0, 2.0, np.nan]), np.array([-np.inf] * 3 + [1.5]), np.arange(7) < 3)
-    found = summary_of(Curve.of(one), np.arange(3), np.arange(4))
+    found = headline_metrics(Curve.of(one), np.arange(3), np.arange(4))
     assert found[[0, 1]].tolist() == pytest.approx([2 / 3, 1.0])
     assert found[3] == pytest.approx(0.75 * 2 / 3 + 0.25 * 1 / 3)
     assert found[2] == pytest.approx(2 * (2 / 3) * 0.75 / (2 / 3 + 0.75))

@@ -18,7 +18,7 @@ from duplex.errors import DuplexError
 from duplex.features.inspection import inspect, verify
 from duplex.features.store import open_features
 from duplex.features.tokens import DiskTokens, dequantize, quantize, read_tokens
-from tests.features.damage import update_checksums
+from tests.features.conftest import update_checksums
 
 NUMBERS = st.floats(-1000, 1000, width=16) | st.floats(-(2.0**-20), 2.0**-20, width=16)  # with scales of zero
 TOKENS = arrays.arrays(np.float16, st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5)), elements=NUMBERS)
@@ -119,28 +119,3 @@ def test_verify_measures_the_error_and_detects_rows_of_another_image(run, encode
         with pytest.raises(DuplexError, match=r"row 7 is not the feature of 00007\.jpg"):
             verify(path, *options, sample=40)
     assert 0 < errors[16] < 0.001 < errors[8] < 0.02
-
-
-def narrow_scales(file: h5py.File) -> None:
-    values = file["block_inputs_scale"][:, :4]
-    del file["block_inputs_scale"]
-    file["block_inputs_scale"] = values
-
-
-PARTLY = "expected the array 'block_inputs', or the arrays 'block_inputs_int8' and 'block_inputs_scale'"
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda file: file.pop("block_inputs_scale"), PARTLY),
-        (lambda file: file.copy("patch", "block_inputs"), PARTLY),
-        (narrow_scales, r"'block_inputs_scale' is \(40, 4\), which does not fit 'block_inputs_int8'"),
-    ],
-)
-def test_codes_and_scales_that_do_not_fit_are_damage(run, damage, message: str) -> None:
-    path = run(block_inputs=1, bits=8, tokens="patch").path
-    with h5py.File(path, "r+") as file:
-        damage(file)
-    with pytest.raises(DuplexError, match=message):
-        read_tokens(path, "block_inputs")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import binascii
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,12 +106,8 @@ def test_a_damaged_row_is_never_copied(run, tmp_path: Path) -> None:
         shard = run(shard=(k, 2)).path
     flip_bit(shard, "cls", 3)
     with pytest.raises(DuplexError, match="row 3 of 'cls' does not match its checksum"):
-        join_shards(tmp_path / "features.h5", copy=True)
+        join_shards(tmp_path / "features.h5")
     assert not (tmp_path / "features.h5").exists()
-    shutil.rmtree(tmp_path / "pictures")
-    join_shards(tmp_path / "features.h5")
-    with pytest.raises(DuplexError, match="does not match its checksum"):
-        open_features(tmp_path / "features.h5")
 
 
 def test_a_row_is_compared_once_however_often_it_is_read(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +122,4 @@ def test_a_row_is_compared_once_however_often_it_is_read(run, monkeypatch: pytes
     for _ in range(3):
         _ = tokens[torch.tensor([3, 4, 9])]
     _ = tokens[2:6]
-    assert compared == [2, 1, 2]
+    assert compared == [3, 2]

@@ -14,10 +14,10 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from duplex.data.image_errors import MachineFault
+from duplex.data.image_files import read_image
 from duplex.errors import DuplexError
 from duplex.features import decoding
 from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths
-from duplex.features.image_files import read_image
 from duplex.features.layout import ENCODED, status_of_reason
 from tests.features.pictures import write_pictures
 
@@ -55,25 +55,6 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def blocks_of(pictures: ImageRows, workers: int = 0) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
     return list(decode_batches(pictures, [(0, 4), (4, 6)], workers, pinned=False))
-
-
-NO_PIXELS: list[tuple[Any, str]] = [
-    (None, "image_transform is None; expected a function"),
-    (
-        lambda image: image,
-        r"image_transform returned <PIL.Image.Image .*>; expected a tensor \[3, R, R\] of torch.uint8",
-    ),
-    (lambda image: torch.zeros(3, 4, 4), r"returned \[3, 4, 4\] torch.float32; expected"),
-    (lambda image: torch.zeros(1, 3, 4, 4, dtype=torch.uint8), r"returned \[1, 3, 4, 4\] torch.uint8; expected"),
-    (lambda image: torch.zeros(1, 4, 4, dtype=torch.uint8), r"returned \[1, 4, 4\] torch.uint8; expected"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "message"), NO_PIXELS)
-def test_what_gives_no_pixels_is_refused(names: list[str], tmp_path: Path, wrong: Any, message: str) -> None:
-    with pytest.raises(DuplexError, match=message) as caught:
-        ImageRows(names, tmp_path, wrong)
-    assert "\n" not in str(caught.value)
 
 
 def test_batches_have_their_rows_and_a_bad_image_is_black(names: list[str], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -11,7 +10,6 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import dropout
 
 from duplex.encoders import Encoder, load_encoder
 from duplex.errors import DuplexError
@@ -89,65 +87,19 @@ def test_rows_whose_features_are_zero_in_float16_are_bad(encoder) -> None:
     assert all(not value[[2, 4, 5]].any() for value in values.values())
 
 
-@pytest.mark.parametrize(
-    ("change", "returned"),
-    [
-        (lambda cls: None, "None as CLS features"),
-        (lambda cls: cls.numpy(), "a value of the type numpy.ndarray as CLS features"),
-        (lambda cls: [cls], "a list of length 1 as CLS features"),
-        (lambda cls: cls[1:], "a tensor of shape (7, 16), torch.float32 on cpu as CLS features"),
-        (lambda cls: cls[:, None], "a tensor of shape (8, 1, 16), torch.float32 on cpu as CLS features"),
-        (lambda cls: cls[:, 1:], "a tensor of shape (8, 15), torch.float32 on cpu as CLS features"),
-        (lambda cls: cls.long(), "a tensor of shape (8, 16), torch.int64 on cpu as CLS features"),
-        (lambda cls: cls.to("meta"), "a tensor of shape (8, 16), torch.float32 on meta as CLS features"),
-    ],
-)
-def test_an_output_of_another_type_or_shape_is_an_error_that_names_the_encoder(
-    run, encoder, change: Callable[[torch.Tensor], object], returned: str
+@pytest.mark.parametrize("change", [lambda cls: cls[1:], lambda cls: cls[:, None], lambda cls: cls[:, 1:]])
+def test_features_of_another_shape_are_an_error_that_names_the_encoder(
+    run, encoder, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
     wrong = Wrapped(encoder, lambda pixels: change(encoder.encode_images(pixels)))
-    with pytest.raises(DuplexError) as refused:
+    with pytest.raises(DuplexError, match=rf"{encoder.name!r} returned features of shape .*; expected \(8, 16\)"):
         run(encoder=wrong)
-    expected = "expected a floating-point tensor of shape (8, 16) on cpu"
-    assert str(refused.value) == f"encoder {encoder.name!r} returned {returned}; {expected}"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda cls, patch: None, "returned None; expected CLS features and patch tokens, two tensors"),
-        (lambda cls, patch: (cls,), "returned a tuple of length 1; expected CLS features and patch tokens"),
-        (lambda cls, patch: cls, "returned a tensor of shape"),
-        (lambda cls, patch: (cls[:, 1:], patch), r"as CLS features; expected .* of shape \([18], 16\) on cpu"),
-        (lambda cls, patch: (cls, patch[:, 0]), r"as patch tokens; expected .* of shape \([18], T, w\) on cpu"),
-        (lambda cls, patch: (cls, patch[: len(patch) // 2]), "as patch tokens; expected"),
-        (lambda cls, patch: (cls, patch[:, : len(patch)]), "the encoder returned patch of shape"),
-    ],
-)
-def test_patch_tokens_of_another_type_or_shape_are_an_error(run, encoder, change, message: str) -> None:
-    wrong = Wrapped(encoder, None, lambda pixels: change(*encoder.encode_patches(pixels)))
-    with pytest.raises(DuplexError, match=message):
-        run(encoder=wrong, tokens="patch")
 
 
 def test_an_encoder_that_runs_its_image_tower_twice_has_no_block_inputs(run, encoder) -> None:
     twice = Wrapped(encoder, lambda pixels: encoder.encode_images(pixels) + encoder.encode_images(pixels))
     with pytest.raises(DuplexError, match=r"ran its image tower 2 times to encode one batch; expected once"):
         run(encoder=twice, block_inputs=1)
-
-
-def test_an_encoder_of_a_plug_in_with_active_dropout_is_refused(run, encoder) -> None:
-    plugin = Wrapped(encoder, lambda pixels: dropout(encoder.encode_images(pixels), 0.1))
-    plugin.identity = replace(encoder.identity, code="0" * 64)
-    with pytest.raises(
-        DuplexError, match=r"gives other features when it encodes the same image again; switch off drop"
-    ):
-        run(encoder=plugin)
-    plugin.encode_images = lambda pixels: encoder.encode_images(pixels) + 1e-6 * torch.rand(1)  # a GPU's last digits
-    assert run(encoder=plugin).bad == []
-    plugin.encode_images = lambda pixels: torch.full_like(encoder.encode_images(pixels), float("nan"))
-    with pytest.raises(DuplexError, match="features not finite"):
-        run(encoder=plugin, fresh=True)
 
 
 def test_features_with_gradients_are_stored_without_them(run, encoder) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from benchmarks.measure import begin_peak, memory
-from duplex.features.image_files import MAX_PIXELS, BadImageFile, as_rgb, decode_image, read_image
+from duplex.data.image_files import MAX_PIXELS, BadImageFile, as_rgb, decode_image, read_image
 from duplex.features.layout import REASONS
 from duplex.features.store import open_features
 from tests.subprocesses import ENVIRONMENT, ROOT

@@ -12,8 +12,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.decoding import ImageRows
 from duplex.features.inspection import _relative_error, inspect, verify
 from duplex.features.layout import ENCODED, PENDING, status_of_reason
-from tests.features.conftest import Wrapped
-from tests.features.damage import update_checksums
+from tests.features.conftest import Wrapped, update_checksums
 from tests.features.pictures import write_pictures
 from tests.features.test_store import write_cache
 

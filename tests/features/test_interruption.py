@@ -94,7 +94,7 @@ def test_a_signal_stops_cleanly_with_the_command_to_continue(tmp_path: Path, num
 
 def test_a_second_extraction_into_one_path_is_refused(tmp_path: Path) -> None:
     root, out, first = begin(tmp_path, 600, 8)
-    with pytest.raises(DuplexError, match=rf"another extraction \(process {first.pid}\) is writing .*another --out"):
+    with pytest.raises(DuplexError, match=r"another extraction is writing .*another --out"):
         main(root, out)
     assert first.poll() is None
     first.kill()
@@ -118,7 +118,7 @@ def test_a_full_disk_is_reported_and_finished_rows_are_kept(tmp_path: Path) -> N
                 pass
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 1 and "Traceback" not in errors
-        assert "the disk is full" in errors and "run the same command again" in errors
+        assert "No space left on device" in errors and "run the same command again" in errors
         kept = done_rows(out)
         assert 16 <= kept < 400
         (disk / "filler").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
@@ -12,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.features import tokens
-from duplex.features.shards import shard_path
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
 from duplex.training.epoch import STEPS, prefetch
-from tests.features.test_store import opened_in, write_cache, write_joined
+from tests.features.test_store import opened_in, write_cache
 
 ROWS, SHAPE = 40, (5, 4)
 TOKENS = np.random.default_rng(0).normal(size=(ROWS, *SHAPE)).astype(np.float16)
@@ -51,17 +51,6 @@ def test_any_rows_equal_those_in_memory(tmp_path_factory, places, part):
         assert torch.equal(streamed[part], held[part])
 
 
-@pytest.mark.slow
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, ROWS - 1), max_size=30))
-def test_any_rows_of_joined_shards_equal_those_in_memory(tmp_path_factory, places):
-    path = tmp_path_factory.getbasetemp() / "joined" / "whole.h5"
-    if not path.exists():  # more than ten shards: their names do not sort as their rows do
-        write_joined(path, CLS, *range(1, 12), 20, patch=TOKENS)
-    rows = torch.tensor(places, dtype=torch.long)
-    assert torch.equal(DiskTokens.open(path)[rows], torch.from_numpy(TOKENS)[rows])
-
-
 def test_the_shuffled_order_has_every_row_once_and_follows_the_seed(cache, monkeypatch):
     monkeypatch.setattr(tokens, "BLOCK", 3 * 2 * SHAPE[0] * SHAPE[1])  # three rows
     monkeypatch.setattr(tokens, "WINDOW", 2)
@@ -91,79 +80,48 @@ def test_prefetched_steps_have_the_requested_rows(cache):
         assert len(images) == len(chosen)
 
 
-@pytest.fixture
-def calls(monkeypatch) -> list[tuple[str, int, int]]:
-    """Calls to the system in order: "soon" (announced) or "now" (read), offset and number of bytes."""
-    words: list[tuple[str, int, int]] = []
-    preadv = os.preadv
+def test_rows_of_a_few_steps_are_announced_before_they_are_read(cache, monkeypatch):
+    calls: list[tuple[str, list[int]]] = []
+    ahead, read = tokens.MappedRows.read_ahead, tokens.MappedRows.read
 
-    def soon(descriptor: int, place: int, count: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_WILLNEED
-        words.append(("soon", place, count))
+    def noted_ahead(self, rows):
+        calls.append(("soon", rows.tolist()))
+        ahead(self, rows)
 
-    def now(descriptor: int, views: list[memoryview], place: int) -> int:
-        words.append(("now", place, views[0].nbytes))
-        return preadv(descriptor, views, place)
+    def noted_read(self, rows):
+        calls.append(("now", rows.tolist()))
+        return read(self, rows)
 
-    monkeypatch.setattr(tokens.os, "posix_fadvise", soon)
-    monkeypatch.setattr(tokens.os, "preadv", now)
-    return words
-
-
-def test_rows_of_a_few_steps_are_announced_before_they_are_read(cache, calls):
+    monkeypatch.setattr(tokens.MappedRows, "read_ahead", noted_ahead)
+    monkeypatch.setattr(tokens.MappedRows, "read", noted_read)
     pulled = prefetch(batch_of(DiskTokens.open(cache)), torch.arange(ROWS).split(4))
     next(pulled)
-    assert [what for what, *_ in calls] == ["soon"] * (1 + STEPS) + ["now"]
-    next(pulled)
-    assert [what for what, *_ in calls[2 + STEPS :]] == ["soon", "now"]
-    steps = [list(pulled), calls][1]
-    announced, read = ([word[1:] for word in steps if word[0] == what] for what in ("soon", "now"))
-    assert announced == read and len(read) == ROWS // 4
-    assert calls[-STEPS - 1 :] == [("now", *where) for where in read[-STEPS - 1 :]]
+    assert [what for what, _ in calls] == ["soon"] * (1 + STEPS) + ["now"]
+    list(pulled)
+    announced = [rows for what, rows in calls if what == "soon"]
+    assert announced == [rows for what, rows in calls if what == "now"] and len(announced) == ROWS // 4
 
 
-def test_the_announced_bytes_are_those_read_of_every_shard(tmp_path, calls, monkeypatch):
-    streamed = DiskTokens.open(write_joined(tmp_path / "whole.h5", CLS, 7, 20, patch=TOKENS))
-    monkeypatch.setattr(tokens, "ANNOUNCED", 100)  # a row of 40 bytes: three neighbours take two words
-    rows = torch.tensor([39, 6, 7, 8, 9, 19, 20])
-    streamed.read_ahead(rows)
-    streamed[rows]
-    announced = [(place, place + count) for what, place, count in calls if what == "soon"]
-    read = [(place, place + count) for what, place, count in calls if what == "now"]
-    assert max(stop - start for start, stop in announced) == 100
-    assert [stop - start for start, stop in read] == [40, 120, 40, 40, 40]  # 6 | 7 8 9 | 19 | 20 | 39
-    glued = [announced[0], (announced[1][0], announced[2][1]), *announced[3:]]
-    assert announced[1][1] == announced[2][0] and glued == read
+def test_the_announced_pages_cover_the_rows_in_short_hints(tmp_path, monkeypatch):
+    """A row of 30,000 bytes lies in up to nine pages."""
+    long = np.random.default_rng(0).normal(size=(ROWS, 5, 3000)).astype(np.float16)
+    streamed = DiskTokens.open(write_cache(tmp_path / "long.h5", CLS, patch=long))
+    (stored,) = streamed.stored
+    hints: list[tuple[int, int]] = []
 
+    class Mapped:
+        def madvise(self, advice: int, start: int, length: int) -> None:
+            assert advice == mmap.MADV_WILLNEED and start % mmap.PAGESIZE == 0
+            hints.append((start, start + length))
 
-def refused(*_: object) -> None:
-    raise OSError(22, "Invalid argument")
-
-
-@pytest.mark.parametrize("word", [None, refused])
-def test_rows_are_read_without_announcements_if_the_system_accepts_none(cache, monkeypatch, word):
-    if word is None:
-        monkeypatch.delattr(tokens.os, "posix_fadvise")
-    else:
-        monkeypatch.setattr(tokens.os, "posix_fadvise", word)
-    streamed = DiskTokens.open(cache)
-    streamed.read_ahead(torch.tensor([1, 2]))
-    assert torch.equal(streamed[torch.tensor([1, 2])], torch.from_numpy(TOKENS)[1:3])
-
-
-def test_a_read_error_reaches_the_training_loop(cache):
-    streamed = DiskTokens.open(cache)
-    with cache.open("r+b") as file:
-        file.truncate(cache.stat().st_size // 2)
-    with pytest.raises(OSError, match="ends within its tokens"):
-        list(prefetch(batch_of(streamed), [torch.arange(ROWS)]))
-
-
-def test_short_reads_are_continued(cache, monkeypatch):
-    preadv = tokens.os.preadv
-    monkeypatch.setattr(tokens.os, "preadv", lambda descriptor, views, place: preadv(descriptor, [views[0][:7]], place))
-    rows = torch.tensor([3, 4, 5, 30])
-    assert torch.equal(DiskTokens.open(cache)[rows], torch.from_numpy(TOKENS)[rows])
+    monkeypatch.setattr(stored, "_mapped", Mapped())
+    monkeypatch.setattr(tokens, "ANNOUNCED", 2 * mmap.PAGESIZE)
+    streamed.read_ahead(torch.tensor([7, 30]))
+    for row in (7, 30):
+        begin = stored._offset + row * long[0].nbytes
+        covered = {byte for start, stop in hints for byte in range(start, stop)}
+        assert covered.issuperset(range(begin, begin + long[0].nbytes))
+    assert all(stop - start <= 2 * mmap.PAGESIZE for start, stop in hints) and len(hints) > 6
 
 
 def test_files_close_with_the_last_object_that_reads_them(cache, tmp_path):
@@ -177,10 +135,9 @@ def test_files_close_with_the_last_object_that_reads_them(cache, tmp_path):
     assert opened_in(tmp_path) == before
 
 
-def test_a_shard_that_is_replaced_meanwhile_is_read_as_it_was(tmp_path):
+def test_a_cache_that_is_replaced_meanwhile_is_read_as_it_was(cache, tmp_path):
     """A finished cache gets its name by a rename, which leaves the open file as it was."""
-    streamed = DiskTokens.open(write_joined(tmp_path / "whole.h5", CLS, 20, patch=TOKENS))
-    shard = shard_path(tmp_path / "whole.h5", 1, 2)
-    (tmp_path / "other").write_bytes(bytes(shard.stat().st_size))
-    os.replace(tmp_path / "other", shard)
+    streamed = DiskTokens.open(cache)
+    (tmp_path / "other").write_bytes(bytes(cache.stat().st_size))
+    os.replace(tmp_path / "other", cache)
     assert torch.equal(streamed[torch.tensor([30])][0], torch.from_numpy(TOKENS)[30])

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from duplex.config.params import EncoderParams
+from duplex.data.contents import file_digests
 from duplex.data.dataset import labels_of
 from duplex.encoders import load_encoder
 from duplex.errors import DuplexError
@@ -25,7 +26,6 @@ from duplex.fitting.content_cache import (
     ContentFeatures,
     ContentInputs,
 )
-from duplex.fitting.image_digests import content_digests
 from duplex.library.inputs import InputRequest
 from duplex.options import FinetuneOptions
 from tests.recognition.drawn_folder import draw_pair
@@ -48,7 +48,7 @@ def names(root: Path) -> list[str]:
 
 def filled(folder: Path, root: Path, images: list[str], blocks: int = 0) -> tuple[ContentFeatures, list[str]]:
     cache = ContentCache(folder, TINY, load_encoder("tiny", towers="image"), blocks)
-    digests = content_digests(root, images)
+    digests = file_digests(root, images)
     return cache.fill(root, dict(zip(digests, images, strict=True))), digests
 
 
@@ -189,7 +189,7 @@ def test_further_encoders_outputs_have_a_folder_of_their_own(root, tmp_path):
 
 
 def test_a_missing_file_has_no_digest(root):
-    assert content_digests(root, ["red/star/0000.png", "absent.png"])[1] == ""
+    assert file_digests(root, ["red/star/0000.png", "absent.png"])[1] == ""
 
 
 def test_inputs_of_fewer_blocks_are_those_of_a_cache_of_so_many(root, tmp_path):

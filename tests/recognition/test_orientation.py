@@ -11,8 +11,8 @@ from PIL import Image, ImageOps
 pytest.importorskip("fastapi")
 
 from duplex import Recognizer, open_features
+from duplex.data.image_files import thumbnail
 from duplex.features.extraction import extract
-from duplex.features.image_files import thumbnail
 from duplex.recognition.image_inputs import open_image
 from tests.recognition.serving import RunningServer
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
-import pickle
 import re
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +24,7 @@ import duplex
 from duplex import Recognizer, open_features
 from duplex.data.manifest import read_manifest
 from duplex.encoders import load_encoder
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 from duplex.methods.base import TaskContext
 from duplex.recognition.added_words import encode_prompts
 from duplex.recognition.answers import UnreadableImage
@@ -131,44 +129,13 @@ def test_a_larger_share_of_new_pairs_raises_their_odds_by_its_own(trained):
         assert order[0] == order[1]
 
 
-def test_an_encoder_whose_transform_gives_no_pixels_is_refused(trained):
-    model, path = Recognizer.load(trained.run(), device="cpu"), trained.images()[0]
-    for wrong, message in ((5, "image_transform is 5; expected a function"), (np.asarray, r"returned array.*expected")):
-        model.encoder.image_transform = wrong
-        for call in (lambda: model(path), lambda: list(model.stream(path, num_workers=0))):
-            with pytest.raises(DuplexError, match=message) as caught:
-                call()
-            assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
-def test_a_copy_gives_the_same_answers(trained, duplicate):
-    model, path = Recognizer.load(trained.run(), device="cpu", exact=True, new_share=0.3), trained.images()[0]
-    wider = model.with_compositions(["dark picture"])
-    for one in (model, wider):
-        answers = one(path, top=1000)
-        other = duplicate(one)
-        assert [answer.to_dict() for answer in other(path, top=1000)] == [answer.to_dict() for answer in answers]
-        assert (other.trained is one.trained) == (duplicate is copy.copy)
-
-
-def test_a_recognizer_is_not_pickled(trained, recognizer):
-    message = f"cannot be pickled; call Recognizer.load('{trained.run()}') in the other process instead"
-    with pytest.raises(UsageError, match=re.escape(message)):
-        pickle.dumps(recognizer)
-
-
-def test_a_mistaken_argument_is_named(trained, recognizer, tmp_path):
+def test_a_mistaken_argument_is_named(recognizer, tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    load = cast(Any, partial(Recognizer.load, trained.run(), device="cpu"))
     calls = {
         f"{tmp_path} is a folder; give a list of the image files in it": partial(recognizer, str(tmp_path)),
-        "new_share is tensor(0.9000), a Tensor; expected a float": partial(load, new_share=torch.tensor(0.9)),
-        "new_share is '0.5', a str; expected a float": partial(load, new_share="0.5"),
         "('hollow', 'star') is one pair; give a list of pairs: [('hollow', 'star')]": partial(
             recognizer.with_compositions, ("hollow", "star")
         ),
-        "Recognizer got 'model'; Recognizer.load('model') loads a model": partial(cast(Any, Recognizer), "model"),
         "config.json is not a checkpoint of duplex; for an exported model, name its folder": partial(
             Recognizer.load, tmp_path / "config.json"
         ),
@@ -179,7 +146,7 @@ def test_a_mistaken_argument_is_named(trained, recognizer, tmp_path):
     assert recognizer.with_compositions(("red star", "blue heart")).added == (("red", "star"), ("blue", "heart"))
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])
+@pytest.mark.parametrize("share", [0.0, 1.0, float("nan")])
 def test_a_share_of_new_pairs_lies_between_0_and_1(trained, share):
     with pytest.raises(UsageError, match=f"new_share is {share}; expected a number between 0 and 1"):
         Recognizer.load(trained.run(), device="cpu", new_share=share)
@@ -203,7 +170,7 @@ def test_features_may_require_gradients(trained, recognizer):
     assert plain.best == other.best
 
 
-def test_added_compositions_have_new_and_known_words(trained, recognizer):
+def test_added_compositions_have_new_and_trained_words(trained, recognizer):
     labels = recognizer.labels
     inside = {labels.name(int(column)) for column in labels.candidates("closed", "train")}
     outside = next(
@@ -216,8 +183,8 @@ def test_added_compositions_have_new_and_known_words(trained, recognizer):
     candidates = wider.candidates()
     assert candidates.pairs[-2:] == [outside, ("dark", "picture")]
     answer = wider(trained.images()[0], top=1000)[0]
-    known = {guess.name: guess.known for guess in answer.top if guess.known is not None}
-    assert {name: (flags.state, flags.object) for name, flags in known.items()} == {
+    words = {guess.name: guess.trained_words for guess in answer.top if guess.trained_words is not None}
+    assert {name: (trained.state, trained.object) for name, trained in words.items()} == {
         f"{outside[0]} {outside[1]}": (True, True),
         "dark picture": (True, False),
     }
@@ -232,11 +199,6 @@ def test_prompts_of_known_names_equal_the_methods_prototypes(trained, recognizer
     torch.testing.assert_close(encode("composition", candidates.pairs), tensors["semantic"], rtol=0, atol=1e-5)
     names = [(name, None) for name in recognizer.labels.states]
     torch.testing.assert_close(encode("state", names), tensors["states"], rtol=0, atol=1e-5)
-
-
-def test_paths_that_are_no_iterable_are_refused(recognizer):
-    with pytest.raises(UsageError, match="paths is None; expected an Iterable"):
-        list(recognizer.stream(None, num_workers=0))
 
 
 def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
@@ -255,6 +217,8 @@ def test_unreadable_files_do_not_stop_a_stream(trained, recognizer, tmp_path):
         (np.zeros((2, 7), np.float32), r"features are \(2, 7\); expected \[B, 128\]"),
         (np.full(128, np.nan, np.float32), "NaN or infinity in 1 of 1 rows"),
         (np.zeros((5, 5, 2), np.uint8), r"an array \(5, 5, 2\) of uint8 is not an image"),
+        (np.zeros((0, 4, 3), np.uint8), "is not an image"),
+        (Image.new("RGB", (0, 4)), "expected at least one"),
         ([None], "NoneType is not an image"),
         (Image.new("F", (8, 8)), "the Image cannot be used: pixel type"),
         ([np.zeros(3, np.float32), np.zeros(4, np.float32)], "features have different widths"),
@@ -267,7 +231,6 @@ def test_arrays_that_are_not_images_are_reported(recognizer, images, message):
 
 
 def test_features_of_another_encoder_are_refused(trained, recognizer):
-    from dataclasses import replace
 
     features = open_features(trained.paths.features("own"))
     other = replace(features, identity={**features.identity, "weights": "0" * 64})
@@ -340,7 +303,7 @@ def test_the_examples_of_the_docs_run(project):
         exec(compile(code.replace('"artifacts/shapes/features.h5"', "CACHE"), str(DOCS), "exec"), scope)
 
 
-@pytest.mark.parametrize("pair", [("red",), ("red", "star", "x"), ("", "star"), ("red", " "), None, 3, ["red", None]])
+@pytest.mark.parametrize("pair", [("red", "star", "x"), ("red", " "), None])
 def test_what_is_no_composition_is_refused_when_added(trained, pair):
     with pytest.raises(UsageError, match="is no composition; expected 'state object'"):
         Recognizer.load(trained.run(), device="cpu").with_compositions([pair])
@@ -351,12 +314,6 @@ def test_one_composition_may_be_added_as_a_text(trained):
     image, total = trained.images()[0], len(recognizer.labels.states) * len(recognizer.labels.objects)
     one, listed = (recognizer.with_compositions(given)(image, top=total)[0] for given in ("red star", ["red star"]))
     assert one == listed
-
-
-@pytest.mark.parametrize("image", [np.zeros((0, 4, 3), np.uint8), np.zeros((4, 0), np.uint8), Image.new("RGB", (0, 4))])
-def test_an_image_without_pixels_is_refused(trained, image):
-    with pytest.raises(UsageError, match=r"is not an image|expected at least one"):
-        Recognizer.load(trained.run(), device="cpu")([image])
 
 
 def closed(image: Image.Image) -> Image.Image:
@@ -399,26 +356,12 @@ def test_a_stream_takes_one_path_and_refuses_counts_that_would_skip_files(traine
     (answer,) = recognizer(path)
     for one in (path, str(path), [path]):
         assert [each.best for each in recognizer.stream(one, num_workers=0)] == [answer.best]
-    for changes in ({"batch_size": -1}, {"batch_size": 1.5}, {"num_workers": -1}, {"num_workers": 0.5}, {"top": 1.5}):
+    for changes in ({"batch_size": -1}, {"num_workers": -1}, {"top": 1.5}):
         with pytest.raises(UsageError, match="expected a whole number from"):
             list(recognizer.stream([path], **{"num_workers": 0, **changes}))
-    for paths in (None, 3, [3], [b"x"]):
+    for paths in ([3], [b"x"]):
         with pytest.raises(UsageError, match="expected a"):
             list(recognizer.stream(paths, num_workers=0))
-
-
-def test_arguments_of_other_types_are_reported(trained, recognizer):
-    path, load = trained.images()[0], cast(Any, Recognizer.load)
-    for call in (
-        *(partial(recognizer, path, top=top) for top in (1.5, "3", None, True, float("nan"))),
-        *(partial(recognizer, path, batch_size=size) for size in (1.5, "8", None)),
-        *(partial(recognizer.with_compositions, words) for words in (None, 5)),
-        *(partial(load, where) for where in (None, 5, b"x", "", recognizer)),
-        *(partial(load, trained.run(), device=device) for device in (None, 5)),
-        partial(load, trained.run(), new_share="0.1"),
-    ):
-        with pytest.raises(UsageError, match=r"expected|vector"):
-            call()
 
 
 @pytest.mark.parametrize("mode", ["autocast", "meta", "float64"])
@@ -436,10 +379,3 @@ def test_modes_of_the_caller_change_no_answer(trained, recognizer, mode):
             assert next(fresh.stream(path, num_workers=0)).to_dict() == expected
     finally:
         torch.set_default_dtype(before)
-
-
-def test_two_score_terms_of_one_name_are_refused(recognizer):
-    candidates = recognizer.candidates()
-    terms = lambda inputs: [("visual", candidates.scorer(inputs))] * 2  # noqa: E731
-    with pytest.raises(DuplexError, match="yields a name twice: visual, visual"):
-        list(replace(candidates, terms=terms).answers({"cls": torch.ones(1, recognizer.trained.backbone.dim)}, 1))

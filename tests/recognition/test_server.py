@@ -6,7 +6,6 @@ import asyncio
 import errno
 import io
 import json
-import logging
 import os
 import random
 import shutil
@@ -30,8 +29,7 @@ from starlette.requests import Request
 
 from duplex import Recognizer
 from duplex.cli.serve import _listen, _training_images
-from duplex.recognition.limits import Limits, RareWarnings
-from duplex.recognition.server import _uploaded_files
+from duplex.recognition.server import Limits, _uploaded_files
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 from tests.recognition.test_label_margins import identify
 from tests.subprocesses import duplex
@@ -94,34 +92,19 @@ def test_a_bad_image_does_not_affect_good_ones(trained, server):
     assert server.predict(("bad.png", b""))[0] == 422
 
 
-def test_a_form_that_lost_its_last_image_is_refused(trained, server):
-    good = data_of(trained)
-    whole = form(("a.png", good), ("b.png", good))
-    assert len(json.loads(server.ask("POST", "/predict", whole, form_headers())[1])["answers"]) == 2
-    for end in (len(form(("a.png", good))) + 60, len(whole) - len(good) // 2, len(whole) - 4):
-        status, reply = server.ask("POST", "/predict", whole[:end], form_headers())
-        assert (status, json.loads(reply)) == (
-            400,
-            {"error": "the form cannot be read: the form ends before its last boundary; send it again"},
-        )
-
-
 def test_images_and_options_that_would_be_ignored_are_refused(trained, server):
-    good, text = (
-        form(("a.png", data_of(trained))),
-        b'--between\r\nContent-Disposition: form-data; name="top"\r\n\r\n1\r\n',
-    )
+    good = form(("a.png", data_of(trained)))
+    text = b'--between\r\nContent-Disposition: form-data; name="top"\r\n\r\n1\r\n'
     for path, body, status, words in (
         ("/predict", text + good, 400, "the field 'top' is text"),
-        ("/predict?tpo=1", good, 422, "the parameter 'tpo' is unknown; known: top, similar"),
-        ("/predict?world=open", good, 422, "the parameter 'world' is unknown"),
-        ("/predict?top=1&top=5", good, 422, "the parameter 'top' is given twice"),
-        ("/predict?top=1.5", good, 422, "top is '1.5'; expected a whole number"),
+        ("/predict?tpo=1", good, 422, "tpo: "),
+        ("/predict?top=1.5", good, 422, "top: "),
+        ("/predict?top=51", good, 422, "top: "),
         ("/predict/", good, 404, "Not Found"),
-        ("/predict", form(*[("a.png", data_of(trained))] * 33), 413, "more than 32 images; send fewer per request"),
+        ("/predict", form(*[("a.png", data_of(trained))] * 33), 400, "Maximum number of files is 32"),
     ):
         answered, reply = server.ask("POST", path, body, form_headers())
-        assert answered == status and words in json.loads(reply)["error"], path
+        assert answered == status and words in json.loads(reply)["error"], (path, reply)
     upper = {"Content-Type": f"Multipart/Form-Data; boundary={BOUNDARY}"}
     assert server.ask("POST", "/predict?top=1", good, upper)[0] == 200
 
@@ -203,31 +186,6 @@ def test_a_thousand_hostile_requests_are_refused(trained, server):
     assert server.resident - before < 100 * 2**20
 
 
-@pytest.mark.slow
-def test_warnings_that_clients_cause_are_printed_once(trained):
-    """Of requests that are no HTTP, and of clients that reset their connections."""
-    linger = struct.pack("ii", 1, 0)
-    with RunningServer(trained.run(), trained.folder, "--workers", "1") as server:
-        for data in [b"\x16\x03\x01 not http\r\n\r\n"] * 20 + [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 50] * 20:
-            with socket.create_connection(("127.0.0.1", server.port)) as line:
-                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-                line.sendall(data)
-                if not data.startswith(b"GET"):
-                    line.recv(4096)
-        assert server.ask("GET", "/health")[0] == 200
-        server.process.send_signal(signal.SIGTERM)
-        lines = server.process.stderr.read().splitlines()
-    assert lines == ["WARNING:  Invalid HTTP request received.", "stopped"]
-
-
-def test_rare_warnings_keep_errors_and_other_texts():
-    rare, level = RareWarnings(), logging.WARNING
-    passed = [rare.filter(logging.makeLogRecord({"msg": text, "levelno": level})) for text in ("a", "a", "b")]
-    assert passed == [True, False, True]
-    assert all(rare.filter(logging.makeLogRecord({"msg": "a", "levelno": logging.ERROR})) for _ in range(2))
-    assert RareWarnings(0.0).filter(logging.makeLogRecord({"msg": "a", "levelno": level}))
-
-
 def test_fifty_megabytes_are_refused(trained, server):
     body = form(("big.png", bytes(50 * 2**20)))
     before = server.resident
@@ -235,20 +193,15 @@ def test_fifty_megabytes_are_refused(trained, server):
     assert server.ask("POST", "/predict", body, form_headers())[0] in refused
     chunked = iter([body[start : start + 65536] for start in range(0, len(body), 65536)])
     assert server.ask("POST", "/predict", chunked, form_headers())[0] in refused
-    assert server.ask("POST", "/predict", form(*[("a.png", b"x")] * 10_000), form_headers())[0] == 413
+    assert server.ask("POST", "/predict", form(*[("a.png", b"x")] * 10_000), form_headers())[0] == 400
     assert server.resident - before < 100 * 2**20
     assert server.predict(("good.png", data_of(trained)))[0] == 200
 
 
-@pytest.mark.parametrize(
-    "begin", [b"GET / HTTP/1.1\r\nHos", b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n"]
-)
-def test_slow_senders_get_408(server, begin):
-    """A head or a body that arrives byte by byte."""
-    body = posted(form(("a.png", b"x" * 400)))[:300]
-    data = begin if begin.startswith(b"GET") else body
+def test_slow_senders_get_408(server):
+    """A body that arrives byte by byte."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
-        line.sendall(data)
+        line.sendall(posted(form(("a.png", b"x" * 400)))[:300])
         line.settimeout(0.5)
         start, reply = time.monotonic(), b""
         while not reply and time.monotonic() - start < 15:
@@ -256,18 +209,8 @@ def test_slow_senders_get_408(server, begin):
                 reply = line.recv(4096)
             except TimeoutError:
                 line.sendall(b"a")
-    assert reply.startswith(b"HTTP/1.1 408"), reply
+    assert reply.startswith(b"HTTP/1.1 408") and b"\r\nconnection: close\r\n" in reply.lower(), reply
     assert time.monotonic() - start < 10
-
-
-def test_a_later_head_must_arrive_in_time_too(server):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
-        line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert line.recv(65536).startswith(b"HTTP/1.1 200")
-        began = time.monotonic()
-        line.sendall(b"GET /health HTTP/1.1\r\nHos")
-        assert line.recv(65536).startswith(b"HTTP/1.1 408")
-        assert time.monotonic() - began < 15
 
 
 def test_many_idle_connections_do_not_block_others(trained, server):
@@ -319,14 +262,6 @@ def test_connections_send_without_waiting_for_acknowledgements():
         taken, _ = line.accept()
         with taken:
             assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
-
-
-def test_head_and_body_of_an_answer_are_sent_together(server):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
-        for _ in range(3):
-            line.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-            head, _, body = line.recv(65536).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200") and json.loads(body)["status"] == "ok"
 
 
 @pytest.mark.slow

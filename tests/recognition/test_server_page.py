@@ -92,12 +92,12 @@ def test_an_image_of_something_else_is_marked(trained, page, tmp_path):
     Image.new("RGB", (64, 64), "white").save(blank)
     images = [blank, *trained.images()[:3]]
     answers = Recognizer.load(trained.run(), device="cpu")(images)
-    assert not answers[0].known and any(answer.known for answer in answers)
+    assert not answers[0].in_distribution and any(answer.in_distribution for answer in answers)
     upload(page, images)
     wait_until(lambda: len(cards(page)) == 4 and all(card["loaded"] for card in cards(page)))
     script = "[...document.querySelectorAll('article')].map(one => !!one.querySelector('.unknown'))"
     marked = json.loads(page.run(f"JSON.stringify({script})"))
-    assert marked == [not answer.known for answer in answers]
+    assert marked == [not answer.in_distribution for answer in answers]
 
 
 def test_twenty_files_are_answered(trained, page, tmp_path):

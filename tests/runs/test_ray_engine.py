@@ -64,7 +64,7 @@ def test_a_killed_actor_is_replaced_and_the_file_is_the_same(cluster, tmp_path: 
     killer.join()
     assert killed, "no actor was killed"
     assert sum(report.rows for report in reports) == 2400 and reports[0].resumed > 0
-    join_shards(out, copy=True)
+    join_shards(out)
     assert out.read_bytes() == whole.read_bytes()
     again = extract_on_ray(names, tmp_path / "pictures", out, entry, shards=2, device="cpu", **OPTIONS)
     assert [report.resumed for report in again] == [report.rows for report in reports]

@@ -15,7 +15,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc
 FAULTS = """
 import resource, torch
 import duplex.cli
-from duplex.system.error_report import run_command
+from duplex.system.entry import run_command
 def layers():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):

@@ -15,8 +15,7 @@ import pytest
 
 from duplex.errors import DuplexError
 from duplex.system import files
-from duplex.system.files import replace_file, replace_folder, require_file, sha256, write_text
-from duplex.system.lock import sole_writer
+from duplex.system.files import replace_file, replace_folder, sha256, sole_writer, write_text
 from tests.subprocesses import ENVIRONMENT
 
 
@@ -42,7 +41,7 @@ def test_a_failed_block_leaves_the_old_file_and_no_scratch_file(tmp_path: Path, 
     assert path.read_text() == "before" and names(tmp_path) == ["file.txt"]
 
 
-@pytest.mark.parametrize(("number", "says"), [(errno.ENOSPC, "the disk is full; make room"), (errno.EACCES, "denied")])
+@pytest.mark.parametrize(("number", "says"), [(errno.ENOSPC, "device; make room"), (errno.EACCES, "denied")])
 def test_a_system_error_is_reported_with_its_cause(tmp_path: Path, number: int, says: str) -> None:
     path = tmp_path / "file.txt"
     with pytest.raises(DuplexError, match=says) as caught, replace_file(path) as scratch:
@@ -71,14 +70,13 @@ def test_a_link_is_replaced_and_its_target_unchanged(tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_a_folder_or_a_pipe_is_never_replaced_nor_a_file_by_a_folder(tmp_path: Path) -> None:
+def test_a_folder_is_never_replaced_by_a_file_nor_a_file_by_a_folder(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("")
-    for name in ("folder", "pipe", "file/below"):
+    for name in ("folder", "file/below"):
         with pytest.raises(DuplexError, match="choose another place"):
             write_text(tmp_path / name, "text")
-    assert (tmp_path / "folder").is_dir() and (tmp_path / "pipe").is_fifo() and (tmp_path / "file").is_file()
+    assert (tmp_path / "folder").is_dir() and (tmp_path / "file").is_file()
 
 
 def test_bytes_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +140,7 @@ def test_a_folder_that_cannot_be_moved_stays_whole(tmp_path: Path, monkeypatch: 
         raise OSError(errno.EBUSY, "Device or resource busy")
 
     monkeypatch.setattr(Path, "rename", busy)
-    says = "plan cannot be written: device or resource busy"
+    says = "plan cannot be written: Device or resource busy"
     with pytest.raises(DuplexError, match=says), replace_folder(tmp_path / "plan") as scratch:
         (scratch / "ours").write_text("ours")
     assert (names(tmp_path / "plan"), names(tmp_path)) == (["theirs"], ["plan"])
@@ -158,7 +156,7 @@ def test_the_old_folder_comes_back_if_the_new_one_cannot_be_moved(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("duplex.system.files.os.replace", full)
-    with pytest.raises(DuplexError, match="the disk is full"), replace_folder(tmp_path / "plan"):
+    with pytest.raises(DuplexError, match="No space left on device"), replace_folder(tmp_path / "plan"):
         pass
     assert (names(tmp_path / "plan"), names(tmp_path)) == (["theirs"], ["plan"])
 
@@ -208,19 +206,12 @@ def test_a_folder_comes_back_after_a_process_was_killed_between_the_two_renames(
     assert (names(path), names(tmp_path)) == (["theirs" if fails else "ours"], ["model"])
 
 
-def test_a_pipe_is_not_opened_for_reading(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="it is a device or a pipe, not a file"):
-        require_file(tmp_path / "pipe")
-    require_file(tmp_path / "missing")  # opening it says so
-
-
 def test_a_folder_that_cannot_be_replaced_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty")
 
     monkeypatch.setattr("duplex.system.files.os.replace", full)
-    says = "plan cannot be written: directory not empty"
+    says = "plan cannot be written: Directory not empty"
     with pytest.raises(DuplexError, match=says), replace_folder(tmp_path / "plan"):
         pass
     assert names(tmp_path) == []
@@ -231,17 +222,26 @@ def test_sha256_hashes_the_bytes(tmp_path: Path) -> None:
     assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_a_lock_on_a_full_disk_names_the_file_and_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+LOCKED = """
+import sys
+from pathlib import Path
+from duplex.system.files import sole_writer
+with sole_writer(Path(sys.argv[1]), "extraction", "or give this one another --out"):
+    print("holds it", flush=True)
+    sys.stdin.read()
+"""
 
-    with monkeypatch.context() as patch:
-        patch.setattr("duplex.system.lock.os.pwrite", full)
-        with (
-            pytest.raises(DuplexError, match=r"features\.h5.*the disk is full"),
-            sole_writer(tmp_path / "features.h5", "x"),
-        ):
-            pass
-    assert names(tmp_path) == []
-    with sole_writer(tmp_path / "features.h5", "x"):
+
+def test_the_second_of_two_writers_is_refused_until_the_first_ends(tmp_path: Path) -> None:
+    path = tmp_path / "features.h5"
+    command = [sys.executable, "-c", LOCKED, str(path)]
+    first = subprocess.Popen(command, env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout is not None and first.stdout.readline() == b"holds it\n"
+    says = r"another extraction is writing .*features\.h5; let it finish, or wait"
+    with pytest.raises(DuplexError, match=says), sole_writer(path, "extraction", "or wait"):
         pass
+    first.kill()
+    first.wait()
+    with sole_writer(path, "extraction"):
+        pass
+    assert names(tmp_path) == []

@@ -1,32 +1,19 @@
-"""Plug-ins that change the working directory do not move relative paths."""
+"""Loading plug-ins."""
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from duplex.system.plugins import load_plugin, restored_folder
+from duplex.errors import DuplexError
+from duplex.system.plugins import load_plugin
 
 
-@pytest.mark.parametrize("foreign", [True, False])
-def test_the_working_directory_is_restored_after_foreign_code(
-    foreign: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="an error of the block"), restored_folder(foreign):
-        os.chdir("/")
-        raise ValueError("an error of the block")
-    assert Path.cwd() == (tmp_path if foreign else Path("/"))
-
-
-def test_importing_a_plugin_keeps_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "moving.py").write_text("import os\nos.chdir('/')\nclass Mine(dict):\n    pass\n")
+def test_a_plugin_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert load_plugin(EntryPoint("moving", "moving:Mine", "any.group"), "plug-in", dict).__name__ == "Mine"
-    assert Path.cwd() == tmp_path
-    del sys.modules["moving"]
+    for target, message in (("broken:Mine", "ModuleNotFoundError"), ("json:loads", "is no subclass of builtins.dict")):
+        with pytest.raises(DuplexError, match=rf"plug-in 'mine' of {target[:4]}.*{message}"):
+            load_plugin(EntryPoint("mine", target, "any.group"), "plug-in", dict)

@@ -35,7 +35,7 @@ _tokenizer = cache(SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the tiny CLIP's float32 state dict and the vocabulary ids of trained tokens.
+    """The tiny CLIP's float32 state dict and the vocabulary ids of trained tokens.
 
     The token embedding has full size with NaN in untrained rows; the text tower raises an error for their tokens.
     """

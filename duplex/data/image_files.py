@@ -27,13 +27,18 @@ MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, a
 
 ORIENTATION_TAG = 0x0112
 TURNS = {  # by EXIF orientation; 1 is upright
-    **{2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE},
-    **{6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90},
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
 }
 
 
 class BadImageFile(Exception):
-    """Raised for a file that cannot be read as an image; `reason` is one of `features.layout.REASONS` ("empty", …)."""
+    """A file that cannot be read as an image; `reason` is one of `features.layout.REASONS` ("empty", …)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -41,8 +46,7 @@ class BadImageFile(Exception):
 
 
 def read_image(path: Path) -> Image.Image:
-    """Return the first frame of an image file as 8-bit RGB. Raises `BadImageFile` for a fault of the file,
-    `MachineFault` for one of the machine (memory, disk)."""
+    """The first frame of an image file as 8-bit RGB; errors as of `decode_image`."""
     try:
         info = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -56,12 +60,17 @@ def read_image(path: Path) -> Image.Image:
     return decode_image(path)
 
 
-def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return the first frame of an image, from a path or an open binary file, as 8-bit RGB.
+def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
+    """The first frame of an image, from a path or an open binary file, as 8-bit RGB.
 
-    Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
-    of the machine (memory, disk). Unlike `read_image`, it does not refuse paths that are no regular files, such as
-    pipes.
+    Unlike `read_image`, this does not refuse paths that are no regular files, such as pipes.
+
+    Args:
+        draft: decode a JPEG at an eighth of its size.
+
+    Raises:
+        BadImageFile: for a fault of the image, also for more than `max_pixels` pixels.
+        MachineFault: for a fault of the machine (memory, disk).
     """
     try:
         with warnings.catch_warnings():
@@ -69,6 +78,8 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.I
             with Image.open(path, formats=READABLE) as image:
                 if image.width * image.height > max_pixels:
                     raise BadImageFile("too large")
+                if draft:
+                    image.draft("RGB", (1, 1))
                 return as_rgb(image)
     except Image.DecompressionBombError as error:
         raise BadImageFile("too large") from error
@@ -92,8 +103,28 @@ def thumbnail(path: Path, side: int = 128) -> str | None:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
+def verify_image(path: Path) -> str:
+    """Read an image file completely and say what is wrong with it; "" for nothing.
+
+    JPEGs are decoded at an eighth of their size, which still parses every byte. Raises `MachineFault` for errors of
+    the machine, such as too little memory.
+    """
+    try:
+        data = path.read_bytes()
+        if not data:
+            return "0 bytes"
+        with Image.open(io.BytesIO(data)) as image:
+            image.draft("RGB", (1, 1))
+            image.load()
+    except Exception as error:  # as in `decode_image`
+        if fault := machine_fault(path, error):
+            raise fault from error
+        return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__
+    return ""
+
+
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Return an image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
+    """An image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
 
     16-bit grey is scaled to 8 bits first: Pillow's conversion to RGB would clip it at 255 and make nearly all of it
     white.
@@ -110,10 +141,9 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
-    """Return an image's pixels turned as its EXIF orientation says; unchanged if the metadata cannot be read."""
     try:
         orientation = image.getexif().get(ORIENTATION_TAG)
-    except Exception:  # as for the pixels
+    except Exception:  # unreadable metadata turn nothing
         return pixels
     turn = TURNS.get(orientation) if isinstance(orientation, int) else None
     return pixels if turn is None else pixels.transpose(turn)

@@ -1,0 +1,111 @@
+"""How commands and the scripts of pipeline/ begin and end: their arguments, errors as one line on stderr, exit codes.
+
+Exit codes: 0 success, 1 failure, 2 bad usage, 130 stopped by Ctrl-C, 143 by SIGTERM, 141 closed pipe. With
+`DUPLEX_DEBUG=1`, the traceback is printed too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import sys
+import traceback
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from types import FrameType
+
+from duplex.errors import DuplexError
+from duplex.system.allocator import keep_freed_memory
+
+DEBUG = "DUPLEX_DEBUG"
+STOPPED = "stopped; the same command resumes the work"
+PLUGIN_GROUPS = ("duplex.methods", "duplex.encoders", "duplex.training_logs")
+LARGEST_SEED = 2**63 - 1  # the largest that every random generator accepts
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM was received. Like Ctrl-C, it removes scratch files on its way."""
+
+
+def run_script(usage: str, work: Callable[..., object]) -> None:
+    """Call `work` with the script's command-line arguments if they match `usage`.
+
+    In `usage`, lower-case words stand for themselves, capitals for any value, and `|` separates alternatives:
+    `row NAME | table`. Other arguments end the program with exit code 2 and the usage line.
+    """
+    words = sys.argv[1:]
+    patterns = [alternative.split() for alternative in usage.split("|")]
+    if not any(len(words) == len(pattern) and all(map(_word_matches, words, pattern)) for pattern in patterns):
+        print(f"usage: {sys.argv[0]} {usage}".rstrip(), file=sys.stderr)
+        sys.exit(2)
+    run_command(lambda: work(*words))
+
+
+def _word_matches(word: str, name: str) -> bool:
+    if name == "SEED":
+        return word.isascii() and word.isdigit() and len(word) < 20 and int(word) <= LARGEST_SEED
+    return bool(word) if name.isupper() else word == name
+
+
+def run_command(work: Callable[[], object]) -> None:
+    """Call `work()`; an error that a user can fix becomes one line and an exit code, other errors are raised."""
+    keep_freed_memory()
+    atexit.register(gc.freeze)  # or the interpreter's last collection visits every object of torch: 0.4 s per command
+    signal.signal(signal.SIGTERM, _raise_terminated)
+    with report_errors():
+        work()
+
+
+@contextmanager
+def report_errors() -> Iterator[None]:
+    """End the program with one line for an error that a user can fix; name the plug-in in which another occurred."""
+    try:
+        yield
+        print(end="", flush=True)
+    except DuplexError as error:
+        _exit(str(error), error.exit_code)
+    except Terminated:
+        _exit(STOPPED, 128 + signal.SIGTERM)
+    except KeyboardInterrupt:
+        _exit(STOPPED, 128 + signal.SIGINT)
+    except BrokenPipeError:  # the reader is gone; Python would try to flush stdout at exit, and report an error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        _exit(str(error), 1)
+    except Exception as error:
+        if plugin := _plugin_of(error):
+            print(f"duplex: the plug-in {plugin} raised an error:", file=sys.stderr)
+        raise
+
+
+def escape_unprintable(text: str) -> str:
+    """`text` with escapes such as `\\x1b` for control characters and for bytes that are not text.
+
+    Names of strangers' files could otherwise steer the terminal.
+    """
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
+
+
+def _exit(message: str, code: int) -> None:
+    if os.environ.get(DEBUG):
+        traceback.print_exc()
+    print(f"duplex: {escape_unprintable(' '.join(message.split()))}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _plugin_of(error: Exception) -> str | None:
+    frames = traceback.walk_tb(error.__traceback__)
+    packages = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames} - {"duplex"}
+    for point in (point for group in PLUGIN_GROUPS for point in entry_points(group=group)):
+        if point.value.partition(":")[0].partition(".")[0] in packages:
+            return f"{point.name!r} ({point.value})"
+    return None
+
+
+def _raise_terminated(_number: int, _frame: FrameType | None) -> None:
+    raise Terminated

@@ -1,0 +1,170 @@
+"""Errors of commands are one line and an exit code; scripts accept only the arguments of their usage line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from duplex import __version__
+from duplex.errors import DuplexError, UsageError
+from duplex.system import entry
+from duplex.system.entry import Terminated, run_command, run_script
+from tests.subprocesses import ENVIRONMENT, ROOT, duplex
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def work() -> None:
+        raise error
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (DuplexError("it is broken;\nfix it"), 1, "it is broken; fix it"),
+        (UsageError("no such name"), 2, "no such name"),
+        (KeyboardInterrupt(), 130, "stopped"),
+        (Terminated(), 143, "stopped"),
+        (OSError(errno.ENOSPC, "No space left on device", "out/file"), 1, "No space left on device: 'out/file'"),
+    ],
+)
+def test_each_error_is_one_line(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        run_command(raising(error))
+    out, err = capsys.readouterr()
+    assert (left.value.code, out) == (code, "")
+    assert err.startswith("duplex: ") and message in err and err.count("\n") == 1
+
+
+def test_success_prints_nothing_and_errors_of_the_program_keep_their_traceback(capsys) -> None:
+    run_command(lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        run_command(raising(ZeroDivisionError()))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_in_a_plug_in_names_it_before_its_traceback(capsys, monkeypatch) -> None:
+    point = EntryPoint("theirs", f"{__name__}:Method", "duplex.methods")
+    monkeypatch.setattr(entry, "entry_points", lambda group: [point] if group == point.group else [])
+    with pytest.raises(ZeroDivisionError):
+        run_command(raising(ZeroDivisionError()))
+    assert capsys.readouterr().err == f"duplex: the plug-in 'theirs' ({__name__}:Method) raised an error:\n"
+
+
+@pytest.mark.parametrize(("words", "setting"), [(["--debug"], {}), ([], {"DUPLEX_DEBUG": "1"})])
+def test_debug_adds_the_traceback_with_its_cause(tmp_path: Path, words: list[str], setting: dict[str, str]) -> None:
+    (tmp_path / "bad.npz").write_bytes(b"PK no archive")
+    plain = duplex("score", tmp_path / "bad.npz")
+    debugged = duplex(*words, "score", tmp_path / "bad.npz", env=setting)
+    assert plain.returncode == debugged.returncode == 2
+    assert plain.stderr.count("\n") == 1 and debugged.stderr.endswith(plain.stderr)
+    assert "Traceback" in debugged.stderr and "direct cause" in debugged.stderr
+
+
+def test_the_version_is_printed() -> None:
+    done = duplex("--version")
+    assert (done.returncode, done.stdout) == (0, f"duplex {__version__}\n")
+
+
+def test_a_closed_pipe_is_not_an_error() -> None:
+    """`duplex encoders | head -1`: a hundred lines into a closed pipe."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-c", "from duplex.cli import main; main()", "encoders"]
+    done = subprocess.run(command, env=ENVIRONMENT, stdout=theirs, stderr=subprocess.PIPE, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+WAITING = """
+import signal, time
+from duplex.system.entry import run_command
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if tests run in the background
+def work():
+    print("begun", flush=True)
+    time.sleep(60)
+run_command(work)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_a_script_with_one_line(number: signal.Signals, code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err == "duplex: stopped; the same command resumes the work\n"
+
+
+@pytest.mark.parametrize("words", [["init", ""], ["predict", ""], ["extract", "-d", "shapes", "--out", ""]])
+def test_an_empty_argument_is_refused(tmp_path, words):
+    """`duplex init "$WHERE"` with nothing in it."""
+    (tmp_path / "picture.png").write_bytes(b"mine")
+    done = duplex(*words, cwd=tmp_path)
+    assert done.returncode == 2 and "an argument is empty" in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
+RUN, ROWS = "DATASET METHOD SEED", "row NAME | table"
+
+
+@pytest.mark.parametrize(
+    ("usage", "words", "fits"),
+    [
+        (RUN, ["shapes", "duplex", "0"], True),
+        (RUN, ["shapes", "duplex", str(2**63 - 1)], True),
+        (ROWS, ["row", "static"], True),
+        (ROWS, ["table"], True),
+        ("", [], True),
+        (RUN, ["shapes", "duplex"], False),
+        (RUN, ["shapes", "duplex", "0", "1"], False),
+        *((RUN, ["shapes", "duplex", seed], False) for seed in ("one", "-1", "1.5", "", "²", str(2**63), "9" * 5000)),
+        (RUN, ["", "duplex", "0"], False),
+        (ROWS, ["column", "static"], False),
+        (ROWS, ["row"], False),
+        ("", ["more"], False),
+    ],
+)
+def test_a_script_works_with_arguments_that_fit_its_usage_line(monkeypatch, capsys, usage, words, fits):
+    monkeypatch.setattr(sys, "argv", ["script.py", *words])
+    given: list[str] = []
+    if fits:
+        run_script(usage, lambda *arguments: given.extend(arguments))
+        assert given == words
+        return
+    with pytest.raises(SystemExit) as left:
+        run_script(usage, lambda *_: pytest.fail("the work began"))
+    assert left.value.code == 2
+    assert capsys.readouterr().err == f"usage: script.py {usage}".rstrip() + "\n"
+
+
+SCRIPT = """
+import runpy, sys
+try:
+    runpy.run_path(sys.argv[1], run_name="__main__")
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "pipeline").glob("*.py")), ids=lambda path: path.name)
+def test_every_script_checks_its_arguments_before_it_imports_torch(script):
+    """Torch is imported inside of `run_command` only: then Ctrl-C meanwhile is one line, too."""
+    command = [sys.executable, "-c", SCRIPT, script, *["x"] * 5]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert done.stderr.startswith("usage: ") and len(done.stderr.splitlines()) == 1
