@@ -112,7 +112,7 @@ def measured(params: Params, dataset: str, method: str, run: Path) -> dict[str, 
     halves = pair_halves(val.compositions.numpy(), labels.pairs["train"])
     for value in VALUES:
         options = replace(finetuned.method.options, added_variance=value)
-        form = ClosedFormMethod(finetuned.method.task, options).eval()
+        form = ClosedFormMethod(finetuned.method.context, options).eval()
         form.load_state_dict(finetuned.method.state_dict())
         form.counts.zero_()  # so that `start` fits again
         form.start(Batch({"cls": z}, train.compositions))

@@ -24,7 +24,7 @@ from duplex.evaluation.curve import Margins
 from duplex.evaluation.uncertainty import Components
 from duplex.labels import WORLDS
 from duplex.library.inputs import InputRequest, RunInputs, load_inputs
-from duplex.library.run_training import MethodSpec, start_method
+from duplex.library.run_training import MethodSpec, initialised_method
 from duplex.training.scoring import ScoringTask, score_split, tune
 
 ADDED = {"oas": 0.0, "+ 0.1": 0.1, "+ 1": 1.0, "held out": None}
@@ -52,7 +52,7 @@ def variants(params: Params, dataset: str) -> list[dict[str, Any]]:
 def measured(options: Any, inputs: RunInputs) -> dict[str, float]:
     """Fit and tune the closed form with these options; return its AUC in percent by split and world."""
     start = time.perf_counter()
-    method = start_method("closed_form", options, inputs.task(), inputs, 0, torch.device("cpu"))
+    method = initialised_method("closed_form", options, inputs.task(), inputs, 0, torch.device("cpu"))
     seconds = time.perf_counter() - start
     tune(method, inputs.examples["val"], inputs.labels)
     found = {"added": float(method.chosen[2]), "seconds": seconds}

@@ -33,7 +33,7 @@ from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.features.examples import Examples
 from duplex.labels import LabelSpace
 from duplex.layers.codebook import Codebook
-from duplex.methods.base import Batch, PrimitiveVectors, TaskContext
+from duplex.methods.base import Batch, MethodContext, PrimitiveVectors
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.system.allocator import keep_freed_memory
@@ -66,7 +66,7 @@ def begun(
     """Return a method after its first images of every seen pair."""
     torch.manual_seed(0)
     tower = small_tower(width, device)
-    method = Duplex(TaskContext(labels, {"cls": (DIM,)}, tower), DuplexOptions(**options)).to(device)
+    method = Duplex(MethodContext(labels, {"cls": (DIM,)}, tower), DuplexOptions(**options)).to(device)
     own = np.resize(labels.pairs["train"], max(images, len(labels.pairs["train"])))
     z = Z(torch.randn(len(own), DIM), dim=-1).to(device)
     train = Batch({"cls": z}, torch.from_numpy(own).to(device), own)

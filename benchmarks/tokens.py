@@ -25,10 +25,10 @@ from benchmarks.measure import begin_peak, emit, memory, say
 from duplex.features.layout import ENCODED, Span
 from duplex.features.store import PartialCache
 from duplex.features.tokens import DiskTokens
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.dfsp import Dfsp, DfspOptions
 from duplex.options import TrainingOptions
-from duplex.testing import small_labels, small_task
+from duplex.testing import small_context, small_labels
 from duplex.training.epoch import optimiser_step, prefetch
 from duplex.training.optimiser import make_optimiser
 
@@ -62,15 +62,15 @@ class Runner:
     """A method with tokens in memory and on disk."""
 
     def __init__(self, path: Path, rows: int, shape: tuple[int, int]) -> None:
-        plain = small_task()
-        task = TaskContext(plain.labels, {"cls": (plain.dim,), "patch": shape}, plain.text)
+        plain = small_context()
+        context = MethodContext(plain.labels, {"cls": (plain.dim,), "patch": shape}, plain.text)
         torch.manual_seed(0)
-        self.path, self.method = path, Dfsp(task, DfspOptions()).train()
+        self.path, self.method = path, Dfsp(context, DfspOptions()).train()
         self.settings = TrainingOptions(learning_rate=1e-4, batch_size=BATCH, epochs=1)
         self.optimiser = make_optimiser(self.method, self.settings)
         seen = torch.as_tensor(small_labels().pairs["train"])
         self.own = seen[torch.arange(rows) % len(seen)]
-        self.cls = torch.nn.functional.normalize(torch.randn(rows, task.dim), dim=-1)
+        self.cls = torch.nn.functional.normalize(torch.randn(rows, context.dim), dim=-1)
         self.load = 1
 
     def epoch(self, tokens: Any) -> float:
@@ -131,7 +131,7 @@ def main() -> None:
     shape = (wanted.patches, wanted.width)
     with tempfile.TemporaryDirectory(dir=wanted.folder) as folder:
         path = Path(folder) / "features.h5"
-        write(path, wanted.images, shape, small_task().dim)
+        write(path, wanted.images, shape, small_context().dim)
         record = measure(path, wanted.images, shape, wanted.rounds)
     say("  ".join(f"{key} {value:.4g}" for key, value in record.items()))
     if wanted.json:

@@ -33,7 +33,7 @@ from duplex.features.examples import Examples
 from duplex.labels import LabelSpace, World
 from duplex.layers.graph import LocalCandidates, message_sums
 from duplex.library.inputs import InputRequest, RunInputs, load_inputs, make_deterministic
-from duplex.library.run_training import start_method
+from duplex.library.run_training import initialised_method
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.registry import find_method
@@ -59,7 +59,7 @@ def run(
     `of_prototypes` returns, before training (`untrained_…`) and after it.
     """
     method = (
-        start_method(row.kind, row.options, inputs.task(row.world), inputs, seed, device)
+        initialised_method(row.kind, row.options, inputs.task(row.world), inputs, seed, device)
         if variation is None
         else varied(inputs, row, settings, seed, device, variation)
     )

@@ -37,7 +37,7 @@ from duplex.layers.prompt_paths import word_vectors
 from duplex.library.inputs import RunInputs
 from duplex.library.run_evaluation import calibration_for, evaluate_world, term_metrics
 from duplex.library.run_training import MethodSpec, train_method
-from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, TaskContext
+from duplex.methods.base import Batch, Inputs, Method, MethodContext, PrimitiveVectors
 from duplex.methods.registry import KNOWN_NEEDS, checked_needs, report_exits, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.card import RunFacts
@@ -112,11 +112,11 @@ def _tower() -> TextTower:
     return tower
 
 
-def small_task() -> TaskContext:
-    """Return a small `TaskContext` to build a method for: labels, input shapes, text tower and word vectors."""
+def small_context() -> MethodContext:
+    """Return a small `MethodContext` to build a method for: labels, input shapes, text tower and word vectors."""
     labels, tower = small_labels(), _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
-    return TaskContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
+    return MethodContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
@@ -168,9 +168,9 @@ def _check_needs(kind: type[Method[Any]], needs: frozenset[str]) -> None:
 
 def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
     """Return a new method, initialised by its `start` from images; raise `MethodFault` if that changes the images."""
-    task, train = small_task(), small_batch(IMAGES)
+    context, train = small_context(), small_batch(IMAGES)
     torch.manual_seed(0)
-    method = kind(task, options)
+    method = kind(context, options)
     method.start(train)
     _demand_unchanged(method, "start()", train, small_batch(IMAGES))
     return method
@@ -269,7 +269,7 @@ def _check_scores(method: Method[Any]) -> None:
 def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]) -> None:
     """Check that a new method that loads the tensors of `method` gives the same scores, without `start` (set-up)."""
     torch.manual_seed(11)
-    loaded, state = kind(small_task(), options), method.state_dict()
+    loaded, state = kind(small_context(), options), method.state_dict()
     different = sorted({*loaded.state_dict()} ^ {*state})
     _demand(not different, kind, f"{different[:1]} is registered by start() alone; register it in __init__")
     try:

@@ -30,7 +30,7 @@ from duplex.layers.attention import score_in_chunks
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import Composer, WordMethod, next_allowed_partner
 from duplex.options import Count, NonNegative, Options, Positive
 
@@ -78,10 +78,12 @@ class Ade(WordMethod[AdeOptions]):
 
     required_inputs = ("cls", "patch", "words")
 
-    def __init__(self, task: TaskContext, options: AdeOptions) -> None:
-        super().__init__(task, options, trained_words=False)
-        width, token_width = options.width, task.inputs["patch"][1]
-        self.attend_c, self.attend_s, self.attend_o = (ConceptAttention(task.dim, token_width, width) for _ in range(3))
+    def __init__(self, context: MethodContext, options: AdeOptions) -> None:
+        super().__init__(context, options, trained_words=False)
+        width, token_width = options.width, context.inputs["patch"][1]
+        self.attend_c, self.attend_s, self.attend_o = (
+            ConceptAttention(context.dim, token_width, width) for _ in range(3)
+        )
         self.embed_s, self.embed_o = (nn.Linear(self.words.width, width) for _ in range(2))
         self.composer = Composer(self.words.width, width)
 
@@ -145,7 +147,7 @@ class Ade(WordMethod[AdeOptions]):
             c, s, o = (attend(z, tokens)[0] @ words.T for attend, words in heads)
             return torch.add(c, self.options.product * s[:, candidates.states] * o[:, candidates.objects])
 
-        patches, token_width = self.task.inputs["patch"]
+        patches, token_width = self.context.inputs["patch"]
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], patches * token_width)
 
 

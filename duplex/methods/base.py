@@ -1,9 +1,9 @@
 """The interface of methods (trainable scorers of compositions): all that training, evaluation and reports call.
 
 A method is a class in a module of this package or of any other distribution (docs/your_method.md). It is built from a
-`TaskContext` and its `Options`, computes losses of batches of cached inputs, and afterwards scores images:
+`MethodContext` and its `Options`, computes losses of batches of cached inputs, and afterwards scores images:
 
-    method = make_method("duplex", Options(), task)         # random parameters are drawn here
+    method = make_method("duplex", Options(), context)         # random parameters are drawn here
     method.start(train)                                     # state computed from the training images
     for epoch in ...:
         for step in ...:
@@ -76,7 +76,7 @@ def inspect_paths(paths: Paths) -> Inspectable:
     )
 
 
-__all__ = ["Batch", "Inputs", "Inspectable", "Method", "PrimitiveVectors", "Scorer", "TaskContext"]
+__all__ = ["Batch", "Inputs", "Inspectable", "Method", "MethodContext", "PrimitiveVectors", "Scorer"]
 
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
 ScoreBlocks = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> (first candidate, scores [B, w]) per block
@@ -93,7 +93,7 @@ class PrimitiveVectors:
 
 
 @dataclass(frozen=True)
-class TaskContext:
+class MethodContext:
     """What a method is built from: labels, input shapes, text tower, word vectors, image-tower blocks to fine-tune."""
 
     labels: LabelSpace
@@ -213,13 +213,13 @@ class Method(nn.Module, Generic[OptionsT]):
             if "Options" not in cls.__dict__ and isinstance(kind, type) and issubclass(kind, Options):
                 cls.Options = kind
 
-    def __init__(self, task: TaskContext, options: OptionsT) -> None:
+    def __init__(self, context: MethodContext, options: OptionsT) -> None:
         """Register all parameters and buffers with initial values; `start` later computes those that need images.
 
-        task: labels, shapes of the inputs and text tower.
+        context: labels, shapes of the inputs and text tower.
         """
         super().__init__()
-        self.task, self.labels = task, task.labels
+        self.context, self.labels = context, context.labels
         self.options: OptionsT = options
 
     @property

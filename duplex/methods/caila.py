@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Adapter, unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Count, Options, Positive, Rate, Template
 
@@ -73,11 +73,11 @@ class Caila(TextMethod[CailaOptions]):
 
     is_seen: Tensor
 
-    def __init__(self, task: TaskContext, options: CailaOptions) -> None:
-        super().__init__(task, options)
-        self.prompts = Prompts(task.labels, task.tower, template=options.template)
-        self.images, self.texts = ConceptAdapters(task.dim, options), ConceptAdapters(task.dim, options)
-        self.register_buffer("is_seen", torch.as_tensor(task.labels.seen), persistent=False)
+    def __init__(self, context: MethodContext, options: CailaOptions) -> None:
+        super().__init__(context, options)
+        self.prompts = Prompts(context.labels, context.tower, template=options.template)
+        self.images, self.texts = ConceptAdapters(context.dim, options), ConceptAdapters(context.dim, options)
+        self.register_buffer("is_seen", torch.as_tensor(context.labels.seen), persistent=False)
 
     def shared(self) -> Prototypes:
         return self.texts.texts(self.prompts(self.labels.pairs["train"]), self.train_candidates)

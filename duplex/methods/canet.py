@@ -23,7 +23,7 @@ from torch.nn.functional import cross_entropy, relu
 
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import WordMethod
 from duplex.options import Count, Natural, Options, Positive, Rate, Share
 
@@ -72,12 +72,12 @@ class Canet(WordMethod[CanetOptions]):
     """CANet: the score combines cosines of image features with embeddings of the composition, its state and its object;
     a state's embedding depends on the image and on the object recognised in it."""
 
-    def __init__(self, task: TaskContext, options: CanetOptions) -> None:
-        super().__init__(task, options, trained_words=True)
+    def __init__(self, context: MethodContext, options: CanetOptions) -> None:
+        super().__init__(context, options, trained_words=True)
         word, width, layers, rate = self.words.width, options.width, options.layers, options.dropout
-        self.see_s, self.see_o, self.see_c = (Mlp(task.dim, width, word, layers, rate) for _ in range(3))
+        self.see_s, self.see_o, self.see_c = (Mlp(context.dim, width, word, layers, rate) for _ in range(3))
         self.learner = BaseLearner(word, options)
-        self.join = Mlp(word + task.dim, width, word, 1, rate) if options.conditional else None
+        self.join = Mlp(word + context.dim, width, word, 1, rate) if options.conditional else None
         self.compose = Mlp(2 * word, width, word, 1, rate)  # g
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:

@@ -31,7 +31,7 @@ from duplex.labels import LabelSpace
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Mlp
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
 from duplex.options import Count, NonNegative
 
@@ -49,10 +49,10 @@ class Cds(ThreePaths[CdsOptions]):
     more_specific: Tensor
     less_specific: Tensor
 
-    def __init__(self, task: TaskContext, options: CdsOptions) -> None:
-        super().__init__(task, options)
-        self.context = Mlp(2 * task.dim, options.context_width, 1, 1, 0.0) if options.specificity else None
-        more, less = specificity_pairs(task.labels)
+    def __init__(self, context: MethodContext, options: CdsOptions) -> None:
+        super().__init__(context, options)
+        self.ranker = Mlp(2 * context.dim, options.context_width, 1, 1, 0.0) if options.specificity else None
+        more, less = specificity_pairs(context.labels)
         self.register_buffer("more_specific", more, persistent=False)
         self.register_buffer("less_specific", less, persistent=False)
 
@@ -61,15 +61,15 @@ class Cds(ThreePaths[CdsOptions]):
 
         t: text features of states and objects, which get no gradients.
         """
-        assert self.context is not None
+        assert self.ranker is not None
         states, objects = t.states.detach(), t.objects.detach()
         both = [states.index_select(0, candidates.states), objects.index_select(0, candidates.objects)]
-        logits: Tensor = self.context(torch.cat(both, dim=-1))[:, 0]
+        logits: Tensor = self.ranker(torch.cat(both, dim=-1))[:, 0]
         return logits
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         _, _, losses = self.path_losses(batch, shared)
-        if self.context is not None:
+        if self.ranker is not None:
             logits = self.specificity_logits(shared, self.train_candidates)
             terms = softplus(logits[self.less_specific] - logits[self.more_specific])
             losses["specificity"] = terms.sum() / max(len(terms), 1)
@@ -78,7 +78,7 @@ class Cds(ThreePaths[CdsOptions]):
     def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
         semantic, factors = super().terms(z, t, candidates)
         yield semantic
-        if self.context is None:
+        if self.ranker is None:
             yield factors
         else:
             yield factors * (1 + self.options.specificity * self.specificity_logits(t, candidates).sigmoid())

@@ -17,7 +17,7 @@ from torch import Tensor
 from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import TaskContext
+from duplex.methods.base import MethodContext
 from duplex.methods.head import EmbeddingHead
 from duplex.options import Count, Natural, Options, Rate
 
@@ -38,13 +38,13 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
     """Base class of CGE and its variants: a perceptron embeds images, and a graph network embeds compositions."""
 
-    def __init__(self, task: TaskContext, options: CgeOptionsT) -> None:
-        super().__init__(task, options, trained_words=False)
-        labels = task.labels
-        graph = CompositionGraph(labels.candidates(task.world, "train"), len(labels.states), len(labels.objects))
+    def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
+        super().__init__(context, options, trained_words=False)
+        labels = context.labels
+        graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
         word_width, rate = self.words.width, options.dropout
         self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)
-        self.head = Mlp(task.dim, options.image_width, self.network.out, options.image_layers, rate)
+        self.head = Mlp(context.dim, options.image_width, self.network.out, options.image_layers, rate)
 
     def embed_images(self, z: Tensor) -> Tensor:
         embedded: Tensor = self.head(unit(z))

@@ -22,7 +22,7 @@ from duplex.layers.codebook import Codebook, Logits
 from duplex.layers.composition_index import CompositionIndex, copy_to_device
 from duplex.layers.factors import Factors, Fusion, unit
 from duplex.layers.graph import FactorNodes, Message, RefinedPrototypes, refine
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.options import Count, Positive, Share
 
@@ -41,14 +41,14 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
     """CGE with visual prototypes and state and object factors: the score `p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)` adds the
     posteriors by CGE's embeddings, by visual prototypes, and by factors."""
 
-    def __init__(self, task: TaskContext, options: CgeVisualOptions) -> None:
-        super().__init__(task, options)
-        labels, dim = task.labels, task.dim
+    def __init__(self, context: MethodContext, options: CgeVisualOptions) -> None:
+        super().__init__(context, options)
+        labels, dim = context.labels, context.dim
         self.codebook = Codebook(labels, dim, unseen="compose", random_seen=False)
         self.factors = Factors(dim, options.factor_width, residual=False)
         self.fusion = Fusion(dim) if options.graph else None
         self.embed_s, self.embed_o = (nn.Linear(self.words.width, dim) for _ in range(2))
-        self.target = CandidateSet.of(labels, task.world, "train")
+        self.target = CandidateSet.of(labels, context.world, "train")
         self._pending: RefinedPrototypes | None = None  # prototypes refined by `losses`, written by `after_batch`
 
     def start(self, train: Batch) -> None:

@@ -27,7 +27,7 @@ from duplex.layers.paths import PathOptions, Paths
 from duplex.layers.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
 from duplex.layers.score_formula import FLOOR, LEAST
 from duplex.layers.weight_search import tuned_weights
-from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreTerms, TaskContext, inspect_paths
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, inspect_paths
 from duplex.options import NonNegative, Positive
 
 Term = Literal["semantic", "factors", "gaussian", "gaussian_factors"]
@@ -78,11 +78,11 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     chosen: Tensor  # [3] fitted shrinkage, tau (variance of interactions) and added variance
     weights: Tensor  # one per score term of `inference`
 
-    def __init__(self, task: TaskContext, options: ClosedFormOptions) -> None:
-        super().__init__(task, options)
-        labels = task.labels
-        self.paths = Paths(labels, task.tower, options, task.world) if options.uses_text else None
-        pairs, dim = len(labels.pairs["train"]), task.dim
+    def __init__(self, context: MethodContext, options: ClosedFormOptions) -> None:
+        super().__init__(context, options)
+        labels = context.labels
+        self.paths = Paths(labels, context.tower, options, context.world) if options.uses_text else None
+        pairs, dim = len(labels.pairs["train"]), context.dim
         for name, shape in (("counts", (pairs,)), ("sums", (pairs, dim)), ("moment", (dim, dim)), ("chosen", (3,))):
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
@@ -143,7 +143,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return FittedStatistics(self._statistics(), settings)
 
     def _fit(self, shrinkage: float | None, interactions: float | None, added: float | None) -> ClosedForm:
-        words, device = self.task.words, self.counts.device
+        words, device = self.context.words, self.counts.device
         settings = FitSettings(self.options.ridge, shrinkage, interactions, self.options.prior, added)
         vectors = None if words is None else (words.states.to(device), words.objects.to(device))
         return ClosedForm.fit(self._statistics(), settings, vectors)

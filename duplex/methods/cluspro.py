@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
 from duplex.options import Count, NonNegative, Positive, Share
 
@@ -48,11 +48,11 @@ class ClusPro(ThreePaths[ClusProOptions]):
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
 
-    def __init__(self, task: TaskContext, options: ClusProOptions) -> None:
-        super().__init__(task, options)
-        sizes = {"states": len(task.labels.states), "objects": len(task.labels.objects)}
+    def __init__(self, context: MethodContext, options: ClusProOptions) -> None:
+        super().__init__(context, options)
+        sizes = {"states": len(context.labels.states), "objects": len(context.labels.objects)}
         for name, count in sizes.items():
-            prototypes = normalize(torch.randn(count, options.clusters, task.dim), dim=-1)
+            prototypes = normalize(torch.randn(count, options.clusters, context.dim), dim=-1)
             self.register_buffer(name, prototypes)
         self._pending: dict[str, Tensor] = {}  # prototypes moved by `losses`, to be written by `after_batch`
 

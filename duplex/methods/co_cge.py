@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from duplex.layers.factors import unit
-from duplex.methods.base import TaskContext
+from duplex.methods.base import MethodContext
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.options import Count, NonNegative, Positive
 
@@ -33,12 +33,12 @@ class CoCge(GraphHead[CoCgeOptions]):
     """Co-CGE: the score is the cosine of an image's embedding and a composition's, which a graph network computes. In
     the open world, training gives unseen compositions margins by feasibility (plausibility)."""
 
-    def __init__(self, task: TaskContext, options: CoCgeOptions) -> None:
-        super().__init__(task, options)
+    def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
+        super().__init__(context, options)
         self.scale = options.scale
-        if task.world == "open":
+        if context.world == "open":
             self.margins = self.initial_margins()  # alpha rho(c) / T
-            self.network.graph.weights.copy_(torch.as_tensor(task.labels.seen))
+            self.network.graph.weights.copy_(torch.as_tensor(context.labels.seen))
 
     def embed_images(self, z: Tensor) -> Tensor:
         return unit(super().embed_images(z))

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import TaskContext
+from duplex.methods.base import MethodContext
 from duplex.methods.head import Composer, EmbeddingHead
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
@@ -42,12 +42,12 @@ class CompCos(EmbeddingHead[CompCosOptions]):
     """CompCos: the score is the cosine of an image's embedding and a composition's, made from two word vectors. In the
     open world, training gives unseen compositions margins by feasibility (plausibility)."""
 
-    def __init__(self, task: TaskContext, options: CompCosOptions) -> None:
-        super().__init__(task, options, trained_words=options.train_words, scale=options.scale)
+    def __init__(self, context: MethodContext, options: CompCosOptions) -> None:
+        super().__init__(context, options, trained_words=options.train_words, scale=options.scale)
         width = options.width
-        self.head = Mlp(task.dim, width, width, options.layers, options.dropout)
+        self.head = Mlp(context.dim, width, width, options.layers, options.dropout)
         self.composer = Composer(self.words.width, width)
-        if task.world == "open":
+        if context.world == "open":
             self.margins = self.initial_margins()  # alpha rho(c) / T
 
     def embed_images(self, z: Tensor) -> Tensor:

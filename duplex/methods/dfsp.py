@@ -32,7 +32,7 @@ from duplex.layers.attention import CrossBlock, score_in_chunks
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit, zero_initialised
 from duplex.layers.prompt_paths import TEMPLATE, Prototypes
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Count, NonNegative, Options, Share, Template
 
@@ -58,11 +58,11 @@ class DfspOptions(Options):
 class Dfsp(TextMethod[DfspOptions]):
     """DFSP: a soft prompt whose text features are fused with the image's tokens."""
 
-    def __init__(self, task: TaskContext, options: DfspOptions) -> None:
-        super().__init__(task, options)
-        dim, heads = task.dim, options.heads
+    def __init__(self, context: MethodContext, options: DfspOptions) -> None:
+        super().__init__(context, options)
+        dim, heads = context.dim, options.heads
         self.prompts = self.soft_prompts(options.template)
-        token_width = task.inputs["patch"][1] if options.fusion != "none" else 0
+        token_width = context.inputs["patch"][1] if options.fusion != "none" else 0
         if options.to_image:
             self.project = nn.Linear(token_width, dim)  # W
             self.to_image, self.to_itself = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)  # B_1, B_2
@@ -127,6 +127,6 @@ class Dfsp(TextMethod[DfspOptions]):
 
         if self.options.fusion == "none":
             return chunk_scores(inputs["cls"])
-        (patches, token_width), dim, count = self.task.inputs["patch"], self.task.dim, len(prepared.compositions)
+        (patches, token_width), dim, count = self.context.inputs["patch"], self.context.dim, len(prepared.compositions)
         width = patches * (token_width + 6 * dim) + (3 * count * dim if self.options.to_text else 0)
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -25,7 +25,7 @@ from duplex.layers.graph import FactorNodes, Message, RefinedPrototypes, refine
 from duplex.layers.paths import FactorPosteriors, PathOptions, Paths
 from duplex.layers.portable import portable_paths, prototype_means
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Inputs, Inspectable, ScoreBlocks, ScoreTerms, TaskContext
+from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreBlocks, ScoreTerms
 from duplex.methods.prompts import PathMethod
 from duplex.options import Share
 
@@ -77,21 +77,21 @@ class Duplex(PathMethod[DuplexOptions]):
     """Duplex: the score adds probabilities by semantic prototypes, by visual prototypes, and by an image's state and
     object factors; the options `losses` and `inference` select terms of loss and score."""
 
-    def __init__(self, task: TaskContext, options: DuplexOptions) -> None:
-        super().__init__(task, options)
-        world = task.world if options.refine_over == "world" else options.refine_over
-        dim = task.tower.dim
+    def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
+        super().__init__(context, options)
+        world = context.world if options.refine_over == "world" else options.refine_over
+        dim = context.tower.dim
         self.codebook = Codebook(
-            task.labels,
+            context.labels,
             dim,
             unseen=options.unseen_rows,
             random_seen=options.seen_rows == "random",
             anchored=options.blend == "anchored",
         )
-        self.paths = Paths(task.labels, task.tower, options, world)
+        self.paths = Paths(context.labels, context.tower, options, world)
         learned = options.graph and options.fusion != "additive"
         self.fusion = Fusion(dim, rectified=options.fusion == "learned") if learned else None
-        self.target = CandidateSet.of(task.labels, world, "train")  # C_tgt, the candidates in training
+        self.target = CandidateSet.of(context.labels, world, "train")  # C_tgt, the candidates in training
         self.pending: RefinedPrototypes | None = None  # set by `losses`, written to the codebook by `after_batch`
 
     def start(self, train: Batch) -> None:

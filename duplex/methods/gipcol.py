@@ -27,7 +27,7 @@ from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes, Source
-from duplex.methods.base import Batch, Inspectable, TaskContext
+from duplex.methods.base import Batch, Inspectable, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Count, Options, Rate, Template
 
@@ -62,12 +62,12 @@ class GraphPrompts(Prompts):
 class Gipcol(TextMethod[GipcolOptions]):
     """GIPCOL: the score is p(c|x) by prompts in which a graph network computes the vectors of states and objects."""
 
-    def __init__(self, task: TaskContext, options: GipcolOptions) -> None:
-        super().__init__(task, options)
-        labels, tower = task.labels, task.tower
+    def __init__(self, context: MethodContext, options: GipcolOptions) -> None:
+        super().__init__(context, options)
+        labels, tower = context.labels, context.tower
         self.prompts = GraphPrompts(labels, tower, options.context, options.template)
         if options.edges:
-            graph = CompositionGraph(labels.candidates(task.world, "train"), len(labels.states), len(labels.objects))
+            graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
             width, rate = options.width, options.dropout
             self.prompts.network = GraphNetwork(graph, tower.width, width, tower.width, options.layers, rate)
             for parameter in self.prompts.network.weights[-1].parameters():

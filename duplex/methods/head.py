@@ -16,7 +16,7 @@ from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prompts
 from duplex.layers.word_feasibility import feasibility
-from duplex.methods.base import Batch, Inputs, Method, OptionsT, Scorer, TaskContext
+from duplex.methods.base import Batch, Inputs, Method, MethodContext, OptionsT, Scorer
 
 INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 
@@ -27,9 +27,9 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     A subclass defines `score`, and `prepare` for values that do not depend on the image.
     """
 
-    def __init__(self, task: TaskContext, options: OptionsT) -> None:
-        super().__init__(task, options)
-        self.train_candidates = CompositionIndex(task.labels.pairs["train"], len(task.labels.objects))
+    def __init__(self, context: MethodContext, options: OptionsT) -> None:
+        super().__init__(context, options)
+        self.train_candidates = CompositionIndex(context.labels.pairs["train"], len(context.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
         """Return what the method `score` needs of candidate compositions for all images, such as their embeddings."""
@@ -66,9 +66,9 @@ class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
 
-    def __init__(self, task: TaskContext, options: OptionsT) -> None:
-        super().__init__(task, options)
-        self.scale = math.exp(task.tower.logit_scale)
+    def __init__(self, context: MethodContext, options: OptionsT) -> None:
+        super().__init__(context, options)
+        self.scale = math.exp(context.tower.logit_scale)
 
     def logits(self, z: Tensor, t: Tensor) -> Tensor:
         """Return logits `cos(z, t) / tau` [B, C] of image features `z` [B, d] and unit text features `t` [C, d]."""
@@ -80,7 +80,7 @@ class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     def soft_prompts(self, template: str) -> Prompts:
         """Return prompts of compositions with a learned prefix, initialised by the template's words, and a learned
         vector per state and object."""
-        labels, tower = self.labels, self.task.tower
+        labels, tower = self.labels, self.context.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
 
@@ -126,10 +126,10 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
 
-    def __init__(self, task: TaskContext, options: OptionsT, *, trained_words: bool) -> None:
-        super().__init__(task, options)
-        assert task.words is not None
-        self.words = WordTable(task.words.states, task.words.objects, trained=trained_words)
+    def __init__(self, context: MethodContext, options: OptionsT, *, trained_words: bool) -> None:
+        super().__init__(context, options)
+        assert context.words is not None
+        self.words = WordTable(context.words.states, context.words.objects, trained=trained_words)
 
     def prepare(self, candidates: CompositionIndex) -> Any:
         return self.composer(self.words, candidates)
@@ -149,11 +149,13 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     margins: Tensor | None  # [M * N], one per composition
 
-    def __init__(self, task: TaskContext, options: OptionsT, *, trained_words: bool, scale: float = 1.0) -> None:
-        super().__init__(task, options, trained_words=trained_words)
+    def __init__(self, context: MethodContext, options: OptionsT, *, trained_words: bool, scale: float = 1.0) -> None:
+        super().__init__(context, options, trained_words=trained_words)
         self.scale = scale
-        if task.world == "open":
-            self.train_candidates = CompositionIndex(task.labels.candidates("open", "train"), len(task.labels.objects))
+        if context.world == "open":
+            self.train_candidates = CompositionIndex(
+                context.labels.candidates("open", "train"), len(context.labels.objects)
+            )
         self.register_buffer("margins", None)
 
     def embed_images(self, z: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import Composer, WordMethod, next_allowed_partner
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
@@ -93,13 +93,13 @@ class Ivr(WordMethod[IvrOptions]):
     """IVR: the score is `p(s|x) p(o|x) + d_c`, d_c the cosine of image and composition embedding; state features are
     trained not to depend on the object, and object features not to depend on the state."""
 
-    def __init__(self, task: TaskContext, options: IvrOptions) -> None:
-        super().__init__(task, options, trained_words=True)
+    def __init__(self, context: MethodContext, options: IvrOptions) -> None:
+        super().__init__(context, options, trained_words=True)
         width = options.width
-        self.embed = Mlp(task.dim, width, width, options.layers, options.dropout)
+        self.embed = Mlp(context.dim, width, width, options.layers, options.dropout)
         self.composer = Composer(self.words.width, width)
-        self.of_states = PrimitiveHead(width, len(task.labels.states), options)
-        self.of_objects = PrimitiveHead(width, len(task.labels.objects), options)
+        self.of_states = PrimitiveHead(width, len(context.labels.states), options)
+        self.of_objects = PrimitiveHead(width, len(context.labels.objects), options)
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
         f = self.embed(unit(batch.cls))

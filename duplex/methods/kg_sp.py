@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import SeenMethod
 from duplex.options import Count, Natural, Options, Rate
 
@@ -32,11 +32,11 @@ class KgSpOptions(Options):
 class KgSp(SeenMethod[KgSpOptions]):
     """KG-SP: independent classifiers of states and of objects; the score is `p(s|x) p(o|x)`."""
 
-    def __init__(self, task: TaskContext, options: KgSpOptions) -> None:
-        super().__init__(task, options)
+    def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
+        super().__init__(context, options)
         layers, width, rate = options.layers, options.width, options.dropout
-        self.states = Mlp(task.dim, width, len(task.labels.states), layers, rate)
-        self.objects = Mlp(task.dim, width, len(task.labels.objects), layers, rate)
+        self.states = Mlp(context.dim, width, len(context.labels.states), layers, rate)
+        self.objects = Mlp(context.dim, width, len(context.labels.objects), layers, rate)
 
     def losses(self, batch: Batch, shared: tuple[()]) -> dict[str, Tensor]:
         z = unit(batch.cls)

@@ -29,7 +29,7 @@ from torch.nn.functional import normalize
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Options, Template
 
@@ -49,17 +49,17 @@ class Lde(TextMethod[LdeOptions]):
     states: Tensor
     objects: Tensor
 
-    def __init__(self, task: TaskContext, options: LdeOptions) -> None:
-        super().__init__(task, options)
-        sizes = {"centre": (), "states": (len(task.labels.states),), "objects": (len(task.labels.objects),)}
+    def __init__(self, context: MethodContext, options: LdeOptions) -> None:
+        super().__init__(context, options)
+        sizes = {"centre": (), "states": (len(context.labels.states),), "objects": (len(context.labels.objects),)}
         for name, size in sizes.items():
-            self.register_buffer(name, torch.zeros(*size, task.dim))
+            self.register_buffer(name, torch.zeros(*size, context.dim))
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
         if self.options.source == "text":
             every = np.arange(self.labels.size)
-            prompts = Prompts(self.labels, self.task.tower, paths="composition", template=self.options.template)
+            prompts = Prompts(self.labels, self.context.tower, paths="composition", template=self.options.template)
             self.decompose(prompts.encode(every).compositions.to(self.centre), torch.as_tensor(every))
             return
         _, inverse, counts = train.compositions.unique(return_inverse=True, return_counts=True)

@@ -27,7 +27,7 @@ from torch import Tensor
 from duplex.errors import UsageError, require
 from duplex.labels import LabelSpace
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
 from duplex.options import NonNegative
 
@@ -96,9 +96,9 @@ class LogicZsl(ThreePaths[LogicOptions]):
     excludes_o: Tensor
     implies_o: Tensor
 
-    def __init__(self, task: TaskContext, options: LogicOptions) -> None:
-        super().__init__(task, options)
-        written, labels = options.rules_written, task.labels
+    def __init__(self, context: MethodContext, options: LogicOptions) -> None:
+        super().__init__(context, options)
+        written, labels = options.rules_written, context.labels
         states, objects = parse_rules(written, labels) if written else observed_rules(labels)
         for name, rules in (("s", states), ("o", objects)):
             self.register_buffer(f"excludes_{name}", rules.excludes, persistent=False)

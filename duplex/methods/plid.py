@@ -35,7 +35,7 @@ from duplex.labels import Ints
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Factors, unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts
-from duplex.methods.base import Batch, Inputs, Inspectable, TaskContext
+from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Count, NonNegative, Options, Template
 
@@ -94,9 +94,9 @@ class Plid(TextMethod[PlidOptions]):
 
     described: Tensor
 
-    def __init__(self, task: TaskContext, options: PlidOptions) -> None:
-        super().__init__(task, options)
-        dim = task.tower.dim
+    def __init__(self, context: MethodContext, options: PlidOptions) -> None:
+        super().__init__(context, options)
+        dim = context.tower.dim
         self.prompts = self.soft_prompts(options.template)
         self.enrich, self.factors = Enrichment(dim), Factors(dim, options.width, residual=False)
         self.register_buffer("described", torch.zeros(0, len(options.templates), dim), persistent=False)
@@ -107,7 +107,7 @@ class Plid(TextMethod[PlidOptions]):
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
         """Return the text features [C, D, d] of D descriptions per composition: each template with the pair's name."""
-        labels, tower = self.labels, self.task.tower
+        labels, tower = self.labels, self.context.tower
         prompts = (Prompts(labels, tower, paths="composition", template=t) for t in self.options.templates)
         return torch.stack([descriptions.encode(compositions).compositions for descriptions in prompts], dim=1)
 

@@ -23,7 +23,7 @@ from duplex.labels import Ints
 from duplex.layers.portable import joined_members
 from duplex.layers.score_formula import LEAST
 from duplex.layers.weight_search import Weights, tuned_weights
-from duplex.methods.base import Batch, Inputs, Method, ScoreTerms, TaskContext
+from duplex.methods.base import Batch, Inputs, Method, MethodContext, ScoreTerms
 from duplex.methods.registry import checked_needs, find_method, make_method, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions
 
@@ -47,13 +47,13 @@ class ProductMethod(Method[ProductOptions]):
     temperatures: Tensor  # [K], one per member
     weights: Tensor  # one per method in `of`
 
-    def __init__(self, task: TaskContext, options: ProductOptions) -> None:
-        super().__init__(task, options)
+    def __init__(self, context: MethodContext, options: ProductOptions) -> None:
+        super().__init__(context, options)
         if not options.members:
             raise UsageError(
                 f"a product combines finished runs of {', '.join(options.of)}; list it in run.products of params.yaml"
             )
-        trained = task.members or tuple(build_member(member, task) for member in options.members)
+        trained = context.members or tuple(build_member(member, context) for member in options.members)
         self.members: Any = nn.ModuleList(trained).requires_grad_(False)
         temperatures = [float(member["temperature"]) for member in options.members]
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float64))
@@ -66,7 +66,7 @@ class ProductMethod(Method[ProductOptions]):
 
     def start(self, train: Batch) -> None:
         """Initialise every method in this product (combined model), unless they are loaded from finished runs."""
-        if not self.task.members:
+        if not self.context.members:
             for member in self.members:
                 member.start(train)
 
@@ -133,7 +133,7 @@ class ProductMethod(Method[ProductOptions]):
         return joined_members([t for t in tensors if t is not None], (self.weights[places] / self.temperatures).float())
 
 
-def build_member(member: dict[str, Any], task: TaskContext) -> Method[Any]:
+def build_member(member: dict[str, Any], context: MethodContext) -> Method[Any]:
     """Return the method of one run in a product (a model that combines runs), built with initial tensors.
 
     The tensors of the product's checkpoint are then loaded into it.
@@ -142,11 +142,11 @@ def build_member(member: dict[str, Any], task: TaskContext) -> Method[Any]:
     """
     blocks = None
     if member["finetune"] is not None:
-        options, make_blocks = FinetuneOptions.from_dict(member["finetune"]), task.member_blocks
+        options, make_blocks = FinetuneOptions.from_dict(member["finetune"]), context.member_blocks
         if make_blocks is None:
             raise UsageError(
                 f"{member['method']} has fine-tuned blocks, and no image tower is loaded that could run them"
             )
         blocks = lambda: make_blocks(options)  # noqa: E731
-    own = replace(task, world=member["world"], finetuned_blocks=blocks, members=(), member_blocks=None)
+    own = replace(context, world=member["world"], finetuned_blocks=blocks, members=(), member_blocks=None)
     return make_method(member["kind"], parse_options(member["kind"], member["options"]), own)

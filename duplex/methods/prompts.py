@@ -24,10 +24,10 @@ from duplex.methods.base import (
     Inputs,
     Inspectable,
     Method,
+    MethodContext,
     OptionsT,
     Scorer,
     ScoreTerms,
-    TaskContext,
     inspect_paths,
 )
 
@@ -77,9 +77,9 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
 class PromptMethod(PathMethod[PromptOptions]):
     """Method with prompts and no visual prototypes: the score is `p(c|x) + p(s|x) p(o|x)`, or one of these terms."""
 
-    def __init__(self, task: TaskContext, options: PromptOptions) -> None:
-        super().__init__(task, options)
-        self.paths = Paths(task.labels, task.tower, options, task.world)
+    def __init__(self, context: MethodContext, options: PromptOptions) -> None:
+        super().__init__(context, options)
+        self.paths = Paths(context.labels, context.tower, options, context.world)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         names = self.options.losses

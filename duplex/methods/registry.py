@@ -20,7 +20,7 @@ from duplex.system.code_hash import loaded_plugin_hash
 from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
 
 if TYPE_CHECKING:
-    from duplex.methods.base import Method, TaskContext
+    from duplex.methods.base import Method, MethodContext
 
 GROUP = "duplex.methods"
 ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
@@ -51,7 +51,7 @@ def require_text_kind(kind: object) -> str:
     if isinstance(kind, str):
         return kind
     name = getattr(kind, "__name__", None) if isinstance(kind, type) else None
-    hint = "" if name is None else f"; build a class directly: {name}(task, {name}.Options())"
+    hint = "" if name is None else f"; build a class directly: {name}(context, {name}.Options())"
     expected = f"a name that `duplex methods` lists, or module:Class{hint}"
     raise UsageError(f"the kind of method is {kind!r:.80}; expected {expected}")
 
@@ -171,20 +171,20 @@ def checked_needs(method_class: type[Method[Any]], options: Options) -> frozense
     return frozenset(names)
 
 
-def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
-    """Return a new method of a kind, wrapped in `WithFinetuning` if the task has encoder blocks to fine-tune.
+def make_method(kind: str, options: Options, context: MethodContext) -> Method[Any]:
+    """Return a new method of a kind, wrapped in `WithFinetuning` if the context has encoder blocks to fine-tune.
 
-    Raise `UsageError` if the task lacks an input that the method needs, or blocks are to be fine-tuned for a method
+    Raise `UsageError` if the context lacks an input that the method needs, or blocks are to be fine-tuned for a method
     that trains nothing."""
     method_class = find_method(require_text_kind(kind))
-    _check_arguments(kind, method_class, options, task)
+    _check_arguments(kind, method_class, options, context)
     for need in sorted(checked_needs(method_class, options)):
-        available = getattr(task, need) is not None if need in ("text", "words") else need in task.inputs
+        available = getattr(context, need) is not None if need in ("text", "words") else need in context.inputs
         if not available:
-            hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(task.inputs)}")
+            hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(context.inputs)}")
             raise UsageError(f"method kind {kind!r} {hint}")
-    method = method_class(task, options)
-    if task.finetuned_blocks is None or method_class.combines_runs:
+    method = method_class(context, options)
+    if context.finetuned_blocks is None or method_class.combines_runs:
         return method
     if not method.groups():
         raise UsageError(
@@ -193,12 +193,12 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
         )
     from duplex.methods.with_finetuning import WithFinetuning
 
-    return WithFinetuning(method, task.finetuned_blocks())
+    return WithFinetuning(method, context.finetuned_blocks())
 
 
-def _check_arguments(kind: str, method_class: type[Method[Any]], options: object, task: object) -> None:
-    """Raise `UsageError` unless `options` are of the class's type `Options` and `task` is a `TaskContext`."""
-    from duplex.methods.base import TaskContext
+def _check_arguments(kind: str, method_class: type[Method[Any]], options: object, context: object) -> None:
+    """Raise `UsageError` unless `options` are of the class's type `Options` and `context` is a `MethodContext`."""
+    from duplex.methods.base import MethodContext
 
     if not isinstance(options, method_class.Options):
         expected = method_class.Options.__name__
@@ -206,8 +206,8 @@ def _check_arguments(kind: str, method_class: type[Method[Any]], options: object
             f"the options of {kind} are {options!r:.80}; expected {expected}(...), or for a table of "
             f"keys and values parse_options({kind!r}, TABLE)"
         )
-    if not isinstance(task, TaskContext):
-        raise UsageError(f"the task of {kind} is {task!r:.80}; expected a TaskContext")
+    if not isinstance(context, MethodContext):
+        raise UsageError(f"the context of {kind} is {context!r:.80}; expected a MethodContext")
 
 
 def describe_method(kind: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.head import Composer, EmbeddingHead, next_allowed_partner
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
@@ -42,12 +42,12 @@ class Scen(EmbeddingHead[ScenOptions]):
     """SCEN: an image's state and object embeddings are fused; the score is the cosine of the result with the embedding
     of a composition."""
 
-    def __init__(self, task: TaskContext, options: ScenOptions) -> None:
-        super().__init__(task, options, trained_words=False, scale=options.scale)
+    def __init__(self, context: MethodContext, options: ScenOptions) -> None:
+        super().__init__(context, options, trained_words=False, scale=options.scale)
         width, layers, rate = options.width, options.layers, options.dropout
-        self.encode_s, self.encode_o = (Mlp(task.dim, width, width, layers, rate) for _ in range(2))
-        self.classify_s = nn.Linear(width, len(task.labels.states))
-        self.classify_o = nn.Linear(width, len(task.labels.objects))
+        self.encode_s, self.encode_o = (Mlp(context.dim, width, width, layers, rate) for _ in range(2))
+        self.classify_s = nn.Linear(width, len(context.labels.states))
+        self.classify_o = nn.Linear(width, len(context.labels.objects))
         self.fuse = nn.Linear(2 * width, width)
         self.composer = Composer(self.words.width, width)
 

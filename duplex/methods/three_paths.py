@@ -13,7 +13,7 @@ from torch import Tensor
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.paths import FactorPosteriors, PathOptions, Paths
 from duplex.layers.prompt_paths import TEMPLATE, Prototypes
-from duplex.methods.base import Batch, Inputs, Inspectable, TaskContext, inspect_paths
+from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, inspect_paths
 from duplex.methods.head import TextMethod
 from duplex.options import Count, Options, Template
 
@@ -37,10 +37,10 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
     """Base class of methods with prompts of compositions, states and objects, whose score is
     `p(c^t|x) + p(s|x) p(o|x)`, from the posteriors by these prompts; subclasses add losses and score terms."""
 
-    def __init__(self, task: TaskContext, options: ThreePathOptionsT) -> None:
-        super().__init__(task, options)
+    def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
+        super().__init__(context, options)
         path_options = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
-        self.paths = Paths(task.labels, task.tower, path_options, task.world)
+        self.paths = Paths(context.labels, context.tower, path_options, context.world)
 
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)

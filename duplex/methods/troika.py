@@ -24,7 +24,7 @@ from duplex.layers.attention import CrossAttention, score_in_chunks
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
 from duplex.options import Count
 
@@ -74,9 +74,9 @@ class Traction(nn.Module):
 class Troika(ThreePaths[TroikaOptions]):
     """Troika: prompts of compositions, states and objects, whose text features are pulled towards each image."""
 
-    def __init__(self, task: TaskContext, options: TroikaOptions) -> None:
-        super().__init__(task, options)
-        self.traction = Traction(task.dim, task.inputs["patch"][1], options) if options.traction else None
+    def __init__(self, context: MethodContext, options: TroikaOptions) -> None:
+        super().__init__(context, options)
+        self.traction = Traction(context.dim, context.inputs["patch"][1], options) if options.traction else None
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
@@ -111,6 +111,6 @@ class Troika(ThreePaths[TroikaOptions]):
             c, s, o = self.path_logits(self.paths.adapt(cls), prepared, tokens)
             return c.softmax(-1) + s.softmax(-1)[:, candidates.states] * o.softmax(-1)[:, candidates.objects]
 
-        dim, patches = self.task.dim, self.task.inputs["patch"][0]
+        dim, patches = self.context.dim, self.context.inputs["patch"][0]
         width = sum(map(len, prepared)) * (dim * (self.options.inner + 2) + patches)
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -30,7 +30,7 @@ from duplex.layers.attention import CrossBlock
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prototypes, word_vectors
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
 from duplex.options import Count, Share
 
@@ -49,11 +49,11 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
     """VP-CMJL: images are compared with prompts of compositions, states and objects, and with trained vectors of these
     in the images' space (visual proxies)."""
 
-    def __init__(self, task: TaskContext, options: VpCmjlOptions) -> None:
-        super().__init__(task, options)
+    def __init__(self, context: MethodContext, options: VpCmjlOptions) -> None:
+        super().__init__(context, options)
         if options.proxies:
-            dim, heads = task.dim, options.heads
-            states, objects = (rows.to(torch.float32) for rows in word_vectors(task.labels, task.tower))
+            dim, heads = context.dim, options.heads
+            states, objects = (rows.to(torch.float32) for rows in word_vectors(context.labels, context.tower))
             self.states, self.objects = nn.Parameter(states.clone()), nn.Parameter(objects.clone())  # [M, d], [N, d]
             self.from_state, self.from_object = (nn.Parameter(torch.eye(dim)) for _ in range(2))
             self.read_s, self.read_o = (CrossBlock(dim, dim, heads) for _ in range(2))

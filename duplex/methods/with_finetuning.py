@@ -57,7 +57,7 @@ class WithFinetuning(Method[Options]):
     """Method that wraps another to train it together with the image tower's last blocks; one state dict holds both."""
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
-        super().__init__(method.task, method.options)
+        super().__init__(method.context, method.options)
         self.method, self.blocks = method, blocks
 
     @property

@@ -16,7 +16,7 @@ from duplex.features.examples import Examples
 from duplex.methods.duplex import DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.training.scoring import validation_auc
-from tests.methods.world import batch_of, every_row, features, small_labels, small_method, small_task, step_of
+from tests.methods.world import batch_of, every_row, features, small_context, small_labels, small_method, step_of
 from tests.subprocesses import ROOT
 
 SEEN = small_labels().pairs["train"].tolist()
@@ -25,7 +25,7 @@ SEEN = small_labels().pairs["train"].tolist()
 @pytest.mark.parametrize("name", STUDY)
 def test_a_variation_can_take_a_training_step(name: str) -> None:
     row = STUDY[name]
-    method = row.kind(small_task(), dataclasses.replace(DuplexOptions(width=5), **row.options)).double()
+    method = row.kind(small_context(), dataclasses.replace(DuplexOptions(width=5), **row.options)).double()
     method.start(batch_of(features(len(SEEN), 5), SEEN))
     step = step_of(method, features(len(SEEN), 6), SEEN, method.shared())
     assert set(step.losses) == set(method.options.losses)
@@ -42,7 +42,7 @@ def _learned(name: str) -> list[float]:
     """Return the sums of prototypes and gradients after two epochs of one step each."""
     torch.manual_seed(0)
     variation, settings = STUDY[name], TrainingOptions(learning_rate=0.1, batch_size=7, epochs=2, decay_every=1)
-    method = variation.kind(small_task(), dataclasses.replace(DuplexOptions(width=5), **variation.options)).double()
+    method = variation.kind(small_context(), dataclasses.replace(DuplexOptions(width=5), **variation.options)).double()
     if variation.schedule is not None:
         method.follow(variation.schedule, settings)
     method.start(batch_of(features(len(SEEN), 5), SEEN))

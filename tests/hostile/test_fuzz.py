@@ -30,7 +30,7 @@ from duplex.report.curves import margins_of
 from duplex.report.results import read_predictions, read_tree
 from duplex.system.hdf5 import InvalidHDF5, read_attribute
 from duplex.training.checkpoint import load_checkpoint, read_record, save_checkpoint
-from tests.methods.world import small_method, small_task
+from tests.methods.world import small_context, small_method
 from tests.subprocesses import ROOT
 from tests.training.test_checkpoint import ENCODER, RECORD
 
@@ -105,7 +105,7 @@ def checkpoint(folder: Path) -> bytes:
 
 def try_checkpoint(path: Path) -> None:
     read_record(path)
-    load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+    load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
 
 
 def _read_features(path: Path) -> None:

@@ -161,12 +161,12 @@ def test_writes_that_torch_does_not_count_are_noticed_at_the_end_of_evaluation()
     with temporary_kind(Probe) as kind:
         spec = MethodSpec("probe", kind, Probe.Options(), SETTINGS, WORLDS, "closed")
         run = train_method(spec, inputs, 0, torch.device("cpu"), EvaluationParams())
-    faulty = type("Faulty", (Probe,), UNCOUNTED["scorer"])(run.method.task, Probe.Options())
+    faulty = type("Faulty", (Probe,), UNCOUNTED["scorer"])(run.method.context, Probe.Options())
     calibration = calibration_for(run.record, "closed", "probe")
     with pytest.raises(DuplexError, match="Faulty writes into its input 'cls', which other runs read too"):
         evaluate_world(faulty, inputs, EvaluationParams(bootstrap=10), "closed", calibration)
     terms = {"score_terms": lambda self, rows: lambda inputs: [("a", self.scorer(rows)(inputs))]}
-    faulty = type("Faulty", (Probe,), {**UNCOUNTED["scorer"], **terms})(run.method.task, Probe.Options())
+    faulty = type("Faulty", (Probe,), {**UNCOUNTED["scorer"], **terms})(run.method.context, Probe.Options())
     with pytest.raises(DuplexError, match="Faulty writes into its input 'cls', which other runs read too"):
         term_metrics(faulty, inputs)
 
@@ -290,9 +290,9 @@ def test_a_command_that_a_plug_in_exits_fails(monkeypatch: pytest.MonkeyPatch, c
 class Neighbours(Method[Options]):
     """Nearest neighbours: state and object by similarity to remembered training images, without the image itself."""
 
-    def __init__(self, task: Any, options: Options) -> None:
-        super().__init__(task, options)
-        self.grow("keys", task.dim)
+    def __init__(self, context: Any, options: Options) -> None:
+        super().__init__(context, options)
+        self.grow("keys", context.dim)
         self.grow("compositions", dtype=torch.int64)
 
     def start(self, train: Batch) -> None:
@@ -319,7 +319,7 @@ def test_a_method_may_remember_its_training_images(tmp_path) -> None:
     with temporary_kind(Neighbours):
         with pytest.raises(DuplexError, match="other labels"):
             load_checkpoint(path, inputs.task(), run.record.encoder)
-        loaded = load_checkpoint(path, run.method.task, run.record.encoder)
+        loaded = load_checkpoint(path, run.method.context, run.record.encoder)
     before, after = run.method.state_dict(), loaded.state_dict()
     assert len(after["keys"]) == 28 and all(torch.equal(before[name], after[name]) for name in ("keys", "compositions"))
 

@@ -11,7 +11,7 @@ import torch
 from duplex.errors import DuplexError
 from duplex.methods.base import Batch, Inspectable, Method
 from duplex.methods.head import EmbeddingHead, SeenMethod, WordTable, next_allowed_partner
-from tests.methods.field import batch, task
+from tests.methods.field import batch, context
 from tests.methods.world import features
 
 
@@ -59,7 +59,7 @@ def test_inputs_on_disk_are_indexed_and_choose_the_order():
 
 
 def test_the_defaults_train_all_parameters_and_offer_nothing_else():
-    plain, linear = (kind(task(), kind.Options()) for kind in (Plain, Linear))
+    plain, linear = (kind(context(), kind.Options()) for kind in (Plain, Linear))
     assert plain.groups() == [] and plain.summary() == {"parameters": 0}
     assert linear.groups() == [{"params": [linear.head.weight, linear.head.bias]}]
     assert linear.summary() == {"parameters": 27}
@@ -80,7 +80,7 @@ def test_a_function_that_a_base_class_lacks_is_named(name):
     class Bare(EmbeddingHead):
         score = SeenMethod.score
 
-    head = Bare(task(), Bare.Options(), trained_words=False)
+    head = Bare(context(), Bare.Options(), trained_words=False)
     with pytest.raises(DuplexError, match=rf"Bare must define {name}\(\)"):
         getattr(head, name)(*[None] * (3 if name == "score" else 1))
 
@@ -96,11 +96,11 @@ def test_word_tables_start_at_the_normalised_vectors(trained):
 
 
 def test_a_task_has_the_width_and_the_tower_of_its_encoder():
-    assert task().dim == 8 and task().tower is not None
+    assert context().dim == 8 and context().tower is not None
 
 
 def test_primitives_are_the_states_and_objects_of_compositions():
-    states, objects = Plain(task(), Plain.Options()).primitives(torch.tensor([11, 0, 4]))
+    states, objects = Plain(context(), Plain.Options()).primitives(torch.tensor([11, 0, 4]))
     assert states.tolist() == [3, 0, 1] and objects.tolist() == [2, 0, 1]
 
 

@@ -25,7 +25,7 @@ def test_losses_and_scores_by_loops():
     close(diversity(LABELS), [specificity(m) for m in range(M)])
 
     def logit(c):
-        return float(mlp(method.context, torch.cat([t.states[c // N], t.objects[c % N]]).detach())[0])
+        return float(mlp(method.ranker, torch.cat([t.states[c // N], t.objects[c % N]]).detach())[0])
 
     terms = [
         math.log(1 + math.exp(logit(worse) - logit(better)))

@@ -14,7 +14,7 @@ from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.word_feasibility import feasibility
 from duplex.methods.cge import Cge
 from duplex.methods.co_cge import CoCge
-from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, scores, task
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, context, scores
 from tests.methods.loops import close, convolved, cross_entropy, dot, mlp, products, unit
 
 ROW: dict[str, Any] = {"width": 6, "out": 5, "image_layers": 1, "image_width": 4}
@@ -78,7 +78,7 @@ def test_word_vectors_are_not_trained(kind):
 
 
 def test_a_composition_outside_the_graph_is_embedded():
-    words = task().words
+    words = context().words
     network = GraphNetwork(CompositionGraph(np.array([0, 4, 5]), M, N), 6, 5, 4, 2, 0.0).double().eval()
     found = network(words.states, words.objects)
     both, alone = (

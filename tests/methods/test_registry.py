@@ -31,7 +31,7 @@ from duplex.methods.with_finetuning import WithFinetuning
 from duplex.options import OptionError, Options
 from duplex.system import plugins
 from duplex.system.plugins import module_of, provider
-from tests.methods.world import small_task
+from tests.methods.world import small_context
 
 
 def test_kinds_are_found_by_name_or_by_class():
@@ -113,7 +113,7 @@ class NeedsAll(Method[Options]):
 )  # fmt: skip
 def test_a_missing_input_is_reported_with_what_to_do(kind, options, change, message):
     with pytest.raises(UsageError, match=message):
-        make_method(kind, options, dataclasses.replace(small_task(), **change))
+        make_method(kind, options, dataclasses.replace(small_context(), **change))
 
 
 class NeedsText(Method[Options]):
@@ -135,7 +135,7 @@ def test_needs_are_a_frozenset_or_an_error_that_names_the_method():
     product = ProductOptions(of=("a", "b"), members=({"kind": kind, "options": {}},))
     for call in (
         lambda: checked_needs(NeedsText, Options()),
-        lambda: make_method(kind, Options(), small_task()),
+        lambda: make_method(kind, Options(), small_context()),
         lambda: checked_needs(ProductMethod, product),
     ):
         with pytest.raises(UsageError, match=message):
@@ -158,8 +158,8 @@ def test_wrong_options_are_refused_where_they_are_made():
 
 def test_arguments_of_other_types_are_refused_by_name():
     with pytest.raises(UsageError, match=r"the options of duplex are PromptOptions\(.*; expected DuplexOptions"):
-        make_method("duplex", PromptOptions(), small_task())
-    with pytest.raises(UsageError, match="the task of duplex is None; expected a TaskContext"):
+        make_method("duplex", PromptOptions(), small_context())
+    with pytest.raises(UsageError, match="the context of duplex is None; expected a MethodContext"):
         make_method("duplex", DuplexOptions(), None)  # type: ignore[arg-type]
 
 
@@ -233,10 +233,10 @@ def test_a_class_of_a_script_is_found_in_that_script_alone(monkeypatch):
 
 
 def test_a_method_that_trains_nothing_cannot_fine_tune_the_encoder():
-    with_blocks = dataclasses.replace(small_task(), finetuned_blocks=lambda: pytest.fail("the blocks are built"))
+    with_blocks = dataclasses.replace(small_context(), finetuned_blocks=lambda: pytest.fail("the blocks are built"))
     with pytest.raises(UsageError, match="'prompts' trains nothing with these options, so it cannot fine-tune"):
         make_method("prompts", PromptOptions(losses=()), with_blocks)
-    assert isinstance(make_method("prompts", PromptOptions(losses=()), small_task()), PromptMethod)
+    assert isinstance(make_method("prompts", PromptOptions(losses=()), small_context()), PromptMethod)
     with_blocks = dataclasses.replace(with_blocks, finetuned_blocks=nn.Identity)  # type: ignore[arg-type]
     trained = make_method("prompts", PromptOptions(), with_blocks)
     assert isinstance(trained, WithFinetuning) and isinstance(trained.blocks, nn.Identity)

@@ -15,7 +15,7 @@ from duplex.methods.logiczsl import LogicZsl
 from duplex.methods.prompts import PromptMethod
 from duplex.methods.troika import Troika, TroikaOptions
 from duplex.methods.vp_cmjl import VpCmjl
-from tests.methods.field import N, batch, build, check_losses, scores, targets, task
+from tests.methods.field import N, batch, build, check_losses, context, scores, targets
 from tests.methods.loops import attend, close, cross_entropy, dot, feed_forward, normed, sums_of_posteriors, unit
 
 ROW: dict[str, Any] = {"width": 5, "layers": 2, "heads": 2, "inner": 2, "start": 0.4}
@@ -96,4 +96,4 @@ def test_scores_do_not_depend_on_the_chunk_size(monkeypatch):
 
 def test_heads_must_divide_the_feature_width():
     with pytest.raises(UsageError, match="heads is 3"):
-        Troika(task(), TroikaOptions(heads=3))
+        Troika(context(), TroikaOptions(heads=3))
