@@ -87,7 +87,7 @@ def sizes(folder: Path) -> dict[str, float]:
     state.best = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     state.save(folder / "partial")
     found = {"checkpoint_mb": written(method, folder), "state_mb": (folder / "partial").stat().st_size / 1e6}
-    codebook, listed = method.codebook, method.target.compositions  # of the closed world
+    codebook, listed = method.codebook, method.candidates.compositions  # of the closed world
     assert isinstance(codebook, Codebook)
     kept = codebook.stored_count
     codebook.write_back(listed, codebook.prototypes(listed))

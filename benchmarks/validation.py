@@ -114,7 +114,7 @@ def of_prototypes(
     for rows in torch.randperm(len(images), generator=draw).split(size)[:batches]:
         labels, z = images.compositions[rows], method.paths.adapt(images.cls[rows])
         nodes = method.nodes(z, method.paths.factor_posteriors(z, shared), labels)
-        candidates = LocalCandidates.of(*np.divmod(labels.cpu().numpy(), n), method.target, n, z.device)
+        candidates = LocalCandidates.of(*np.divmod(labels.cpu().numpy(), n), method.candidates, n, z.device)
         weights = {kind: message_sums(kind, nodes, candidates, method.fusion)[1] for kind in method.options.messages}
         for kind, weight in weights.items():  # [C, 1]
             totals[kind] += float(weight.sum())
@@ -123,7 +123,7 @@ def of_prototypes(
     found |= {f"mean_weight_{kind}": 100 * float(torch.cat(share).mean()) for kind, share in shares.items()}
     z, every = method.paths.adapt(val.cls), np.arange(method.labels.size)
     found["negative_images"] = 100 * float((z < 0).float().mean())
-    refined = method.target.contains(every)
+    refined = method.candidates.contains(every)
     for name, mask in {"refined": refined, "others": ~refined}.items():
         if mask.any():
             rows = method.codebook.prototypes(every[mask])

@@ -291,7 +291,7 @@ def test_support_equals_the_twins(seed: int, m: int, n: int, d: int) -> None:
     model = fitted(seed, m, n, d, images=3 * pairs, pairs=pairs)
     a, b = model.additive.state.numpy(), model.additive.object.numpy()
     found = model.log_support()
-    close(found, twin.support(a, b, model.pairs.tolist(), model.counts.tolist()), 1e-8)
+    close(found, twin.support(a, b, model.seen.tolist(), model.counts.tolist()), 1e-8)
     assert found.shape == (m, n) and (found <= 1e-12).all()  # the log of a share
 
 
@@ -299,7 +299,7 @@ def test_support_falls_with_the_distance_of_effects_and_stays_finite() -> None:
     """A state with the effect of one seen with the object has the same support; a distant state has less."""
     model = fitted(d=6, images=90)
     near, far = model.additive.state.clone(), model.additive.state.clone()
-    own = int(model.pairs[model.counts.argmax()])
+    own = int(model.seen[model.counts.argmax()])
     m, n = own // model.shape[1], own % model.shape[1]
     other = (m + 1) % model.shape[0]
     near[other], far[other] = model.additive.state[m], model.additive.state[m] + 1e6

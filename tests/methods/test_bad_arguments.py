@@ -25,7 +25,6 @@ from tests.methods.world import features, small_context, small_labels
 LABELS: Any = small_labels()
 make_method: Any = registry.make_method  # called with values of wrong types
 parse_options: Any = registry.parse_options
-build_task: Any = MethodContext
 find_method: Any = registry.find_method
 method_source: Any = registry.method_source
 KG_SP = parse_options("kg_sp", {})
@@ -60,11 +59,8 @@ WIDTH = small_context().dim
         (lambda: make_method("duplex", KG_SP, small_context()), "the options of duplex are .*expected DuplexOptions"),
         (lambda: make_method("duplexx", KG_SP, small_context()), "unknown kind of method 'duplexx'; known: "),
         (lambda: make_method("kg_sp", KG_SP, None), "the context of kg_sp is None; expected a MethodContext"),
-        (lambda: build_task(LABELS, {"cls": 5}), r"inputs\['cls'\] is 5; expected the shape of one image's input"),
-        (lambda: build_task(LABELS, {"cls": (0,)}), r"inputs\['cls'\] is \(0,\)"),
-        (lambda: build_task({"states": []}, {"cls": (5,)}), "labels is .*expected a LabelSpace"),
         (
-            lambda: build_task(LABELS, {"cls": (5,)}, words=PrimitiveVectors(torch.ones(1, 4), torch.ones(2, 4))),
+            lambda: MethodContext(LABELS, {"cls": (5,)}, words=PrimitiveVectors(torch.ones(1, 4), torch.ones(2, 4))),
             r"words has vectors of \[1, 2\] states and objects; expected",
         ),
         (
@@ -119,12 +115,6 @@ def test_features_of_several_templates_are_averaged(context):
         torch.testing.assert_close(part, unit(torch.stack(singly).mean(0)))
         torch.testing.assert_close(part.norm(dim=1), torch.ones(len(part)))
     assert not torch.allclose(found.compositions, context.encode_prompts(chosen, templates[0]).compositions)
-
-
-@pytest.mark.parametrize("templates", [[], "", ["a photo of", " "], [3], 5])
-def test_wrong_templates_are_one_line(context, templates):
-    with pytest.raises(UsageError, match="templates is"):
-        context.encode_prompts(np.arange(2), templates)
 
 
 def test_prompts_without_a_text_tower_are_one_line(context):

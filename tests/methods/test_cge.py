@@ -82,10 +82,10 @@ def test_a_composition_outside_the_graph_is_embedded():
     network = GraphNetwork(CompositionGraph(np.array([0, 4, 5]), M, N), 6, 5, 4, 2, 0.0).double().eval()
     found = network(words.states, words.objects)
     both, alone = (
-        network.pairs(found, CompositionIndex(np.array(candidates), N)).detach() for candidates in ([4, 11], [11])
+        network.embed(found, CompositionIndex(np.array(candidates), N)).detach() for candidates in ([4, 11], [11])
     )
     close(both[1:], alone)
-    close(both[0], found[-1].pairs[1].detach())
+    close(both[0], found[-1].compositions[1].detach())
 
 
 def test_after_an_epoch_messages_weigh_feasibility_and_the_closed_world_stays_as_it_is():

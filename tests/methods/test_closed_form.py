@@ -144,7 +144,7 @@ def test_a_pair_without_readable_images_is_composed(images):
     few = Batch({"cls": TRAIN.cls[kept]}, TRAIN.compositions[kept])
     method = ClosedFormMethod(small_context(), ClosedFormOptions(**ALONE, weights=(1.0,))).double()
     method.start(few)
-    assert method.counts[2] == images and method.fitted().pairs.tolist().count(own) == images
+    assert method.counts[2] == images and method.fitted().seen.tolist().count(own) == images
     columns, z = LABELS.candidates("closed", "test"), features(3, 0)
     expected = model(few=few).scorer(torch.as_tensor(columns))(unit(z)).log_softmax(-1)
     torch.testing.assert_close(scores_of(method, columns, z).double(), expected, rtol=1e-4, atol=1e-4)

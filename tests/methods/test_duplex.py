@@ -147,7 +147,7 @@ def test_semantic_prototypes_receive_no_message():
     z_s, z_o = method.paths.factors(z)
     p = [torch.full((3, count), 0.25, dtype=z.dtype) for count in (4, 3)]
     nodes, own = FactorNodes(z, z_s, z_o, *p, compositions // 3, compositions % 3), compositions.numpy()
-    refined = refine(nodes, own, method.target, method.codebook, method.fusion, method.options.messages, 0.9)
+    refined = refine(nodes, own, method.candidates, method.codebook, method.fusion, method.options.messages, 0.9)
     (gradient,) = torch.autograd.grad(refined.rows.sum(), method.paths.prompts.learned_rows, allow_unused=True)
     assert gradient is None
 
@@ -258,6 +258,6 @@ def test_candidates_in_training_are_those_of_the_world():
     listed, every = labels.candidates("closed", "train").tolist(), list(range(labels.size))
     for world, over, expected in [("closed", "world", listed), ("open", "world", every), ("open", "closed", listed),
                                   ("closed", "open", every)]:  # fmt: skip
-        found = small_method(Options.from_dict({"width": 5, "refine_over": over}), world=world).target
+        found = small_method(Options.from_dict({"width": 5, "refine_over": over}), world=world).candidates
         assert found.positions(np.array(expected)).tolist() == list(range(len(found))) == list(range(len(expected)))
         assert found.contains(np.arange(labels.size)).nonzero()[0].tolist() == expected
