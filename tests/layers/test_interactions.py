@@ -166,9 +166,3 @@ def test_few_images_give_finite_scores(case: dict) -> None:
     z, own, m, n = world(**case)
     model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=words(m, n))
     assert torch.isfinite(model.scorer(every(model), 0)(z)).all()
-
-
-def test_identical_words_give_finite_scores() -> None:
-    z, own, m, n = world()
-    model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=(torch.ones(m, 3), torch.ones(n, 3)))
-    assert torch.isfinite(model.scorer(every(model))(z)).all()

@@ -14,20 +14,14 @@ from duplex.errors import UsageError
 from duplex.features.examples import Examples
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prompts
-from duplex.methods import registry
 from duplex.methods.base import MethodContext, PrimitiveVectors
-from duplex.methods.kg_sp import KgSp
+from duplex.methods.kg_sp import KgSp, KgSpOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import train
 from duplex.training.scoring import validation_auc
 from tests.methods.world import features, small_context, small_labels
 
 LABELS: Any = small_labels()
-make_method: Any = registry.make_method  # called with values of wrong types
-parse_options: Any = registry.parse_options
-find_method: Any = registry.find_method
-method_source: Any = registry.method_source
-KG_SP = parse_options("kg_sp", {})
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
 
 
@@ -41,44 +35,31 @@ def images(width: int, composition: int | None = None, split: str = "train") -> 
 WIDTH = small_context().dim
 
 
+def kg_sp() -> KgSp:
+    return KgSp(small_context(), KgSpOptions())
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: make_method(KgSp, KG_SP, small_context()),
-            "the kind of method is <class .*build a class directly: KgSp",
-        ),
-        (lambda: parse_options(KgSp, {}), "the kind of method is <class"),
-        (lambda: find_method(KgSp), "the kind of method is <class"),
-        (lambda: method_source(None), "the kind of method is None; expected a name"),
-        (lambda: make_method({"kind": "kg_sp"}, KG_SP, small_context()), "the kind of method is {'kind'"),
-        (
-            lambda: make_method("duplex", {"momentum": 0.5}, small_context()),
-            "the options of duplex are {'momentum': 0.5}",
-        ),
-        (lambda: make_method("duplex", KG_SP, small_context()), "the options of duplex are .*expected DuplexOptions"),
-        (lambda: make_method("duplexx", KG_SP, small_context()), "unknown kind of method 'duplexx'; known: "),
-        (lambda: make_method("kg_sp", KG_SP, None), "the context of kg_sp is None; expected a MethodContext"),
         (
             lambda: MethodContext(LABELS, {"cls": (5,)}, words=PrimitiveVectors(torch.ones(1, 4), torch.ones(2, 4))),
             r"words has vectors of \[1, 2\] states and objects; expected",
         ),
         (
-            lambda: train(make_method("kg_sp", KG_SP, small_context()), images(WIDTH - 1), SETTINGS, 0, lambda _: 0.5),
+            lambda: train(kg_sp(), images(WIDTH - 1), SETTINGS, 0, lambda _: 0.5),
             rf"the images' input 'cls' has the shape \[{WIDTH - 1}\] per image and KgSp was built for \[{WIDTH}\]",
         ),
         (
-            lambda: validation_auc(
-                make_method("kg_sp", KG_SP, small_context()), images(WIDTH - 1, split="val"), LABELS
-            ),
+            lambda: validation_auc(kg_sp(), images(WIDTH - 1, split="val"), LABELS),
             rf"the images' input 'cls' has the shape \[{WIDTH - 1}\] per image",
         ),
         (
-            lambda: train(make_method("kg_sp", KG_SP, small_context()), images(WIDTH, 99), SETTINGS, 0, lambda _: 0.5),
+            lambda: train(kg_sp(), images(WIDTH, 99), SETTINGS, 0, lambda _: 0.5),
             "training image 3 has the composition 99; expected a number from 0 to",
         ),
         (
-            lambda: train(make_method("kg_sp", KG_SP, small_context()), images(WIDTH, -1), SETTINGS, 0, lambda _: 0.5),
+            lambda: train(kg_sp(), images(WIDTH, -1), SETTINGS, 0, lambda _: 0.5),
             "training image 3 has the composition -1",
         ),
     ],

@@ -163,13 +163,6 @@ def test_a_second_fit_equals_a_first(images, again):
     assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in method.state_dict().items())
 
 
-def test_unchanged_features_are_not_fitted_again():
-    method = begun(**ALONE)
-    fitted = method.fitted()
-    method.on_features_changed(TRAIN)
-    assert method.fitted() is fitted
-
-
 @pytest.mark.parametrize("best", [2.0, 8.0, 0.02, 0.7])
 def test_weights_maximise_the_validation_auc(best):
     """With a measure that has its maximum at one weight; weights in the options are kept."""

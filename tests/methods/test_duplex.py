@@ -176,42 +176,16 @@ def test_scores_are_the_sum_of_the_named_posteriors(terms, world, split):
     ("row", "word"),
     [
         ({"paths": "composition"}, "paths: three"),
-        ({"fusion": "none"}, "fusion"),
         ({"messages": ("state", "object", "state")}, "messages names a kind twice"),
         ({"rows": "recomputed"}, "set graph to false"),
         ({"rows": "recomputed", "graph": False, "unseen_rows": "random"}, "needs seen_rows: data"),
         ({"rows": "recomputed", "graph": False, "losses": ("state",), "inference": ("factors",)}, "needs visual"),
-        ({"momentum": "0.9"}, "momentum"),
-        ({"losses": ("sh",)}, "losses"),
-        ({"graph": True, "messages": ()}, "messages"),
         ({"losses": ("visual",), "graph": False, "adapter": "none"}, "trained"),
     ],
 )
 def test_contradicting_options_are_refused(row, word):
     with pytest.raises(UsageError, match=word):
         Options(**row)
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"graph": False, "messages": ()},
-        {"graph": False, "rows": "recomputed", "losses": ("state",), "inference": ("visual",)},
-        {"blend": "anchored", "fusion": "additive"},
-        {"paths": "composition", "graph": False, "losses": ("semantic", "visual"), "inference": ("semantic",)},
-    ],
-    ids=str,
-)
-def test_options_that_fit_are_accepted(row):
-    assert {name: getattr(Options(**row), name) for name in row} == row
-
-
-def test_visual_prototypes_alone_need_no_prompt():
-    method = small_method(Options(paths="composition", graph=False, losses=("visual",), inference=("visual",)))
-    step = step_of(method, features(3, 0), torch.tensor(SEEN[:3]))
-    assert set(step.losses) == {"visual"}
-    columns = small_labels().candidates("open", "test")
-    assert scores_of(method, columns, features(2, 0)).shape == (2, len(columns))
 
 
 def test_fixed_prompts_are_the_words_and_learned_ones_start_at_their_means():
@@ -234,10 +208,6 @@ def test_fixed_prompts_are_the_words_and_learned_ones_start_at_their_means():
         ):
             rows = [[tower.start, *template, *(i for word in name for i in spelled[word]), tower.end] for name in names]
             torch.testing.assert_close(got, twin.unit(tower.encode_plain(rows, lexicon)), rtol=1e-8, atol=1e-8)
-
-
-def test_the_temperature_is_the_exponential_of_logit_scale():
-    assert small_method(Options(width=5)).paths.scale == pytest.approx(np.exp(small_tower().logit_scale))
 
 
 def test_each_path_has_a_context_of_its_own():

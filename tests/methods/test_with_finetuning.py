@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.errors import DuplexError
 from duplex.features.examples import Examples
 from duplex.layers.finetuned_blocks import finetuned_blocks_factory
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import installed_methods, make_method, parse_options
-from duplex.methods.with_finetuning import FinetunedInputs, WithFinetuning
+from duplex.methods.with_finetuning import WithFinetuning
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.testing import small_batch, small_context
 from duplex.training.epoch import optimiser_step
@@ -159,20 +158,6 @@ def test_an_export_has_the_tensors_of_the_method_and_of_the_blocks() -> None:
     assert started("kg_sp").score_terms(columns) is None
 
 
-def test_trained_parameters_of_the_blocks_are_counted() -> None:
-    method = started("prompts", width=5)
-    parameters = sum(parameter.numel() for parameter in method.parameters() if parameter.requires_grad)
-    assert method.summary() == {"parameters": parameters, "finetuned_blocks": 1}
-    assert method.method.summary()["parameters"] < parameters
-
-
-def test_features_are_computed_once_per_batch() -> None:
-    method, batch = started("prompts", width=5), block_batch(3)
-    inputs = FinetunedInputs(batch.inputs, method.blocks)
-    assert list(inputs) == list(batch.inputs) and len(inputs) == len(batch.inputs)
-    assert inputs["patch"] is batch.inputs["patch"] and inputs["cls"] is inputs["cls"]
-
-
 @pytest.mark.parametrize("adapter", ["bottleneck", "lora", "full"])
 def test_a_step_moves_the_blocks_at_their_own_learning_rate(adapter: str) -> None:
     method = started(context=finetuning_task(adapter, learning_rate=1e-6), random_blocks=False)
@@ -243,17 +228,3 @@ def test_buffers_are_recomputed_when_features_change(kind: str, options: dict[st
         torch.testing.assert_close(after[name], value, atol=1e-5, rtol=1e-5)
     changed = "sums" if kind == "closed_form" else "codebook.rows"
     assert not torch.allclose(before[changed], after[changed], atol=1e-2)
-
-
-def test_a_diverging_parameter_of_the_blocks_is_named() -> None:
-    batch = block_batch()
-    examples = Examples(torch.arange(len(batch)).numpy(), batch.inputs, batch.compositions)
-    method = started(random_blocks=False)
-
-    def broken(current: Any) -> None:
-        with torch.no_grad():
-            next(current.blocks.parameters()).fill_(float("nan"))
-
-    method.after_step = lambda: broken(method)  # type: ignore[method-assign]
-    with pytest.raises(DuplexError, match=r"blocks\.trained\.0\.down\.weight diverged"):
-        train(method, examples, replace(SETTINGS, batch_size=48), 0, lambda _: 0.0)
