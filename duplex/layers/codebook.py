@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from duplex.errors import DuplexError
 from duplex.labels import Ints, LabelSpace
 from duplex.layers.composition_index import copy_to_device
 
@@ -61,7 +60,9 @@ class Codebook(nn.Module):
         anchored: keep a copy of the initial prototypes as `initial`, from which every refinement then starts.
         """
         super().__init__()
-        self.labels, self.dim, self.unseen = labels, dim, unseen
+        self.labels = labels
+        self.dim = dim
+        self.unseen = unseen
         if labels.size * dim <= DENSE:  # other parameters are drawn after M * N prototypes
             for first in range(0, labels.size, BLOCK):
                 torch.randn(min(BLOCK, labels.size - first), dim)
@@ -83,6 +84,11 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
+        """Set the means from which prototypes are computed, by unit features `z` [n, d] of training images.
+
+        seen: also set the prototype of each composition with images to its normalised mean feature, and discard all
+        other stored prototypes.
+        """
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -120,6 +126,7 @@ class Codebook(nn.Module):
         return self._random
 
     def _find_stored(self, compositions: Ints) -> tuple[Ints, Ints]:
+        """Positions in `compositions` with stored prototypes, and these prototypes' rows in `_stored`."""
         if not self.stored_count:
             return self._slots[:0], self._slots[:0]
         place = np.searchsorted(self._known, compositions).clip(max=self.stored_count - 1)
@@ -232,20 +239,11 @@ class Codebook(nn.Module):
         if not absent:
             known = state_dict.pop(f"{prefix}known")
             rows = state_dict.pop(f"{prefix}rows")
-            self._check(known.cpu().numpy(), rows)
             self._replace_stored(known.cpu().numpy().astype(np.int64), rows.detach().to(self._stored, copy=True))
         missing.extend(absent)
         self._inverse = None
         self._random = None
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
-
-    def _check(self, known: Ints, rows: Tensor) -> None:
-        rising = not len(known) or (known[0] >= 0 and known[-1] < self.labels.size and (np.diff(known) > 0).all())
-        if not rising or rows.shape != (len(known), self.dim):
-            raise DuplexError(
-                f"codebook.rows has shape {tuple(rows.shape)} for {len(known)} entries of codebook.known; expected "
-                f"({len(known)}, {self.dim}) and rising numbers below {self.labels.size}; train again"
-            )
 
 
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:

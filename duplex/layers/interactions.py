@@ -126,6 +126,7 @@ def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> t
 
 
 def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) -> Guess:
+    """The point from -6 to 2 that maximises `height`; the step is halved when no move leads upwards."""
     heights = {start: height(start)}
     best = start
     while step > 0.1:

@@ -138,6 +138,11 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
+        """Losses of a batch by name, and the factors of its images' features.
+
+        names: losses to compute: `semantic` (the Duplex paper's L_c^t), `state` (L_s), `object` (L_o).
+        with_factors: return the factors in any case; by default they are None unless a loss needs them.
+        """
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
             positions = torch.searchsorted(self.negatives, compositions)
@@ -154,6 +159,10 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor]]:
+        """Yield those of the candidates' score terms that `names` lists.
+
+        `semantic` is p(c^t|x), `factors` is p(s|x) p(o|x); states, objects: indices of each candidate [C].
+        """
         if "semantic" in names:
             yield "semantic", self.logits(z, t.compositions).softmax(-1)
         if "factors" in names and self.factors is not None:

@@ -106,8 +106,8 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
     t: tensors of an export. states, objects: indices [C]; a new word has the index -1 and the effect 0.
     """
-    a, b = (torch.cat([t[f"effects.{name}"], torch.zeros_like(t["effects.mean"])[None]]) for name in KINDS)
-    rows = a[states] + b[objects]
+    zero = torch.zeros_like(t["effects.mean"])[None]
+    rows = torch.cat([t["effects.states"], zero])[states] + torch.cat([t["effects.objects"], zero])[objects]
     if "interactions.core" in t:
         interactions = Interactions(t["interactions.states"], t["interactions.objects"], t["interactions.core"])
         both = (states >= 0) & (objects >= 0)

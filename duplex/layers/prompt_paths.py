@@ -128,7 +128,8 @@ class Prompts(nn.Module):
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
         if self._tree is None or self._tree[0] != key:
-            self._tree, self._encoded = (key, PromptTree.of(self.all_sequences(compositions))), None
+            self._tree = (key, PromptTree.of(self.all_sequences(compositions)))
+            self._encoded = None
         if self._encoded is not None:
             return self._split(self._encoded, len(compositions))
         encoded = unit(self.tower.encode(self._tree[1], self.lexicon(), checkpoint=checkpointing))

@@ -28,7 +28,8 @@ def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weig
             for place, factor in product(range(len(best) - 1), (step, 1 / step)):
                 trial = tuple(w * factor if i == place else w for i, w in enumerate(best))
                 if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
-                    best, best_auc, improved = trial, trial_auc, True
+                    best, best_auc = trial, trial_auc
+                    improved = True
     return best
 
 

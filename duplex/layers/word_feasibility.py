@@ -74,10 +74,7 @@ class Cosines:
 
 
 def _nearest(cosines: Floats, partners: Ints, others: int) -> Floats:
-    """Largest cosine [A, B] of each state with the states seen with each object; -1 where there are none.
-
-    partners: objects of the K seen compositions, ascending, whose states' `cosines` are [A, K].
-    """
+    """Largest cosine [A, B] of A states with the states seen with each object; -1 where there are none."""
     largest = np.full((len(cosines), others), NO_NEIGHBOUR)
     distinct, starts = np.unique(partners, return_index=True)
     nearest = np.maximum.reduceat(cosines, starts, axis=1)  # [A, distinct]

@@ -77,10 +77,10 @@ class Ade(WordMethod[AdeOptions]):
     def __init__(self, context: MethodContext, options: AdeOptions) -> None:
         super().__init__(context, options, trained_words=False)
         width, token_width = options.width, context.inputs["patch"][1]
-        self.attend_c, self.attend_s, self.attend_o = (
-            ConceptAttention(context.dim, token_width, width) for _ in range(3)
-        )
-        self.embed_s, self.embed_o = (nn.Linear(self.words.width, width) for _ in range(2))
+        self.attend_c = ConceptAttention(context.dim, token_width, width)
+        self.attend_s = ConceptAttention(context.dim, token_width, width)
+        self.attend_o = ConceptAttention(context.dim, token_width, width)
+        self.embed_s, self.embed_o = nn.Linear(self.words.width, width), nn.Linear(self.words.width, width)
         self.composer = Composer(self.words.width, width)
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
@@ -127,11 +127,11 @@ class Ade(WordMethod[AdeOptions]):
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        heads = tuple(zip((self.attend_c, self.attend_s, self.attend_o), prepared, strict=True))
-
         def chunk_scores(cls: Tensor, patch: Tensor) -> Tensor:
             z, tokens = unit(cls), patch.to(self.words.states.dtype)
-            c, s, o = (attend(z, tokens)[0] @ words.T for attend, words in heads)
+            c = self.attend_c(z, tokens)[0] @ prepared.compositions.T
+            s = self.attend_s(z, tokens)[0] @ prepared.states.T
+            o = self.attend_o(z, tokens)[0] @ prepared.objects.T
             return torch.add(c, self.options.product * s[:, candidates.states] * o[:, candidates.objects])
 
         patches, token_width = self.context.inputs["patch"]

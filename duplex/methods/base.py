@@ -67,7 +67,6 @@ class Inspectable:
 
 def inspect_paths(paths: Paths) -> Inspectable:
     """The functions of a method with prompts: image features, text prototypes and factors, if there are any."""
-
     factors = paths.factors
     return Inspectable(
         features=lambda inputs: paths.adapt(inputs["cls"]),

@@ -48,8 +48,9 @@ class ConceptAdapters(nn.Module):
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
-        width, rate, scale = options.width, options.dropout, options.scale
-        self.state, self.object, self.whole = (Adapter(dim, width, rate, scale) for _ in range(3))
+        self.state = Adapter(dim, options.width, options.dropout, options.scale)
+        self.object = Adapter(dim, options.width, options.dropout, options.scale)
+        self.whole = Adapter(dim, options.width, options.dropout, options.scale)
         self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

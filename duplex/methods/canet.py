@@ -71,7 +71,9 @@ class Canet(WordMethod[CanetOptions]):
     def __init__(self, context: MethodContext, options: CanetOptions) -> None:
         super().__init__(context, options, trained_words=True)
         word, width, layers, rate = self.words.width, options.width, options.layers, options.dropout
-        self.see_s, self.see_o, self.see_c = (Mlp(context.dim, width, word, layers, rate) for _ in range(3))
+        self.see_s = Mlp(context.dim, width, word, layers, rate)
+        self.see_o = Mlp(context.dim, width, word, layers, rate)
+        self.see_c = Mlp(context.dim, width, word, layers, rate)
         self.learner = BaseLearner(word, options)
         self.join = Mlp(word + context.dim, width, word, 1, rate) if options.conditional else None
         self.compose = Mlp(2 * word, width, word, 1, rate)  # g
@@ -107,6 +109,7 @@ class Canet(WordMethod[CanetOptions]):
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Tensor) -> Tensor:
         z, a = unit(inputs["cls"]), self.options.share
-        p_s, p_o = ((1 + d) / 2 for d in self.cosines(z))
+        d_s, d_o = self.cosines(z)
+        p_s, p_o = (1 + d_s) / 2, (1 + d_o) / 2
         p_c = (1 + unit(self.see_c(z)) @ prepared.T) / 2
         return (1 - a) * p_c + a * p_s[:, candidates.states] * p_o[:, candidates.objects]

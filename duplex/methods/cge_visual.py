@@ -51,7 +51,7 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         self.codebook = Codebook(labels, dim, unseen="compose", random_seen=False)
         self.factors = Factors(dim, options.factor_width, residual=False)
         self.fusion = Fusion(dim) if options.graph else None
-        self.embed_s, self.embed_o = (nn.Linear(self.words.width, dim) for _ in range(2))
+        self.embed_s, self.embed_o = nn.Linear(self.words.width, dim), nn.Linear(self.words.width, dim)
         self.candidates = CandidateSet.of(labels, context.world, "train")
         self._pending: RefinedPrototypes | None = None  # prototypes refined by `losses`, written by `after_batch`
 

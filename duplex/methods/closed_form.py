@@ -219,7 +219,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             raw = unit(inputs["cls"]).float()
             logs = {"gaussian": likelihood(raw).log_softmax(-1)}
             if posteriors is not None:
-                log_s, log_o = (posterior(raw).clamp(min=FLOOR) for posterior in posteriors)
+                of_states, of_objects = posteriors
+                log_s, log_o = of_states(raw).clamp(min=FLOOR), of_objects(raw).clamp(min=FLOOR)
                 logs["gaussian_factors"] = log_s[:, states] + log_o[:, objects]
             if self.paths is not None and prototypes is not None:
                 z = self.paths.adapt(inputs["cls"])

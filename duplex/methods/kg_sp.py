@@ -37,9 +37,9 @@ class KgSp(SeenMethod[KgSpOptions]):
 
     def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
         super().__init__(context, options)
-        layers, width, rate = options.layers, options.width, options.dropout
-        self.states = Mlp(context.dim, width, len(context.labels.states), layers, rate)
-        self.objects = Mlp(context.dim, width, len(context.labels.objects), layers, rate)
+        labels, width = context.labels, options.width
+        self.states = Mlp(context.dim, width, len(labels.states), options.layers, options.dropout)
+        self.objects = Mlp(context.dim, width, len(labels.objects), options.layers, options.dropout)
 
     def losses(self, batch: Batch, shared: tuple[()]) -> dict[str, Tensor]:
         z = unit(batch.cls)

@@ -73,7 +73,10 @@ class Enrichment(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
         nn.init.zeros_(self.out.weight)
 
     def forward(self, t: Tensor, described: Tensor) -> Tensor:

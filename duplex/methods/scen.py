@@ -47,8 +47,9 @@ class Scen(EmbeddingHead[ScenOptions]):
 
     def __init__(self, context: MethodContext, options: ScenOptions) -> None:
         super().__init__(context, options, trained_words=False, scale=options.scale)
-        width, layers, rate = options.width, options.layers, options.dropout
-        self.encode_s, self.encode_o = (Mlp(context.dim, width, width, layers, rate) for _ in range(2))
+        width = options.width
+        self.encode_s = Mlp(context.dim, width, width, options.layers, options.dropout)
+        self.encode_o = Mlp(context.dim, width, width, options.layers, options.dropout)
         self.classify_s = nn.Linear(width, len(context.labels.states))
         self.classify_o = nn.Linear(width, len(context.labels.objects))
         self.fuse = nn.Linear(2 * width, width)

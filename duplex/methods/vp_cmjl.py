@@ -49,10 +49,11 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         super().__init__(context, options)
         if options.proxies:
             dim, heads = context.dim, options.heads
-            states, objects = (rows.to(torch.float32) for rows in word_vectors(context.labels, context.tower))
-            self.states, self.objects = nn.Parameter(states.clone()), nn.Parameter(objects.clone())  # [M, d], [N, d]
-            self.from_state, self.from_object = (nn.Parameter(torch.eye(dim)) for _ in range(2))
-            self.read_s, self.read_o = (CrossBlock(dim, dim, heads) for _ in range(2))
+            states, objects = word_vectors(context.labels, context.tower)
+            self.states = nn.Parameter(states.to(torch.float32, copy=True))  # [M, d]
+            self.objects = nn.Parameter(objects.to(torch.float32, copy=True))  # [N, d]
+            self.from_state, self.from_object = nn.Parameter(torch.eye(dim)), nn.Parameter(torch.eye(dim))
+            self.read_s, self.read_o = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
         """l_t of compositions, states and objects, for features `z` after the adapter and text features `t`."""
@@ -87,7 +88,9 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         if not self.options.proxies:
             yield from super().terms(z, t, candidates)
             return
-        b, both = self.options.blend, zip(self.text_logits(z, t), self.visual_logits(z, candidates), strict=True)
-        c, s, o = (((1 - b) * text + b * visual).softmax(-1) for text, visual in both)
+        b, blended = self.options.blend, []
+        for text, visual in zip(self.text_logits(z, t), self.visual_logits(z, candidates), strict=True):
+            blended.append(((1 - b) * text + b * visual).softmax(-1))
+        c, s, o = blended
         yield c
         yield s[:, candidates.states] * o[:, candidates.objects]
