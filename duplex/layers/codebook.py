@@ -111,19 +111,16 @@ class Codebook(nn.Module):
         """The visual prototypes of `compositions` [C, d]."""
         numbers, place, slot = copy_to_device(self._stored.device, compositions, *self._find_stored(compositions))
         if self.unseen == "random":
-            rows = self._random_rows().index_select(0, numbers)
+            if self._random is None:
+                generator = torch.Generator().manual_seed(int(self.seed))
+                drawn = torch.randn(self.labels.size, self.dim, generator=generator)
+                self._random = normalize(drawn, dim=-1).to(self._stored)
+            rows = self._random.index_select(0, numbers)
         else:
             n = len(self.labels.objects)
             mean_s, mean_o = self.mean_s.index_select(0, numbers // n), self.mean_o.index_select(0, numbers % n)
             rows = normalize(mean_s + mean_o - self.mean_all, dim=-1)
         return rows.index_copy_(0, place, self._stored.index_select(0, slot))
-
-    def _random_rows(self) -> Tensor:
-        if self._random is None:
-            generator = torch.Generator().manual_seed(int(self.seed))
-            rows = torch.randn(self.labels.size, self.dim, generator=generator)
-            self._random = normalize(rows, dim=-1).to(self._stored)
-        return self._random
 
     def _find_stored(self, compositions: Ints) -> tuple[Ints, Ints]:
         """Positions in `compositions` with stored prototypes, and these prototypes' rows in `_stored`."""

@@ -54,17 +54,13 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
         tensors |= {"states": prototypes.states, "objects": prototypes.objects}
         tensors |= dict(paths.factors.state_dict())
         tensors["residual"] = torch.tensor(float(paths.factors.state.residual), device=device)
-    return {name: value.detach() for name, value in (tensors | _prompt_tensors(paths)).items()}
-
-
-def _prompt_tensors(paths: Paths) -> dict[str, Tensor]:
     prompts, lexicon = paths.prompts, paths.prompts.lexicon()
-    tensors = {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
+    tensors |= {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
     if prompts.vocabulary == "learned":  # one lexicon row per name
         states = len(prompts.labels.states)
         words = lexicon[torch.as_tensor(prompts.name_rows[:, 0], device=lexicon.device)]
         tensors |= {"words.states": words[:states], "words.objects": words[states:]}
-    return tensors
+    return {name: value.detach() for name, value in tensors.items()}
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:

@@ -119,7 +119,11 @@ class Duplex(PathMethod[DuplexOptions]):
             )
         if "visual" in names:
             (positions,) = copy_to_device(self.device, self.candidates.positions(batch.compositions_np))
-            losses["visual"] = cross_entropy(self._visual_logits(z, self.pending), positions)
+            logits = self.codebook.logits_over(self.candidates.listed)(z, self.paths.scale)
+            if self.pending is not None:  # refined prototypes replace those in the codebook
+                (refined,) = copy_to_device(self.device, self.candidates.positions(self.pending.compositions))
+                logits = logits.index_copy(1, refined, self.paths.logits(z, self.pending.rows))
+            losses["visual"] = cross_entropy(logits, positions)
         return {name: losses[name] for name in names}
 
     def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
@@ -131,13 +135,6 @@ class Duplex(PathMethod[DuplexOptions]):
         if self.pending is not None:
             self.codebook.write_back(*self.pending)
             self.pending = None
-
-    def _visual_logits(self, z: Tensor, refinement: RefinedPrototypes | None) -> Tensor:
-        logits = self.codebook.logits_over(self.candidates.listed)(z, self.paths.scale)
-        if refinement is None:
-            return logits
-        (positions,) = copy_to_device(self.device, self.candidates.positions(refinement.compositions))
-        return logits.index_copy(1, positions, self.paths.logits(z, refinement.rows))
 
     @torch.no_grad()
     def on_features_changed(self, train: Batch) -> None:
