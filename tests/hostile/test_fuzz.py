@@ -21,7 +21,7 @@ from duplex.report.aggregate import aggregate, metrics_table
 from duplex.report.curves import margins_of
 from duplex.report.results import read_predictions, read_tree
 from duplex.training.checkpoint import load_checkpoint, read_record, save_checkpoint
-from tests.methods.world import small_method, small_task
+from tests.methods.world import small_context, small_method
 from tests.subprocesses import ROOT
 from tests.training.test_checkpoint import ENCODER, RECORD
 
@@ -73,7 +73,7 @@ def checkpoint(folder: Path) -> bytes:
 
 def try_checkpoint(path: Path) -> None:
     read_record(path)
-    load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+    load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
 
 
 def try_metrics(path: Path) -> None:
