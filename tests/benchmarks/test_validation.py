@@ -60,7 +60,7 @@ def test_messages_and_prototypes_are_described(small_world: tuple[Examples, Exam
     for kind in ("weight", "mean_weight"):
         assert sum(found[f"{kind}_{message}"] for message in method.options.messages) == pytest.approx(100)
     rows, z = every_row(method).detach().numpy(), method.paths.adapt(val.cls).detach().numpy()
-    listed = method.target.compositions
+    listed = method.candidates.compositions
     assert found["cosine_refined"] == pytest.approx((z @ rows[listed].T).mean())
     assert found["negative_others"] == pytest.approx(100 * (np.delete(rows, listed, axis=0) < 0).mean())
     one = of_prototypes(small_method(DuplexOptions(width=5, messages=("state",))), images, val)
