@@ -24,7 +24,7 @@ from duplex.encoders.clip_text import ClipTextTower
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import LabelSpace
 from duplex.layers.codebook import Codebook
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.system.allocator import keep_freed_memory
@@ -54,7 +54,7 @@ def begun(
     """A method after its first images of every seen pair."""
     torch.manual_seed(0)
     tower = small_tower(width, device)
-    method = Duplex(TaskContext(labels, {"cls": (DIM,)}, tower), DuplexOptions(**options)).to(device)
+    method = Duplex(MethodContext(labels, {"cls": (DIM,)}, tower), DuplexOptions(**options)).to(device)
     own = np.resize(labels.pairs["train"], max(images, len(labels.pairs["train"])))
     z = Z(torch.randn(len(own), DIM), dim=-1).to(device)
     train = Batch({"cls": z}, torch.from_numpy(own).to(device), own)
@@ -75,7 +75,7 @@ def sizes(folder: Path) -> dict[str, float]:
     state.best = {name: tensor.clone() for name, tensor in method.state_dict().items()}
     state.save(folder / "partial")
     found = {"checkpoint_mb": written(method, folder), "state_mb": (folder / "partial").stat().st_size / 1e6}
-    codebook, listed = method.codebook, method.target.compositions  # of the closed world
+    codebook, listed = method.codebook, method.candidates.compositions  # of the closed world
     assert isinstance(codebook, Codebook)
     kept = codebook.stored_count
     codebook.write_back(listed, codebook.prototypes(listed))

@@ -77,7 +77,7 @@ def with_rows(params: Params, names: Sequence[str], rate: float, epochs: int | N
             changes = YAML(typ="safe").load(row["options"] or "{}")
             entry = replace(entry, options={**entry.options, **changes})
             if row["blocks"]:
-                training = {**entry.training, **({"epochs": epochs, "schedule": "cosine"} if epochs else {})}
+                training = {**entry.training, "epochs": epochs, "schedule": "cosine"} if epochs else entry.training
                 finetune = {"blocks": int(row["blocks"]), "adapter": row["adapter"] or "full", "learning_rate": rate}
                 entry = replace(entry, training=training, finetune=finetune, per_dataset={})
             entries[name] = entry
@@ -261,7 +261,9 @@ def measured(runs: Runs, world: str) -> dict[str, Any]:
 
     by_split = [fmean([part["auc"] for part in split]) for split in parts]
     several = len(parts) > 1
-    keys = [*ENDS.values(), "auc_all", "auc_by_words", *(() if several else ("auc_low", "auc_high"))]
+    keys = [*ENDS.values(), "auc_all", "auc_by_words"]
+    if not several:
+        keys += ["auc_low", "auc_high"]
     error = stdev(by_split) if several else standard_error([part["auc"] for part in parts[0]])
     return {**{key: mean(key) for key in keys}, "auc_error": error, "auc_by_split": by_split}
 

@@ -20,7 +20,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.data.manifest import read_manifest
 from duplex.features.store import open_features
 from duplex.labels import LabelSpace
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.recognition.label_margins import LabelMargins, margins
 from duplex.stages.suspects import rank_by_margins
@@ -87,7 +87,7 @@ def judged(space: np.ndarray, own: Any, labels: LabelSpace, way: str, seed: int)
 def fitted(features: np.ndarray, own: Any, labels: LabelSpace, train: np.ndarray) -> np.ndarray:
     """The features of a run without text: whitened by the training images' spread about their labels' means."""
     options = ClosedFormOptions(losses=(), inference=("gaussian",), adapter="none")
-    method = ClosedFormMethod(TaskContext(labels, {"cls": (features.shape[1],)}), options)
+    method = ClosedFormMethod(MethodContext(labels, {"cls": (features.shape[1],)}), options)
     z = torch.from_numpy(features)
     method.start(Batch({"cls": z[train]}, torch.as_tensor(own[train])))
     look = method.inspectable().features

@@ -18,7 +18,7 @@ from benchmarks.measure import alternate, device_name, emit, finished, options, 
 from benchmarks.text import SIZES, made_up, random_tower
 from duplex.labels import LabelSpace
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.system.precision import PRECISIONS, Precision, float32_arithmetic
@@ -53,8 +53,8 @@ def measure(
     labels, examples = world(name, device, tower.dim)
     batch = SIZES[name][3]
     settings = TrainingOptions(1e-4, batch, 1, checkpointing=checkpointing, precision=precision)
-    task = TaskContext(labels, {"cls": (tower.dim,)}, tower)
-    method = Duplex(task, DuplexOptions()).to(device).train()
+    context = MethodContext(labels, {"cls": (tower.dim,)}, tower)
+    method = Duplex(context, DuplexOptions()).to(device).train()
     method.checkpointing = checkpointing
     optimiser, turns = torch.optim.Adam(method.groups(), lr=1e-4), count()
 
@@ -82,7 +82,7 @@ def measure(
     seconds |= alternate({key: finished(work, device) for key, work in works.items()}, 1, warm=0)
     with torch.no_grad():
         held = method.shared()
-    static = Duplex(task, DuplexOptions(graph=False)).to(device).train()
+    static = Duplex(context, DuplexOptions(graph=False)).to(device).train()
 
     def rest(part: Duplex) -> None:
         chosen = torch.arange(batch) + batch * (next(turns) % 8)

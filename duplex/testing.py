@@ -37,7 +37,7 @@ from duplex.layers.prompt_paths import word_vectors
 from duplex.library.inputs import RunInputs
 from duplex.library.run_evaluation import calibration_for, evaluate_world, term_metrics
 from duplex.library.run_training import MethodSpec, train_method
-from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, TaskContext
+from duplex.methods.base import Batch, Inputs, Method, MethodContext, PrimitiveVectors
 from duplex.methods.registry import KNOWN_NEEDS, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.card import RunFacts
@@ -106,12 +106,12 @@ def _tower() -> TextTower:
     return tower
 
 
-def small_task() -> TaskContext:
+def small_context() -> MethodContext:
     """A small task to build a method for: labels, input shapes, text tower and word vectors."""
     labels = small_labels()
     tower = _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
-    return TaskContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
+    return MethodContext(labels, inputs, tower, PrimitiveVectors(*word_vectors(labels, tower)))
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
@@ -160,7 +160,7 @@ def _check_needs(kind: type[Method[Any]], needs: frozenset[str]) -> None:
 def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:
     train = small_batch(IMAGES)
     torch.manual_seed(0)
-    method = kind(small_task(), options)
+    method = kind(small_context(), options)
     method.start(train)
     _demand_unchanged(method, "start()", train, small_batch(IMAGES))
     return method
@@ -260,7 +260,7 @@ def _check_scores(method: Method[Any]) -> None:
 
 def _check_reload(kind: type[Method[Any]], options: Options, method: Method[Any]) -> None:
     torch.manual_seed(11)
-    loaded = kind(small_task(), options)  # without `start`
+    loaded = kind(small_context(), options)  # without `start`
     state = method.state_dict()
     different = sorted({*loaded.state_dict()} ^ {*state})
     _demand(not different, kind, f"{different[:1]} is registered by start() alone; register it in __init__")
@@ -280,7 +280,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
     spec = MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed")
     run = train_method(spec, inputs, 0, CPU, settings)
     checkpoint = RunPaths(run.save(folder)).checkpoint
-    method = load_checkpoint(checkpoint, inputs.task(), inputs.encoder)
+    method = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)
     for world in WORLDS:
         calibration = calibration_for(run.record, world, kind)
         before = evaluate_world(run.method, inputs, settings, world, calibration).margins

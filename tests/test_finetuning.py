@@ -23,7 +23,7 @@ from duplex.features.encoding import OutputSpec
 from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
 from duplex.library import inputs as inputs_module
 from duplex.library.inputs import InputRequest, InputsCache, RunInputs, load_inputs
-from duplex.library.run_training import start_method
+from duplex.library.run_training import initialised_method
 from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions
 from duplex.recognition import numpy_example
@@ -90,7 +90,7 @@ def test_the_checkpoint_has_trained_parameters_and_no_frozen_tower(project) -> N
     record = read_record(project.checkpoint("deep"))
     assert record.finetune is not None and (record.finetune.blocks, record.encoder["block_inputs"]) == (1, "2")
     inputs = project.inputs(record.finetune)
-    method = load_checkpoint(project.checkpoint("deep"), inputs.task(), inputs.encoder)
+    method = load_checkpoint(project.checkpoint("deep"), inputs.context(), inputs.encoder)
     assert isinstance(method, WithFinetuning)
     names = [name for name in method.state_dict() if name.startswith(FINETUNED_PREFIX)]
     assert len(names) == 4 and all(".up." in name or ".down." in name for name in names)
@@ -223,7 +223,9 @@ def test_the_report_shows_finetuned_features(project) -> None:
     assert features is not None and not torch.allclose(
         features(test.inputs), shown.method.method.inspectable().features({"cls": test.cls}), atol=1e-2
     )
-    fresh = start_method("closed_form", shown.method.options, shown.method.task, shown.inputs, 0, torch.device("cpu"))
+    fresh = initialised_method(
+        "closed_form", shown.method.options, shown.method.context, shown.inputs, 0, torch.device("cpu")
+    )
     assert fresh.blocks.trained[0].up.weight.abs().max() == 0
 
 

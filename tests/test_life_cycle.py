@@ -19,7 +19,7 @@ from duplex.features.examples import Examples
 from duplex.labels import World
 from duplex.layers import portable
 from duplex.layers.prompt_paths import word_vectors
-from duplex.methods.base import Batch, Method, PrimitiveVectors, TaskContext
+from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
 from duplex.methods.registry import find_method, installed_methods, make_method
 from duplex.options import Options, TrainingOptions
 from duplex.recognition.candidates import Candidates
@@ -49,10 +49,10 @@ def small_options(kind: str, changes: dict[str, Any]) -> Options:
 
 
 @cache
-def task(device: str) -> TaskContext:
+def context(device: str) -> MethodContext:
     tower = small_tower.__wrapped__(dtype=torch.float32, device=device)
     words = PrimitiveVectors(*word_vectors(LABELS, tower))
-    return TaskContext(LABELS, {"cls": (DIM,), "patch": PATCH}, tower, words)
+    return MethodContext(LABELS, {"cls": (DIM,), "patch": PATCH}, tower, words)
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class LifeCycle:
 
     kind: str
     device: torch.device
-    task: TaskContext
+    context: MethodContext
     changes: dict[str, Any]  # of the kind's default options
 
     @classmethod
     def of(cls, kind: str, device: str, world: World = "closed", **changes: Any) -> LifeCycle:
-        return cls(kind, torch.device(device), replace(task(device), world=world), changes)
+        return cls(kind, torch.device(device), replace(context(device), world=world), changes)
 
     def examples(self, split: str, count: int) -> Examples:
         random = torch.Generator().manual_seed(count)
@@ -77,7 +77,7 @@ class LifeCycle:
 
     def started(self) -> Method[Any]:
         torch.manual_seed(0)
-        method = make_method(self.kind, small_options(self.kind, self.changes), self.task).to(self.device)
+        method = make_method(self.kind, small_options(self.kind, self.changes), self.context).to(self.device)
         images = self.examples("train", 24)
         method.start(Batch(images.inputs, images.compositions))
         return method
@@ -94,7 +94,7 @@ class LifeCycle:
         val = self.examples("val", 12)
         tune(method, val, LABELS)
         chosen: dict[str, Calibration] = {
-            world: calibrate(method, val, LABELS, world, self.task.words, 5) for world in WORLDS
+            world: calibrate(method, val, LABELS, world, self.context.words, 5) for world in WORLDS
         }
         record = Record(self.kind, "", method.options, LABELS, {}, 3, 2, 0.5, calibration=chosen)
         save_checkpoint(path, method, record)
@@ -102,9 +102,9 @@ class LifeCycle:
 
     def results(self, path: Path, record: Record, world: World = "open") -> dict[str, Any]:
         """Evaluation, predictions and exported scores of a loaded checkpoint on test images."""
-        method = load_checkpoint(path, self.task, {}).to(self.device)
+        method = load_checkpoint(path, self.context, {}).to(self.device)
         test, columns, chosen = self.examples("test", 10), LABELS.candidates(world, "test"), record.calibration[world]
-        live = feasible_compositions(method, self.task.words, chosen)
+        live = feasible_compositions(method, self.context.words, chosen)
         live = np.ones(len(columns), dtype=bool) if live is None else live[columns]
         found = score_split(
             ScoringTask.of(method, columns), test, LABELS, k=2, feasible_mask=live, top=3, bias=chosen.bias

@@ -49,9 +49,9 @@ class Probe(Method[ProbeOptions]):
 
     Options = ProbeOptions
 
-    def __init__(self, task, options):
-        super().__init__(task, options)
-        self.head = nn.Linear(task.dim, task.labels.size)
+    def __init__(self, context, options):
+        super().__init__(context, options)
+        self.head = nn.Linear(context.dim, context.labels.size)
 
     def logits(self, z):
         return self.options.scale * self.head(z)
@@ -115,8 +115,8 @@ def test_a_violation_is_reported_in_one_line(message):
 
 
 class SetsTheDefaultType(Probe):
-    def __init__(self, task, options):
-        super().__init__(task, options)
+    def __init__(self, context, options):
+        super().__init__(context, options)
         torch.set_default_dtype(torch.float32)
 
 

@@ -16,8 +16,8 @@ import torch
 import duplex
 from duplex.data.shapes import render_images, shapes_manifest
 from duplex.labels import LabelSpace
-from duplex.methods.base import Batch, Method, TaskContext
-from duplex.testing import check_method, small_batch, small_task
+from duplex.methods.base import Batch, Method, MethodContext
+from duplex.testing import check_method, small_batch, small_context
 from duplex.training.checkpoint import read_record
 from tests.library.test_ten_lines import arrays, small
 from tests.projects import inside
@@ -33,7 +33,7 @@ def public_names(*classes: type) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("cls", [TaskContext, Batch, LabelSpace, Method], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [MethodContext, Batch, LabelSpace, Method], ids=lambda cls: cls.__name__)
 def test_every_public_name_is_on_the_page(cls):
     named = set(re.findall(r"\w+", " ".join(re.findall(r"^\| (`[^|]*`) \|", PAGE, re.M))))
     assert not public_names(cls) - named
@@ -141,7 +141,7 @@ def test_a_changed_class_of_a_script_is_reported(tmp_path, capsys, monkeypatch, 
 
 def test_an_image_is_left_out_of_its_own_neighbours(plugin):
     train, options = small_batch(40), plugin.NeighbourOptions(scale=1.0)
-    method = plugin.Neighbours(small_task(), options)
+    method = plugin.Neighbours(small_context(), options)
     method.start(train)
     place = 3
     batch = train[torch.tensor([place])]

@@ -13,7 +13,7 @@ from duplex.fitting.folder_recipes import FolderRecipes
 from duplex.labels import WORLDS
 from duplex.library.inputs import RunInputs
 from duplex.library.recipe_search import Recipe
-from duplex.library.run_training import MethodSpec, Run, start_method
+from duplex.library.run_training import MethodSpec, Run, initialised_method
 from duplex.methods.base import Method
 from duplex.methods.registry import method_source
 from duplex.system.plugins import provider
@@ -75,7 +75,7 @@ def fit_all_images(
     """
     options = replace(spec.options, **tuned)
     training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
-    method = start_method(spec.kind, options, inputs.task(spec.trained_for), inputs, chosen.seed, device)
+    method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
     images = inputs.examples["train"].to(device)
     if chosen.epoch:
         begun = saved_epoch(resume.path) if resume.path is not None else 0

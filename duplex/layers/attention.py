@@ -18,28 +18,29 @@ CHUNK = 2**24  # numbers in memory at once in inference
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of queries `x` to keys and values `y`.
-
-    dim: channels of queries and outputs. inside: channels of `y`. zero_output: initialise the output map with zeros.
-    """
+    """Multi-head attention of queries `x` with `dim` channels to keys and values `y` with `inside`."""
 
     def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
         super().__init__()
         if dim % heads:
             raise UsageError(f"heads is {heads}; expected a divisor of the feature's width {dim}")
         self.heads = heads
-        self.query, self.key, self.value = nn.Linear(dim, dim), nn.Linear(inside, dim), nn.Linear(inside, dim)
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(inside, dim)
+        self.value = nn.Linear(inside, dim)
         self.out = nn.Linear(dim, dim)
         if zero_output:
             zero_initialised(self.out)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return attention outputs [(B,) Q, d], and attention weights of keys as means over heads [(B,) Q, T].
+        """Outputs [(B,) Q, d], and attention weights of keys as means over heads [(B,) Q, T].
 
         x: queries [Q, d] or [B, Q, d].
         y: keys and values [T, w] or [B, T, w].
         """
-        q, k, v = (self._split_heads(rows) for rows in (self.query(x), self.key(y), self.value(y)))  # [(B,) h, ., d_h]
+        q = self._split_heads(self.query(x))  # [(B,) h, Q, d_h]
+        k = self._split_heads(self.key(y))  # [(B,) h, T, d_h]
+        v = self._split_heads(self.value(y))
         weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
         mixed = (weights @ v).transpose(-2, -3)  # [(B,) Q, h, d_h]
         return self.out(mixed.flatten(-2)), weights.mean(-3)
@@ -52,7 +53,7 @@ class CrossAttention(nn.Module):
 class CrossBlock(nn.Module):
     """Residual block of cross-attention A and a feed-forward network F; untrained, it returns the queries unchanged.
 
-    With queries `x` and keys and values `y`: `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`.
+    `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`.
     """
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
@@ -63,21 +64,16 @@ class CrossBlock(nn.Module):
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), last)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [(B,) Q, d], and attention weights of keys as means over heads [(B,) Q, T].
-
-        x: queries [(B,) Q, d]. y: keys and values [(B,) T, w].
-        """
+        """Outputs [(B,) Q, d] of queries `x`, and attention weights of keys as means over heads [(B,) Q, T]."""
         read, weights = self.attend(self.norm_x(x), self.norm_y(y))
         g = x + read
         return g + self.forward_part(g), weights
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Return the scores [B, C] of C candidate compositions for all images, in chunks of images that fit into memory.
+    """Scores [B, C] of all images, in chunks that fit into memory.
 
     score: function from features and tokens of b images to scores [b, C].
-    z: features [B, d].
-    tokens: patch tokens [B, T, w].
     width: count of numbers per image that `score` holds in memory.
     """
     step = max(1, CHUNK // max(width, 1))

@@ -12,7 +12,7 @@ from duplex.errors import DuplexError
 
 @dataclass(frozen=True)
 class Groups:
-    """Number of images and sum of their features per group; the groups are compositions, states or objects."""
+    """Number of images and sum of their features per group: composition, state or object."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -37,10 +37,9 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Compute the statistics of images with features `z` [n, d], which are not normalised here.
+        """Statistics of images with features `z` [n, d], which are not normalised here, and `compositions` [n].
 
-        compositions: composition index of each image [n]. states, objects: numbers of states and of objects. Raises
-        DuplexError for an index out of range and for features that are not finite.
+        Raises DuplexError for an index out of range and for features that are not finite.
         """
         if len(z) != len(compositions):
             raise DuplexError(
@@ -60,15 +59,12 @@ class ClassStatistics:
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
-        """Return the statistics with states and objects renumbered, for a larger label space of `shape` (M, N).
-
-        states, objects: the new index of each current state and of each current object, ascending.
-        """
+        """The statistics in a larger label space (M, N), given the new, rising index of each state and object."""
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 
     def __add__(self, other: ClassStatistics) -> ClassStatistics:
-        """Return the statistics of two sets of images together; both must have the same label space."""
+        """The statistics of two sets of images with the same label space together."""
         pairs, place = torch.cat([self.pairs, other.pairs]).unique(return_inverse=True)
         counts = self.counts.new_zeros(len(pairs)).index_add_(0, place, torch.cat([self.counts, other.counts]))
         sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, torch.cat([self.sums, other.sums]))
@@ -90,7 +86,6 @@ class ClassStatistics:
         return Groups(self.counts, self.sums, self.moment)
 
     def by_state(self) -> Groups:
-        """Return number and sum of the features per state, for all M states; a state without images has count 0."""
         return self._grouped(self.state_of, self.states)
 
     def by_object(self) -> Groups:
@@ -102,10 +97,9 @@ class ClassStatistics:
 
 
 def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
-    """Return the pooled covariance [d, d] of features about their group's mean, and its degrees of freedom.
+    """Pooled covariance [d, d] of features about their group's mean, and its degrees of freedom.
 
-    Groups are compositions, states or objects. If no group has two images, the covariance is about the mean of all
-    images.
+    If no group has two images, the covariance is about the mean of all images.
     """
     counts, means = groups.counts, groups.means
     free = float(counts.sum() - (counts > 0).sum())
@@ -118,11 +112,8 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """Return the weight from 0 to 1 with which a sample covariance S is shrunk towards `tr(S)/d I`.
+    """Weight from 0 to 1 with which a covariance S is shrunk towards `tr(S)/d I`, by OAS (Chen et al., 2010).
 
-    The weight is that of OAS (oracle approximating shrinkage, Chen et al., 2010).
-
-    covariance: S [d, d].
     free: degrees of freedom of S, the number of images minus the number of means.
     """
     d = len(covariance)
@@ -133,13 +124,12 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
 
 
 def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
-    """Return the whitening map `W` [d, d] that makes the covariance of features about their group's mean the identity.
+    """Whitening map `W` [d, d] that makes the covariance of features about their group's mean the identity.
 
     `W W^T = Sigma^-1`, where `Sigma = (1 - rho) S + rho tr(S)/d I` is the sample covariance S, shrunk so that it is
-    positive definite for any number of images. `rho` is computed by OAS (Chen, Wiesel, Eldar and Hero 2010, Eq. 23)
-    from S and the number of images; the shrinkage of Ledoit and Wolf would need a second pass over the images.
+    positive definite for any number of images. `rho` is OAS's (Chen, Wiesel, Eldar and Hero 2010, Eq. 23); the
+    shrinkage of Ledoit and Wolf would need a second pass over the images.
 
-    groups: feature statistics of compositions, states or objects.
     added: share of the mean variance tr(S)/d to add to the diagonal as well.
     """
     sample, free = within_group_covariance(groups)

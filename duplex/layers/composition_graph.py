@@ -1,12 +1,12 @@
-"""Graph convolutions over primitives and compositions (Naeem et al., "Learning Graph Embeddings for Compositional
-Zero-shot Learning", CVPR 2021), computed without an adjacency matrix.
+"""Graph convolutions over primitives and compositions (CGE, duplex/methods/cge.py), without an adjacency matrix.
 
-Nodes are states, objects and the graph's compositions. Each composition `c = (s, o)` adds the edges s-o, s-c and o-c;
-with self-loops a layer is `H' = D^-1 (A + I) H W` (node features H, adjacency A, degrees D, weights W). A composition
-has two neighbours, so its row of H' is a mean of three; rows of states and objects are sums over their compositions.
+    H' = D^-1 (A + I) H W
 
-A composition outside of the graph receives messages from its state and its object and sends none, so its embedding does
-not depend on the other candidates.
+* H: node features of states, objects and the graph's compositions;  A: adjacency;  D: degrees;  W: weights
+
+Each composition `c = (s, o)` adds the edges s-o, s-c and o-c. A composition has two neighbours, so its row of H' is a
+mean of three; rows of states and objects are sums over their compositions. A composition outside of the graph receives
+messages from its state and its object and sends none, so its embedding does not depend on the other candidates.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from duplex.layers.composition_index import CompositionIndex
 
 
 class NodeFeatures(NamedTuple):
-    """Feature vectors of a graph's nodes: states, objects and compositions."""
+    """Feature vectors of a graph's nodes."""
 
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
-    pairs: Tensor  # [C, w]
+    compositions: Tensor  # [C, w]
 
 
 class CompositionGraph(nn.Module):
@@ -46,11 +46,11 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """Return, for each node, the mean feature of the node and its neighbours, `D^-1 (A + I) X`."""
+        """For each node, the mean feature of the node and its neighbours, `D^-1 (A + I) X`."""
         m, n, w = self.columns.states, self.columns.objects, self.weights[:, None]
-        states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.pairs), self.sizes[0])
-        objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.pairs), self.sizes[1])
-        return NodeFeatures(states, objects, self.composition_means(x, x.pairs, self.columns))
+        states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
+        objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.compositions), self.sizes[1])
+        return NodeFeatures(states, objects, self.composition_means(x, x.compositions, self.columns))
 
     def _primitive_means(self, rows: Tensor, group: Tensor, messages: Tensor, count: int) -> Tensor:
         sums = rows + rows.new_zeros(count, rows.shape[1]).index_add(0, group, messages)
@@ -59,21 +59,13 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Return, per composition, the mean of its own feature, its state's and its object's [C, w].
-
-        x: features of the graph's nodes. rows: the compositions' own features.
-        """
+        """Per composition, the mean of its own feature in `rows`, its state's and its object's [C, w]."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """Graph convolutions with relu between them and dropout before each.
-
-    inside, width, out: channels before, between and after the layers.
-    layers: number of graph convolutions.
-    rate: share of the channels that dropout removes.
-    """
+    """Graph convolutions of `inside`, `width` and `out` channels, with relu between them and dropout before each."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
@@ -83,30 +75,24 @@ class GraphNetwork(nn.Module):
         self.out = sizes[-1]
 
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
-        """Return a list of all nodes' features, before the first layer and after each layer.
-
-        states, objects: initial features of the states and of the objects; compositions begin with the mean of both.
-        """
+        """All nodes' features before the first layer and after each; compositions begin with the mean of both words."""
         features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
             means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
             features.append(NodeFeatures(*(self._layer(depth, rows) for rows in means)))
         return features
 
-    def pairs(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Return the embeddings [C, out] of any compositions, in the graph or not.
-
-        features: the result of `forward`. columns: the compositions.
-        """
+    def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
+        """Embeddings [C, out] of any compositions, in the graph or not, given the result of `forward`."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.positions(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
-            return features[-1].pairs.index_select(0, place)
+            return features[-1].compositions.index_select(0, place)
         rows = mean_pairs(features[0].states, features[0].objects, columns)
         for depth, nodes in enumerate(features[:-1]):
             rows = self._layer(depth, self.graph.composition_means(nodes, rows, columns))
         inside = (listed[place] == columns.compositions)[:, None]
-        return torch.where(inside, features[-1].pairs.index_select(0, place), rows)
+        return torch.where(inside, features[-1].compositions.index_select(0, place), rows)
 
     def _layer(self, depth: int, rows: Tensor) -> Tensor:
         rows = self.weights[depth](rows)
@@ -114,5 +100,5 @@ class GraphNetwork(nn.Module):
 
 
 def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Tensor:
-    """Return the mean of the state's and the object's feature of each composition [C, w]."""
+    """Mean of the state's and the object's feature of each composition [C, w]."""
     return (states.index_select(0, columns.states) + objects.index_select(0, columns.objects)) / 2

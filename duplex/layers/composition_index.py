@@ -10,7 +10,7 @@ from duplex.labels import Ints
 
 
 class CompositionIndex(nn.Module):
-    """A sorted list of composition indices on a device, with the state index and the object index of each."""
+    """A sorted list of compositions on a device, with the state and the object of each."""
 
     compositions: Tensor
     states: Tensor
@@ -24,29 +24,23 @@ class CompositionIndex(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def positions(self, compositions: Tensor) -> Tensor:
-        """Return the position of each of `compositions` in the list; undefined for compositions that are not in it."""
+        """Position of each of `compositions` in the list; undefined for compositions that are not in it."""
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Return the means per state [M, ...] and per object [N, ...] of `rows` [C, ...], one per listed composition.
-
-        A state or object without compositions gets zero. states, objects: M and N.
-        """
+        """Means by state [M, ...] and by object [N, ...] of `rows` [C, ...]; zero where there are none."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 
 def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """Return the mean of the `rows` of each group [count, ...]; zero for an empty group.
-
-    group: index of each row's group, below `count`.
-    """
+    """Mean of the `rows` of each group [count, ...]; zero for an empty group."""
     sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
     sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
     return sums / sizes.view(-1, *[1] * (rows.ndim - 1))
 
 
 def copy_to_device(device: torch.device, *arrays: Ints) -> tuple[Tensor, ...]:
-    """Return index arrays as tensors on a device, by one asynchronous copy."""
+    """Index arrays as tensors on a device, by one asynchronous copy."""
     if device.type == "cpu":
         return tuple(torch.as_tensor(array) for array in arrays)
     whole = torch.from_numpy(np.concatenate(arrays))

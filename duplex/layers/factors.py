@@ -14,7 +14,7 @@ from torch.nn.functional import dropout, normalize, relu
 
 
 def zero_initialised(layer: nn.Linear) -> nn.Linear:
-    """Set weight and bias of a linear layer to zero, and return the layer."""
+    """The layer, with weight and bias set to zero."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
@@ -24,8 +24,6 @@ class Bottleneck(nn.Module):
     """Two-layer network `Up(dropout(relu(Down(y))))` over the channels of `y`; its output is zero before training.
 
     `y` are features [B, d], tokens [B, T, w] or feature maps [B, w, H, W].
-
-    width: channels between the layers. rate: dropout.
     """
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
@@ -80,9 +78,8 @@ class Disentangler(nn.Module):
 class Fusion(nn.Module):
     """Learned fusion of a state factor and an object factor, perhaps of different images (the Duplex paper's Eq. 11).
 
-    A factor is the part of an image's feature for the state or the object. With factors `z^s`, `z^o` and trained
-    matrices `M_s`, `M_o`: `phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))`, without the relu unless `rectified`.
-    The factors of each image are projected once, by `project`, and then combined with those of all other images.
+    `phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))`, without the relu unless `rectified`. The factors of each image
+    are projected once, by `project`, and then combined with those of all other images.
     """
 
     def __init__(self, dim: int, *, rectified: bool = True) -> None:
@@ -91,11 +88,11 @@ class Fusion(nn.Module):
         self.state, self.object = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the projections of state factors and of object factors [B, d]; fusion adds and normalises them."""
+        """Projections of state factors and of object factors [B, d]; fusion adds and normalises them."""
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
-        """Return each image's state factor fused with its object factor [B, d]."""
+        """Each image's state factor fused with its object factor [B, d]."""
         state, object = self.project(z_s, z_o)
         joined = state + object
         return normalize(relu(joined) if self.rectified else joined, dim=-1)
@@ -113,5 +110,5 @@ class Factors(nn.Module):
 
 
 def unit(z: Tensor) -> Tensor:
-    """Return `z` with rows of unit length; half precision becomes float32."""
+    """`z` with rows of unit length; half precision becomes float32."""
     return normalize(z.to(torch.float32) if z.dtype in (torch.float16, torch.bfloat16) else z, dim=-1)

@@ -31,7 +31,7 @@ IMAGES = 256  # computed at once without gradients
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """Return a function that builds the last blocks of an encoder's image tower as `FinetunedBlocks`, to train them.
+    """A function that builds the last blocks of an encoder's image tower as `FinetunedBlocks`, to train them.
 
     Weights are float32; activations are bf16 if the feature cache was written in bf16.
 
@@ -44,10 +44,9 @@ def finetuned_blocks_factory(
 
 
 class LowRank(nn.Module):
-    """Parametrization that adds a low-rank update to a weight: `W + B A`.
+    """Parametrization that adds a low-rank update to a weight, `W + B A`: `A [r, in]` is random, `B [out, r]` zero.
 
-    `A [r, in]` is random and `B [out, r]` zero before training. For a convolution, `in` is
-    the number of channels times the size of the kernel.
+    For a convolution, `in` is the number of channels times the size of the kernel.
     """
 
     def __init__(self, weight: Tensor, rank: int) -> None:
@@ -71,17 +70,19 @@ class FinetunedBlocks(nn.Module):
     ) -> None:
         """Copy the tower's last blocks, and add the adapters that `options` asks for.
 
-        cut: the tower's last blocks, at least `options.blocks` of them.
         shape: shape of one image's block input (the activations that enter the first of these blocks).
         precision: precision in which the encoder computed the cached block inputs.
         """
         super().__init__()
-        self.options, self.checkpointing, self._precision = options, False, precision
+        self.options = options
+        self.checkpointing = False
+        self._precision = precision
         blocks = copy.deepcopy(cut.blocks)
         for block in blocks:
             block.eval().requires_grad_(False)
         tuned = blocks[len(blocks) - options.blocks :]
-        self._blocks, self._end = tuple(blocks), cut.end  # in a tuple, so that they are not part of the state
+        self._blocks = tuple(blocks)  # in a tuple, so that they are not part of the state
+        self._end = cut.end
         self._frozen = len(blocks) - options.blocks
         self._device = next(blocks[-1].parameters()).device
         if options.adapter == "bottleneck":
@@ -92,10 +93,6 @@ class FinetunedBlocks(nn.Module):
             self.trained = nn.ModuleList(block.requires_grad_() for block in tuned)
 
     def _add_bottlenecks(self, tuned: Any, branches: tuple[str, ...], shape: tuple[int, ...]) -> nn.ModuleList:
-        """Add a trained bottleneck after the named submodules of each block, or after each block if none is named.
-
-        tuned: the blocks. branches: names of the submodules. shape: shape of one image's block input.
-        """
         modules = [getattr(block[-1], name) for block in tuned for name in branches] or [block[-1] for block in tuned]
         widths, options = self._output_channels(modules, shape), self.options
         adapters = nn.ModuleList(Bottleneck(width, options.inner_width, options.dropout) for width in widths)
@@ -104,7 +101,6 @@ class FinetunedBlocks(nn.Module):
         return adapters
 
     def _output_channels(self, modules: list[nn.Module], shape: tuple[int, ...]) -> list[int]:
-        """Return the number of output channels of each module, measured on a blank image."""
         widths: dict[nn.Module, int] = {}
         hooks = [
             module.register_forward_hook(
@@ -141,17 +137,14 @@ class FinetunedBlocks(nn.Module):
         return [{"params": list(self.parameters()), **({} if rate is None else {"lr": rate})}]
 
     def forward(self, block_inputs: Tensor) -> Tensor:
-        """Return image features [B, d], float32 and not normalised, of the activations that enter the blocks.
-
-        block_inputs: tokens [B, T, w] or feature maps [B, C, H, W].
-        """
+        """Image features [B, d], float32 and not normalised, of tokens [B, T, w] or feature maps [B, C, H, W]."""
         if torch.is_grad_enabled():
             return self.features(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)
         return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Return image features [B, d] of all block inputs (the activations that enter the blocks) in one pass.
+        """Image features [B, d] of all block inputs in one pass.
 
         Without gradients, TF32 is used if the feature cache was written with it; with gradients, the caller's setting
         applies.

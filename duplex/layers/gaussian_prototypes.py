@@ -1,23 +1,19 @@
 """Visual prototypes in closed form, without training: mean features of seen pairs, and predictions for all other pairs.
 
-For a feature z, and a pair c of state m and object n with n_c training images of mean x_c:
+    x = z W                                        W: whitening map of Sigma
+    mu_mn = mu + a_m + b_n (+ gamma_mn)            predicted mean of pair (m, n)
+    h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v    prototype of a seen pair (empirical Bayes); of others, mu_mn
+    g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c       score; unseen pairs have a calibrated bias instead of log n_c
 
-    1. Sigma, the covariance of images about their pair's mean, shrunk (class_statistics.py, held_out_pairs.py), gives
-       the whitening map W; x = z W has unit covariance
-    2. mu_mn = mu + a_m + b_n predicts the mean of a pair, by weighted least squares over pairs (additive.py), with
-       v = Var(interaction) by likelihood; with word embeddings, + gamma_mn, interactions shared between pairs of like
-       words (interactions.py)
-    3. h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v, the prototype of a seen pair (empirical Bayes); h_c = mu_mn for
-       all others
-    4. g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c, the score (0 instead of log n_c for unseen pairs, whose bias is
-       calibrated)
+* z: feature;  x_c, n_c: mean and number of the training images of pair c = (m, n)
+* Sigma: covariance of images about their pair's mean, shrunk (class_statistics.py, held_out_pairs.py)
+* mu, a, b: mean and effects by weighted least squares over pairs (additive.py);  v: Var(interaction), by likelihood
+* gamma: with word embeddings, interactions shared between pairs of like words (interactions.py)
 
 `g` is Bayes' rule for images with a normal distribution about `h_c`, up to a constant: linear discriminant analysis
 (Fisher 1936) with composed means of unseen pairs. Vectors are stored as differences from `mu`, which all compositions
-share, where float32 loses least.
-
-Prototypes of all M N compositions are never stored: `x . mu_mn` is an outer sum (and a product of small factors),
-`|mu_mn|^2` a table.
+share, where float32 loses least. Prototypes of all M N compositions are never stored: `x . mu_mn` is an outer sum (and
+a product of small factors), `|mu_mn|^2` a table.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ from duplex.errors import DuplexError
 from duplex.layers.additive import AdditiveEffects, PairMeans, fit_additive, interaction_variance
 from duplex.layers.class_statistics import ClassStatistics, Groups, shared_whitening
 from duplex.layers.held_out_pairs import Compose, Fit, choose_added_variance
-from duplex.layers.interactions import Interactions, Kernels, choose_variances, fit_with_interactions
+from duplex.layers.interactions import Interactions, KernelFactors, choose_variances, fit_with_interactions
 
 FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
 WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
@@ -45,7 +41,7 @@ LEAST = 1e-300  # smallest support
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Options to fit the linear classifier `ClosedForm`; options that are None are chosen from training images."""
+    """Options of the fit; those that are None are chosen from training images."""
 
     ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
     shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
@@ -55,17 +51,17 @@ class FitSettings:
 
 
 class TensorRecord:
-    """Base class of dataclasses of tensors, which may be nested, to convert all tensors at once by `to`."""
+    """Base class of dataclasses of tensors, which may be nested."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
-        """Return a copy of the dataclass with floating-point tensors in `dtype` and all tensors on `device`."""
+        """A copy with floating-point tensors in `dtype` and all tensors on `device`."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
             if not is_dataclass(value):
                 return value
-            return type(value)(*(convert(getattr(value, field.name)) for field in fields(value)))  # type: ignore[misc]
+            return replace(value, **{field.name: convert(getattr(value, field.name)) for field in fields(value)})  # type: ignore[type-var]
 
         converted: Part = convert(self)
         return converted
@@ -82,7 +78,7 @@ class ClosedForm(TensorRecord):
     whitening: Tensor  # W [d, d]
     additive: AdditiveEffects
     interactions: Interactions | None
-    pairs: Tensor  # seen compositions, rising [P]
+    seen: Tensor  # seen compositions, rising [P]
     rows: Tensor  # h_c of the seen compositions [P, d]
     counts: Tensor  # n_c [P]
     shrinkage: float  # k
@@ -93,11 +89,9 @@ class ClosedForm(TensorRecord):
     def fit(
         cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
-        """Fit the classifier in closed form, in float64. Raises DuplexError if there are no images.
+        """Fit the classifier to feature statistics of training images. Raises DuplexError if there are none.
 
-        statistics: feature statistics of the training images.
-        words: text embeddings of states and objects, by which pairs of like words share interactions; None: no
-        interactions.
+        words: text embeddings of states and objects; without them there are no interactions.
         """
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
@@ -106,8 +100,13 @@ class ClosedForm(TensorRecord):
         if added is None:
             added = choose_added_variance(statistics, lambda seen: _prepare_fit(seen, settings, words))
         whitening = shared_whitening(groups, added)
-        shape = statistics.states, statistics.objects
-        seen = PairMeans(statistics.state_of, statistics.object_of, groups.counts, groups.means @ whitening, shape)
+        seen = PairMeans(
+            states=statistics.state_of,
+            objects=statistics.object_of,
+            counts=groups.counts,
+            means=groups.means @ whitening,
+            shape=(statistics.states, statistics.objects),
+        )
         effects, interactions, v, tau = _fit_means(seen, settings, words)
         n, k = groups.counts, 1 / v
         share = (n / (n + k))[:, None]
@@ -115,7 +114,18 @@ class ClosedForm(TensorRecord):
         if interactions is not None:
             fitted = fitted + interactions.at(seen.states, seen.objects)
         rows = share * seen.means + (1 - share) * fitted
-        return cls(settings, whitening, effects, interactions, statistics.pairs, rows, n, k, tau, added)
+        return cls(
+            settings=settings,
+            whitening=whitening,
+            additive=effects,
+            interactions=interactions,
+            seen=statistics.pairs,
+            rows=rows,
+            counts=n,
+            shrinkage=k,
+            tau=tau,
+            added_variance=added,
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -123,7 +133,7 @@ class ClosedForm(TensorRecord):
         return len(self.additive.state), len(self.additive.object)
 
     def prototypes(self, compositions: Tensor) -> Tensor:
-        """Return the visual prototypes of `compositions` in whitened coordinates [C, d]."""
+        """The visual prototypes of `compositions` in whitened coordinates [C, d]."""
         n = self.shape[1]
         rows = self.additive.at(compositions // n, compositions % n)
         if self.interactions is not None:
@@ -133,34 +143,28 @@ class ClosedForm(TensorRecord):
         return rows
 
     def _find_seen(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of seen pairs in `compositions`, and their positions in the list `self.pairs`."""
-        place = torch.searchsorted(self.pairs, compositions).clamp(max=len(self.pairs) - 1)
-        positions = (self.pairs[place] == compositions).nonzero()[:, 0]
+        place = torch.searchsorted(self.seen, compositions).clamp(max=len(self.seen) - 1)
+        positions = (self.seen[place] == compositions).nonzero()[:, 0]
         return positions, place[positions]
 
     def log_support(self) -> Tensor:
-        """Return how plausible each composition is [M, N], by training images with similar states and objects.
+        """How plausible each composition is [M, N], by training images with similar states and objects:
 
-        The value is the log of the share of such images,
+            log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4)
 
-            log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4),
-
-        where c' = (m', n') is a seen pair with n_c' of the n images, `a` and `b` are the effects of states and objects,
-        and `k` is the overlap of two normal distributions with means `a` and `a'`, 1 where they are the same.
+        over seen pairs c' = (m', n') with n_c' of the n images; `k` is the overlap of two normal distributions with
+        means `a` and `a'`, 1 where they are the same.
         """
         n = self.shape[1]
         share = self.counts.new_zeros(self.shape, dtype=torch.float64)
-        share[self.pairs // n, self.pairs % n] = self.counts.double() / self.counts.sum()
-        effects = (self.additive.state.double(), self.additive.object.double())
-        k_s, k_o = (torch.exp(-(torch.cdist(a, a) ** 2) / 4) for a in effects)
+        share[self.seen // n, self.seen % n] = self.counts.double() / self.counts.sum()
+        a, b = self.additive.state.double(), self.additive.object.double()
+        k_s = torch.exp(-(torch.cdist(a, a) ** 2) / 4)
+        k_o = torch.exp(-(torch.cdist(b, b) ** 2) / 4)
         return (k_s @ share @ k_o).clamp(min=LEAST).log()
 
     def linear(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights [C, d] and the offsets [C] of the candidates' linear scores.
-
-        The score of whitened features x is `(x - mu) . (h_c - mu) + offset_c`, with prototype `h_c` and overall mean
-        `mu`; the weights are `h_c - mu`.
-        """
+        """Weights `h_c - mu` [C, d] and offsets [C] of the scores `(x - mu) . (h_c - mu) + offset_c`."""
         h = self.prototypes(candidates) - self.additive.mean
         return h, self._log_prior(candidates) - 0.5 * (h * h).sum(1)
 
@@ -172,26 +176,15 @@ class ClosedForm(TensorRecord):
         return prior
 
     def scorer(self, candidates: Tensor, rows: int = ROWS) -> FeatureScorer:
-        """Return a function from features [B, d] to candidates' scores: log-probabilities [B, C] up to a constant.
-
-        rows: number of candidates up to which prototypes are computed; more candidates are scored without them, by
-        outer sums over states and objects.
-        """
         if len(candidates) > rows:
             return self._outer_sum_scorer(candidates)
         h, offset = self.linear(candidates)
         return lambda z: torch.addmm(offset, self._whiten(z), h.T)
 
     def _whiten(self, z: Tensor) -> Tensor:
-        """Return whitened features minus the overall mean [B, d]."""
         return z.to(self.whitening) @ self.whitening - self.additive.mean
 
     def _outer_sum_scorer(self, candidates: Tensor) -> FeatureScorer:
-        """Return a function from features to candidates' scores that needs no prototypes, for many candidates.
-
-        It adds the products of features with state effects, object effects and interactions, for all states and objects
-        at once. The scores of seen pairs are replaced by those that their prototypes give.
-        """
         m, n = self.shape
         a, b, interactions = self.additive.state, self.additive.object, self.interactions
         positions, place = self._find_seen(candidates)
@@ -216,31 +209,24 @@ class ClosedForm(TensorRecord):
                     out[some].add_(offset)
                 else:
                     torch.add(cells.flatten(1)[:, candidates], offset, out=out[some])
+            # seen pairs have prototypes of their own
             return out.index_copy_(1, positions, torch.addmm(offset[positions], x, h_seen.T))
 
         return scores
 
     def _squares(self) -> Tensor:
-        """Return the squared distance [M, N] of each composition's predicted mean from the overall mean.
-
-        With interactions, it is computed one state at a time to save memory.
-        """
         a, b = self.additive.state, self.additive.object
         if self.interactions is None:
             return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
         objects, table = torch.arange(len(b), device=b.device), a.new_empty(self.shape)
-        for m in range(len(a)):
+        for m in range(len(a)):  # to save memory
             rows = a[m] + b + self.interactions.at(torch.full_like(objects, m), objects)
             table[m] = (rows * rows).sum(1)
         return table
 
 
 def _prepare_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None) -> Fit:
-    """Return a function that fits prototypes to some of the `seen` pairs, for cross-validation over held-out pairs.
-
-    The variances that the fit needs are chosen once, on all seen pairs.
-    """
-    *_, v, tau = _fit_means(seen, settings, words)
+    *_, v, tau = _fit_means(seen, settings, words)  # variances are chosen once, on all seen pairs
     fixed = replace(settings, shrinkage=1 / v, interactions=tau)
 
     def fit(some: PairMeans) -> Compose:
@@ -255,16 +241,12 @@ def _prepare_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings |
 def _fit_means(
     seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None
 ) -> tuple[AdditiveEffects, Interactions | None, float, float]:
-    """Fit effects of states and objects, and their interactions, to the pairs' mean features.
-
-    Return the effects, the interactions (None without `words`), the unexplained variance `v`, and the variance `tau` of
-    the interactions.
-    """
     v = None if settings.shrinkage is None else 1 / settings.shrinkage
     if words is None or settings.interactions == 0:
         v = interaction_variance(seen, settings.ridge) if v is None else v
         return fit_additive(seen, v, settings.ridge), None, v, 0.0
-    kernels, tau = Kernels.of(*words), settings.interactions
+    states, objects = words
+    kernels, tau = KernelFactors.of_words(states, objects), settings.interactions
     if v is None or tau is None:
         likely_v, likely_tau = choose_variances(seen, kernels, settings.ridge)
         v = likely_v if v is None else v
@@ -274,10 +256,7 @@ def _fit_means(
 
 @dataclass(frozen=True)
 class FittedStatistics:
-    """Feature statistics and settings that a `ClosedForm` was fitted from, to fit it again with further images.
-
-    The earlier images are not needed for this.
-    """
+    """What a `ClosedForm` was fitted from, to fit it again with further images but without the earlier ones."""
 
     statistics: ClassStatistics
     settings: FitSettings
@@ -295,7 +274,7 @@ class GroupPosterior(TensorRecord):
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
-        """Fit the linear discriminant analysis to feature statistics grouped by state or by object."""
+        """Fit it to feature statistics grouped by state or by object."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()
@@ -304,5 +283,5 @@ class GroupPosterior(TensorRecord):
         return cls(whitening @ apart.T, offset)
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Return the log-posteriors [B, G] of G states, or of G objects, given features [B, d]."""
+        """Log-posteriors [B, G] of G states, or of G objects, given features [B, d]."""
         return (z @ self.weight + self.offset).log_softmax(-1)

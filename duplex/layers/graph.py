@@ -25,26 +25,27 @@ from duplex.layers.factors import Fusion
 
 BLOCK_BYTES = {"cpu": 2**20}  # elsewhere 256 MiB
 EPSILON = 1e-12
+LEAST_WEIGHT = 1e-20  # of all messages to a candidate; below it posteriors have underflowed
+Message = Literal["state", "object", "counterfactual"]
 
 
 class CellSums(torch.autograd.Function):
     """Weighted sums of counterfactuals by cell of the (state x object) grid (the Duplex paper's Eq. 11, 15-16).
 
-    A counterfactual of the image pair p = (i, j) fuses the state part of image i's feature with the object part of j's:
-    `z^cf_p = normalise(relu(a_i + b_j))`, without the relu if not `rectified`; `a` and `b` are the projected state and
-    object factors. The sum of cell c is `out_c = sum of w_p z^cf_p` over its image pairs.
+        out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
 
-    The up to `B^2` counterfactuals are not stored but computed in blocks that fit the processor's cache, and again in
-    the backward pass; memory grows with the number of cells. Differentiable once in `a`, `b` and `w`.
+    `a` and `b` are the projected state and object factors; there is no relu if not `rectified`. The up to `B^2`
+    counterfactuals are not stored but computed in blocks that fit the processor's cache, and again in the backward
+    pass; memory grows with the number of cells. Differentiable once in `a`, `b` and `w`.
     """
 
     @staticmethod
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Return the weighted sum of the counterfactuals in each cell (state-object pair) of the grid [cells, d].
+        """Weighted sum of the counterfactuals in each cell [cells, d].
 
-        a, b: projected state and object factors (state and object parts of the images' features) [B, d].
+        a, b: projected state and object factors [B, d].
         i, j, cell, w: first image, second image, cell and weight of each image pair [P].
         """
         out = a.new_zeros(cells, a.shape[1])
@@ -57,10 +58,10 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the projected state and object factors `a`, `b` and of the image pairs' weights `w`.
+        """Gradients of `a`, `b` and `w`.
 
-        A cell's output is the sum of `w u` over its image pairs (i, j), with `u = r / |r|` and `r = relu(a_i + b_j)`.
-        For gradient `g` of the output: `dw = g.u`, and `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.
+        With `u = r / |r|` and `r = relu(a_i + b_j)`, for the gradient `g` of an output: `dw = g.u`, and
+        `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.
         """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
@@ -79,10 +80,6 @@ class CellSums(torch.autograd.Function):
 
 
 def _counterfactuals(a: Tensor, b: Tensor, i: Tensor, j: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    """Return the vectors `r = relu(a_i + b_j)` [p, d] of p given image pairs (i, j), not normalised, and `1 / |r|` [p].
-
-    a, b: projected state factors and object factors of the images. rectified: whether to apply the relu.
-    """
     r = a.index_select(0, i).add_(b.index_select(0, j))
     if rectified:
         r.relu_()
@@ -95,15 +92,9 @@ def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-Message = Literal["state", "object", "counterfactual"]
-
-
 @dataclass(frozen=True)
 class FactorNodes:
-    """Features of B images, their parts for state and object, probabilities of states and objects, and labels.
-
-    Messages to the prototypes of compositions are computed from these.
-    """
+    """Features of B images, their parts for state and object, posteriors and labels, which give messages."""
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -137,41 +128,33 @@ class LocalCandidates:
 
     @classmethod
     def of(
-        cls, states: Ints, objects: Ints, target: CandidateSet, n_objects: int, device: torch.device
+        cls, states: Ints, objects: Ints, candidates: CandidateSet, n_objects: int, device: torch.device
     ) -> LocalCandidates:
-        """Build the candidates of a batch from its images' `states` and `objects` [B].
-
-        target: all candidates of the closed or open world. n_objects: number of objects N in the label space.
-        """
+        """The local candidates of a batch, from its images' `states` and `objects` [B] and all `candidates`."""
         distinct_s, state_of = np.unique(states, return_inverse=True)
         distinct_o, object_of = np.unique(objects, return_inverse=True)
         grid = distinct_s[:, None] * n_objects + distinct_o[None]  # [S, O]
-        inside = target.contains(grid)
+        inside = candidates.contains(grid)
         row, column = np.nonzero(inside)
         place = np.full(inside.shape, -1, dtype=np.int64)
         place[row, column] = np.arange(len(row))
         of_pair = place[state_of][:, object_of]  # [B, B]
         i, j = np.nonzero(of_pair >= 0)
-        partners = (inside.sum(axis).clip(min=1) for axis in (1, 0))
-        tensors = copy_to_device(device, distinct_s, distinct_o, *partners, row, column, i, j, of_pair[i, j])
-        return cls(grid[inside], *tensors)
+        partners_s, partners_o = inside.sum(1).clip(min=1), inside.sum(0).clip(min=1)
+        arrays = (distinct_s, distinct_o, partners_s, partners_o, row, column, i, j, of_pair[i, j])
+        return cls(grid[inside], *copy_to_device(device, *arrays))
 
     def __len__(self) -> int:
         return len(self.compositions)
 
 
-LEAST_WEIGHT = 1e-20  # of all messages to a candidate; below it posteriors have underflowed
-
-
 def aggregate(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, messages: tuple[Message, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean of messages to each candidate's prototype [C, d], and a mask [C] of candidates with any.
+    """Weighted mean of messages to each candidate's prototype [C, d], and a mask [C] of candidates with any.
 
-    The Duplex paper's Eq. 15-16. Messages are vectors from the batch's images, weighted by posteriors of states and
-    objects. If these are very confident, all weights of a candidate may underflow to zero; no message reaches it then.
-
-    messages: kinds of messages to use: "state", "object", "counterfactual".
+    If posteriors are very confident, all weights of a candidate may underflow to zero; no message reaches it then. The
+    Duplex paper's Eq. 15-16.
     """
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion) for kind in messages]
     for more, more_weight in others:
@@ -182,11 +165,7 @@ def aggregate(
 def message_sums(
     kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of one kind of messages to each candidate's prototype [C, d], and total weights [C, 1].
-
-    kind: "state" or "object" (a part of an image's feature), or "counterfactual" (parts of two images, fused).
-    fusion: module that fuses a state part and an object part to one feature; None: features are added instead.
-    """
+    """Weighted sum of one kind of messages to each candidate's prototype [C, d], and total weights [C, 1]."""
     m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
     if kind == "state":
         p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
@@ -200,29 +179,20 @@ def message_sums(
 def _counterfactual_sums(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of counterfactuals for each candidate's prototype [C, d], and the sum of weights [C, 1].
-
-    A counterfactual fuses image i's state factor and image j's object factor to one feature; its weight is
-    `p(s_{m_i}|x_i) p(o_{n_j}|x_j)`, the posteriors of both labels. Without a learned fusion, the feature is
-    `normalise(z_i + (z_j - mean z))`: a feature plus another's difference from the average, in the space in which
-    prototypes are compared with images.
-    """
     i, j, cell, count = candidates.i, candidates.j, candidates.cell, len(candidates)
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
     label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
     weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
-    pair = (nodes.z, nodes.z - nodes.z.mean(0)) if fusion is None else fusion.project(nodes.z_s, nodes.z_o)
-    rectified = fusion is not None and fusion.rectified
-    sums = CellSums.apply(*pair, weight, i, j, cell, count, rectified)  # type: ignore[no-untyped-call]
+    if fusion is None:  # a feature plus another's difference from the average, in the space of the prototypes
+        a, b, rectified = nodes.z, nodes.z - nodes.z.mean(0), False
+    else:
+        (a, b), rectified = fusion.project(nodes.z_s, nodes.z_o), fusion.rectified
+    sums = CellSums.apply(a, b, weight, i, j, cell, count, rectified)  # type: ignore[no-untyped-call]
     return sums, weight.new_zeros(count).index_add(0, cell, weight)[:, None]
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Return refined prototypes [C, d]: weighted means of old prototypes and messages (the Duplex paper's Eq. 17-18).
-
-    rows: old prototypes. aggregated: mean message to each. momentum: weight of the old prototypes; 1 returns
-    `rows` unchanged. renormalise: whether to scale the result to unit length.
-    """
+    """Refined prototypes [C, d]: weighted means of old prototypes and messages (the Duplex paper's Eq. 17-18)."""
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated
@@ -230,7 +200,7 @@ def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) 
 
 
 class RefinedPrototypes(NamedTuple):
-    """Refined prototypes of a batch's candidates, not yet written to the codebook (the table of prototypes)."""
+    """Refined prototypes of a batch's candidates, not yet written to the codebook."""
 
     compositions: Ints  # [C]
     rows: Tensor  # h' [C, d]
@@ -239,29 +209,27 @@ class RefinedPrototypes(NamedTuple):
 def refine(
     nodes: FactorNodes,
     compositions: Ints,
-    target: CandidateSet,
+    candidates: CandidateSet,
     codebook: Codebook,
     fusion: Fusion | None,
     messages: tuple[Message, ...],
     momentum: float,
     renormalise: bool = True,
 ) -> RefinedPrototypes:
-    """Return refined prototypes of a batch's candidates: weighted means of their old prototypes and of messages.
+    """Refined prototypes of a batch's candidates: weighted means of their old prototypes and of messages.
 
-    Messages are vectors computed from the batch's images. The old prototypes are the current ones of the codebook (the
-    table of prototypes), or the initial ones if it is anchored (the Duplex paper's Algorithm 1).
+    The old prototypes are the current ones of the codebook, or the initial ones if it is anchored (the Duplex paper's
+    Algorithm 1).
 
-    nodes: features of the batch's images, their parts for state and object, posteriors and labels.
     compositions: labels of the batch [B].
-    target: all candidates of the closed or open world.
+    candidates: all candidates of the closed or open world.
     fusion: module that fuses a state part and an object part to one feature; None: features are added instead.
-    messages: kinds of messages to use: "state", "object", "counterfactual".
     momentum: weight of the old prototypes, lambda.
     """
     n = len(codebook.labels.objects)
-    candidates = LocalCandidates.of(compositions // n, compositions % n, target, n, nodes.z.device)
-    aggregated, reached = aggregate(nodes, candidates, fusion, messages)
-    rows = codebook.prototypes(candidates.compositions)
-    anchor = rows if codebook.initial is None else codebook.initial.prototypes(candidates.compositions)
+    local = LocalCandidates.of(compositions // n, compositions % n, candidates, n, nodes.z.device)
+    aggregated, reached = aggregate(nodes, local, fusion, messages)
+    rows = codebook.prototypes(local.compositions)
+    anchor = rows if codebook.initial is None else codebook.initial.prototypes(local.compositions)
     blended = blend(anchor, aggregated, momentum, renormalise)
-    return RefinedPrototypes(candidates.compositions, torch.where(reached[:, None], blended, rows))
+    return RefinedPrototypes(local.compositions, torch.where(reached[:, None], blended, rows))

@@ -1,16 +1,16 @@
 """Choose how much variance to add to the closed-form classifier's covariance, by how well it predicts held-out pairs.
 
-The classifier (gaussian_prototypes.py) composes prototypes of pairs without images, so its metric should suit such
-pairs. Seen pairs are held out in folds; prototypes `h_c` of a fold are composed from all others. Images of a pair `c`
-are assumed to be normally distributed about their mean `x_c` with the sample covariance `S`, in the coordinates
-`x = z W` of the metric tried (z: features, W: whitening map). Another pair `c'` of the same fold, a rival, scores
-higher than `c` on a share of these images,
-
     e_cc' = Phi(-m / s),   m = x_c . (h_c - h_c') - (|h_c|^2 - |h_c'|^2) / 2,
-    s^2 = (h_c - h_c')^T W^T S W (h_c - h_c'),
+    s^2 = (h_c - h_c')^T W^T S W (h_c - h_c')
+    chosen: the least expected rivals, sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)
 
-and the metric with the fewest expected rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)` with `n_c` images of
-pair `c`, is chosen. All numbers follow from counts, means and the covariance; no image is read.
+* c, c': pairs of a held-out fold;  e_cc': share of the images of c on which the rival c' scores higher
+* x_c, n_c: mean and number of the images of c, in the coordinates `x = z W` of the metric tried
+* h_c: prototype composed from the pairs of all other folds;  S: sample covariance
+
+The classifier (gaussian_prototypes.py) composes prototypes of pairs without images, so its metric should suit such
+pairs. Images are assumed to be normally distributed about `x_c`. All numbers follow from counts, means and the
+covariance; no image is read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that
 
 
 def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
-    """Return variance to add to the closed-form classifier's covariance, as a share of the mean variance per channel.
-
-    The share by which held-out pairs are predicted best is chosen; 0 if no pair can be held out.
+    """The share of the mean variance to add by which held-out pairs are predicted best; 0 if no pair can be held out.
 
     prepare_fit: function from the means of all pairs to the fitting function that is called for each fold; it chooses
     settings that all folds use, such as variances by likelihood, and is called once per share tried.
@@ -43,16 +41,13 @@ def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[Pa
 
 
 def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Callable[[PairMeans], Fit]) -> float:
-    """Return how many held-out pairs are expected to score higher on an image than its label; 0 if no pair is held out.
-
-    added: variance to add to the covariance of features, as a share of their mean variance per channel.
-    prepare_fit: function from the means of all pairs to the fitting function that is called for each fold.
-    """
+    """How many held-out pairs are expected to score higher on an image than its label; 0 if none is held out."""
     groups = statistics.by_pair()
     whitening = shared_whitening(groups, added)
     spread = whitening.T @ within_group_covariance(groups)[0] @ whitening  # W^T S W [d, d]
     means, shape = groups.means @ whitening, (statistics.states, statistics.objects)
-    states, objects, total, weight = statistics.state_of, statistics.object_of, 0.0, 0.0
+    states, objects = statistics.state_of, statistics.object_of
+    total = weight = 0.0
     fit = prepare_fit(PairMeans(states, objects, groups.counts, means, shape))
     for held, rest in folds(statistics):
         compose = fit(PairMeans(states[rest], objects[rest], groups.counts[rest], means[rest], shape))
@@ -71,20 +66,15 @@ def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(statistics.pairs))).to(statistics.pairs.device)
     states, objects = statistics.state_of, statistics.object_of
     for first in range(FOLDS):
-        held, rest = order[first::FOLDS], order[torch.arange(len(order), device=order.device) % FOLDS != first]
-        rest = rest.sort().values
+        held = order[first::FOLDS]
+        rest = order[torch.arange(len(order), device=order.device) % FOLDS != first].sort().values
         known = torch.isin(states[held], states[rest]) & torch.isin(objects[held], objects[rest])
         if int(known.sum()) > 1:
             yield held[known], rest
 
 
 def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
-    """Return, per pair, the expected share of its images on which each other pair scores higher [K, K]; diagonal 0.
-
-    means: mean features of K held-out pairs [K, d].
-    prototypes: their prototypes, composed without their images [K, d].
-    spread: covariance of images about their pair's mean, in whitened coordinates [d, d].
-    """
+    """e_cc' [K, K] of K held-out pairs; diagonal 0."""
     scores = means @ prototypes.T - 0.5 * (prototypes * prototypes).sum(1)  # x_c . h_c' - |h_c'|^2 / 2
     inner = prototypes @ spread @ prototypes.T
     variance = inner.diagonal()[:, None] + inner.diagonal() - 2 * inner

@@ -1,15 +1,13 @@
 """Interactions of states and objects, shared between pairs whose words are alike.
 
-The mean features of a wet dog and a wet cat depart from `mu + a_m + b_n`, the overall mean plus the effects of state m
-and object n, in similar ways. The departures `gamma_mn` are modelled as a Gaussian process over pairs,
+    Cov(gamma_mn, gamma_m'n') = tau K_s(m, m') K_o(n, n'),   K(t, t') = exp(-|t - t'|^2 / (2 l median |t - t'|^2))
+    gamma_mn = sum_rs U_mr V_ns G_rs,   G_rs ~ N(0, tau I),   K_s = U U^T, K_o = V V^T
 
-    Cov(gamma_mn, gamma_m'n') = tau K_s(m, m') K_o(n, n'),   K(t, t') = exp(-|t - t'|^2 / (2 l median |t - t'|^2)),
+* gamma_mn: departure of the mean feature of state m and object n from `mu + a_m + b_n`, the overall mean plus effects,
+  a Gaussian process over pairs: a wet dog and a wet cat depart in similar ways
+* t: text embeddings of the words;  K: kernels of low rank
 
-with kernels of the words' text embeddings t, of low rank: K_s = U U^T, K_o = V V^T. Then
-
-    gamma_mn = sum_rs U_mr V_ns G_rs,   G_rs ~ N(0, tau I),
-
-adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares that fit the effects. An
+This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares that fit the effects. An
 unseen pair gets the interactions of its neighbours; `tau` and the unexplained variance `v` maximise the marginal
 likelihood.
 """
@@ -33,32 +31,25 @@ Guess = tuple[float, float]  # log10 v, log10 tau
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """Similarities of words' text features among states `K_s = U U^T` and among objects `K_o = V V^T`, as U and V."""
+class KernelFactors:
+    """Low-rank factors of the words' similarities, `U U^T` among states and `V V^T` among objects."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
 
     @classmethod
-    def of(cls, states: Tensor, objects: Tensor) -> Kernels:
-        """Compute similarities of states and of objects from text embeddings of their words, [M, w] and [N, w]."""
+    def of_words(cls, states: Tensor, objects: Tensor) -> KernelFactors:
+        """The factors, from text embeddings of the states [M, w] and of the objects [N, w]."""
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def features(self, seen: PairMeans) -> Tensor:
-        """Return the regressors of the interactions of P pairs [P, r s].
-
-        They are the products of the state's row of U [M, r] and the object's row of V [N, s], low-rank factors of the
-        similarities of states `U U^T` and of objects `V V^T`.
-        """
+        """The regressors `U_m (x) V_n` of the interactions of P pairs [P, r s]."""
         u, v = self.states[seen.states], self.objects[seen.objects]
         return (u[:, :, None] * v[:, None]).flatten(1)
 
 
 def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
-    """Return a low-rank factor `U` [M, r] of the matrix `K = U U^T` of similarities between M words.
-
-    words: text embeddings of the words [M, w]. rank: r.
-    """
+    """Low-rank factor `U` [M, rank] of the similarities `K = U U^T` between words with embeddings [M, w]."""
     unit = normalize(words.double(), dim=-1)
     squares = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     different = squares[squares > 1e-12]
@@ -77,27 +68,19 @@ class Interactions:
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return the interactions [C, d] of pairs with the given state and object indices [C]."""
+        """Interactions [C, d] of pairs with the given state and object indices [C]."""
         phi = (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
         return phi @ self.core.flatten(0, 1)
 
     def project(self, x: Tensor) -> Tensor:
-        """Return intermediate products [B, M, s], from which products of features [B, d] and interactions follow.
-
-        They are `U (x . G)`, with the fitted weights G [r, s, d]. Multiplied by `V^T`, they give `x . gamma_mn`, the
-        product of each feature with the interaction `gamma_mn` [d] of each pair of a state m and an object n. U [M, r]
-        and V [N, s] are low-rank factors of the similarities of states and of objects.
-        """
+        """`U (x . G)` [B, M, s] of features `x` [B, d]; times `V^T` it is `x . gamma_mn` for all pairs."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
 class JointEquations:
-    """The normal equations of a joint least-squares fit of the effects of states and objects and of their interactions.
+    """Normal equations of a joint least-squares fit of effects and interactions."""
 
-    tau: variance of the interactions. v: variance of the pairs' means that neither effects nor interactions explain.
-    """
-
-    def __init__(self, seen: PairMeans, kernels: Kernels, v: float, tau: float, ridge: float) -> None:
+    def __init__(self, seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float) -> None:
         self.normal, phi = NormalEquations(seen, v, ridge), kernels.features(seen)
         weighted = self.normal.w[:, None] * phi
         corner = phi.T @ weighted
@@ -109,16 +92,14 @@ class JointEquations:
         self.log_prior = phi.shape[1] * math.log(tau)
 
     def log_likelihood(self) -> float:
-        """Return the log-likelihood of the pairs' mean features, with effects and interactions integrated out."""
+        """Log-likelihood of the pairs' mean features, with effects and interactions integrated out."""
         return marginal_log_likelihood(self.normal, self.matrix, self.right, self.log_prior)
 
 
 def fit_with_interactions(
-    seen: PairMeans, kernels: Kernels, v: float, tau: float, ridge: float
+    seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float
 ) -> tuple[AdditiveEffects, Interactions]:
-    """Fit the effects of states and objects, and their interactions, to the pairs' mean features, by one linear solve.
-
-    The system has size `1 + M + N + r s`, for similarity kernels of M states and N objects of ranks r and s.
+    """Fit effects and interactions to the pairs' mean features, by one linear solve of size `1 + M + N + r s`.
 
     v: variance of what neither effects nor interactions explain. tau: variance of the interactions.
     """
@@ -129,10 +110,10 @@ def fit_with_interactions(
     return AdditiveEffects.of(beta[: 1 + m + n], m), Interactions(kernels.states, kernels.objects, core)
 
 
-def choose_variances(seen: PairMeans, kernels: Kernels, ridge: float) -> tuple[float, float]:
-    """Return the unexplained variance `v` and the interactions' variance `tau` with the highest marginal likelihood.
+def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> tuple[float, float]:
+    """`v` and `tau` with the highest marginal likelihood, to a factor of `10^(1/8)`, by compass search.
 
-    They are found from the mean features of the most frequent pairs, by compass search, to a factor of `10^(1/8)`.
+    They are found from the mean features of the most frequent pairs.
     """
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
@@ -145,10 +126,7 @@ def choose_variances(seen: PairMeans, kernels: Kernels, ridge: float) -> tuple[f
 
 
 def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) -> Guess:
-    """Return the point (log10 v, log10 tau) that maximises the function `height` of two variances, by compass search.
-
-    Both coordinates stay from -6 to 2. The step is halved when no move leads upwards.
-    """
+    """The point from -6 to 2 that maximises `height`; the step is halved when no move leads upwards."""
     heights = {start: height(start)}
     best = start
     while step > 0.1:

@@ -50,11 +50,7 @@ class PathOptions(Options):
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield pairs (condition that must hold, error message): these options must fit the method's losses and score.
-
-        losses: names of the method's loss terms.
-        inference: names of the summands of the method's score.
-        """
+        """Yield (condition that must hold, error message): these options must fit the terms of loss and score."""
         three = self.paths == "three"
         yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
         yield three or "factors" not in inference, "factors in inference needs paths: three"
@@ -65,7 +61,7 @@ class PathOptions(Options):
         yield not losses or self.trained_losses() & set(losses), message
 
     def trained_losses(self) -> set[str]:
-        """Return the names of the losses that have trained parameters with these options."""
+        """Names of the losses that have trained parameters with these options."""
         learned = self.context == "learned" or self.vocabulary == "learned"
         names = {"state", "object"} if self.paths == "three" else set[str]()
         return names | ({"semantic"} if learned or self.adapted else set())
@@ -76,7 +72,7 @@ class PathOptions(Options):
 
 
 class FactorPosteriors(NamedTuple):
-    """State and object factors (parts of a feature) of a batch, and the log-posteriors over states and over objects."""
+    """State and object factors of a batch, and the log-posteriors over states and over objects."""
 
     z_s: Tensor  # [B, d]
     z_o: Tensor  # [B, d]
@@ -85,19 +81,15 @@ class FactorPosteriors(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Module of prompts, feature adapter and disentanglers that gives posteriors over compositions, states and objects.
+    """Prompts, feature adapter and disentanglers that give posteriors over compositions, states and objects.
 
-    Logits are divided by CLIP's temperature `tau = exp(-logit_scale)`.
+    Logits are divided by CLIP's temperature `tau = exp(-logit_scale)`. With `semantic_negatives: target`, the
+    candidates of `world` are the classes of the semantic loss.
     """
 
     negatives: Tensor
 
     def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World) -> None:
-        """Build prompts, feature adapter and disentanglers.
-
-        world: "closed" or "open"; its candidates are the classes of the semantic loss if the options have
-        `semantic_negatives: target`.
-        """
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -109,38 +101,34 @@ class Paths(nn.Module):
             paths=options.paths,
             template=options.template,
         )
-        width, rate, scale = options.adapter_width, options.adapter_dropout, options.adapter_scale
-        self.adapter = Adapter(tower.dim, width, rate, scale) if options.adapted else None
-        residual = options.disentangler == "residual"
-        self.factors = Factors(tower.dim, options.width, residual) if options.paths == "three" else None
+        self.adapter: Adapter | None = None
+        if options.adapted:
+            width, rate, scale = options.adapter_width, options.adapter_dropout, options.adapter_scale
+            self.adapter = Adapter(tower.dim, width, rate, scale)
+        self.factors: Factors | None = None
+        if options.paths == "three":
+            self.factors = Factors(tower.dim, options.width, residual=options.disentangler == "residual")
         seen = options.semantic_negatives == "seen"
         self._negatives = labels.pairs["train"] if seen else labels.candidates(world, "train")
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Return the composition features `z^c` [B, d]: cached features after the adapter, if any, with unit length."""
+        """Composition features `z^c` [B, d]: cached features after the adapter, if any, with unit length."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
-        """Return the semantic prototypes (text features of prompts) that the named losses need, with gradients.
-
-        They are encoded once per optimiser step. checkpointing: recompute activations in the backward pass to save
-        memory.
-        """
+        """Semantic prototypes that the named losses need, with gradients, once per optimiser step."""
         encoded = self._negatives if "semantic" in losses else self._negatives[:0]
         prototypes: Prototypes = self.prompts(encoded, checkpointing)
         return prototypes
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
-        """Return the logits [B, C]: products of features [B, d] and prototypes [C, d], divided by the temperature."""
+        """Products [B, C] of features [B, d] and prototypes [C, d], divided by the temperature."""
         return self.scale * (z @ prototypes.T)
 
     def factor_posteriors(self, z: Tensor, t: Prototypes) -> FactorPosteriors:
-        """Return the state and object parts (factors) of features [B, d], and log-posteriors over states and objects.
-
-        z: composition features (cached features after the adapter). t: semantic prototypes.
-        """
+        """State and object factors of composition features `z` [B, d], and log-posteriors by their prompts."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         log_s = self.logits(z_s, t.states).log_softmax(-1)
@@ -150,10 +138,8 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """Return the losses of a batch by name, and the state and object parts (factors) of its images' features.
+        """Losses of a batch by name, and the factors of its images' features.
 
-        z: composition features z^c [B, d].
-        compositions: labels [B].
         names: losses to compute: `semantic` (the Duplex paper's L_c^t), `state` (L_s), `object` (L_o).
         with_factors: return the factors in any case; by default they are None unless a loss needs them.
         """
@@ -173,13 +159,9 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and the values [B, C] of those summands of the score that `names` lists.
+        """Yield those of the candidates' score terms that `names` lists.
 
-        `semantic` is p(c^t|x), the posterior over compositions by their prompts; `factors` is p(s|x) p(o|x), the
-        product of the posteriors over states and objects.
-
-        z: composition features [B, d]. t: semantic prototypes. states, objects: state and object index of each
-        candidate [C].
+        `semantic` is p(c^t|x), `factors` is p(s|x) p(o|x); states, objects: indices of each candidate [C].
         """
         if "semantic" in names:
             yield "semantic", self.logits(z, t.compositions).softmax(-1)
@@ -188,19 +170,16 @@ class Paths(nn.Module):
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def primitive_posteriors(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """Return the posteriors over states [B, M] and over objects [B, N] of composition features `z` [B, d]."""
+        """Posteriors over states [B, M] and over objects [B, N] of composition features `z` [B, d]."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
-    def encode(self, columns: Ints, names: Collection[str]) -> Prototypes:
-        """Return the text features of candidates' prompts that the score's summands `names` need, without gradients.
-
-        columns: the candidates, as composition indices.
-        """
-        return self.prompts.encode(columns if "semantic" in names else columns[:0])
+    def encode(self, candidates: Ints, names: Collection[str]) -> Prototypes:
+        """Text features of the candidates' prompts that the score's summands `names` need, without gradients."""
+        return self.prompts.encode(candidates if "semantic" in names else candidates[:0])
 
     @torch.no_grad()
     def semantic(self, compositions: Ints) -> Tensor:
-        """Return the semantic prototypes (text features of prompts) of `compositions` [C, d]."""
+        """Semantic prototypes of `compositions` [C, d]."""
         return self.prompts.encode(np.asarray(compositions)).compositions

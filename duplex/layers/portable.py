@@ -41,10 +41,7 @@ KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors of prompts, adapter and disentanglers that an exported model needs, by name.
-
-    names: the summands of the score that the model computes.
-    """
+    """Tensors of prompts, adapter and disentanglers that an export needs for the score's summands `names`."""
     prototypes, device = paths.encode(candidates, names), paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)
@@ -57,22 +54,17 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
         tensors |= {"states": prototypes.states, "objects": prototypes.objects}
         tensors |= dict(paths.factors.state_dict())
         tensors["residual"] = torch.tensor(float(paths.factors.state.residual), device=device)
-    return {name: value.detach() for name, value in (tensors | _prompt_tensors(paths)).items()}
-
-
-def _prompt_tensors(paths: Paths) -> dict[str, Tensor]:
-    """Return the prompts' context vectors and learned word vectors by name, to encode words added to an export."""
     prompts, lexicon = paths.prompts, paths.prompts.lexicon()
-    tensors = {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
+    tensors |= {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
     if prompts.vocabulary == "learned":  # one lexicon row per name
         states = len(prompts.labels.states)
         words = lexicon[torch.as_tensor(prompts.name_rows[:, 0], device=lexicon.device)]
         tensors |= {"words.states": words[:states], "words.objects": words[states:]}
-    return tensors
+    return {name: value.detach() for name, value in tensors.items()}
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
-    """Return an export's tensors `state_of` and `object_of`: the state and the object index of each candidate [C]."""
+    """An export's `state_of` and `object_of`: the state and the object index of each candidate [C]."""
     numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
     return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
 
@@ -80,10 +72,7 @@ def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.dev
 def portable_closed_form(
     model: ClosedForm, candidates: Tensor, primitives: tuple[GroupPosterior, GroupPosterior] | None
 ) -> dict[str, Tensor]:
-    """Return the tensors of a fitted linear classifier `ClosedForm` for an export, by name.
-
-    primitives: the posteriors over states and over objects, if the score uses them.
-    """
+    """Tensors of a fitted `ClosedForm`, and of posteriors over states and over objects, if the score uses them."""
     rows, offset = model.linear(candidates)
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
     effects, interactions = model.additive, model.interactions
@@ -96,30 +85,27 @@ def portable_closed_form(
 
 
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Return, by name, the means of visual prototypes over each state, over each object and over all compositions.
+    """Means of visual prototypes `rows` [C, d] by state, by object and over all, to compose those of words added later.
 
-    An export composes prototypes of words added later from these means.
-
-    rows: the prototypes [C, d] of `compositions` [C]. A state or object without prototypes gets the mean of all.
+    A state or object without prototypes gets the mean of all.
     """
     means = {"mean.all": rows.mean(0)}
-    for name, groups, count in (
-        ("states", labels.state_of(compositions), len(labels.states)),
-        ("objects", labels.object_of(compositions), len(labels.objects)),
-    ):
-        means[f"mean.{name}"] = group_means(rows, torch.as_tensor(groups, device=rows.device), count)
+    states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
+    objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)
+    means["mean.states"] = group_means(rows, states, len(labels.states))
+    means["mean.objects"] = group_means(rows, objects, len(labels.objects))
     return means
 
 
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
-    """Return predicted prototypes minus the overall mean [C, d]: effects of state and object, and their interaction.
+    """Predicted prototypes minus the overall mean [C, d]: effects of state and object, and their interaction.
 
     t: tensors of an export. states, objects: indices [C]; a new word has the index -1 and the effect 0.
     """
-    a, b = (torch.cat([t[f"effects.{name}"], torch.zeros_like(t["effects.mean"])[None]]) for name in KINDS)
-    rows = a[states] + b[objects]
+    zero = torch.zeros_like(t["effects.mean"])[None]
+    rows = torch.cat([t["effects.states"], zero])[states] + torch.cat([t["effects.objects"], zero])[objects]
     if "interactions.core" in t:
-        interactions = Interactions(*(t[f"interactions.{name}"] for name in (*KINDS, "core")))
+        interactions = Interactions(t["interactions.states"], t["interactions.objects"], t["interactions.core"])
         both = (states >= 0) & (objects >= 0)
         rows[both] += interactions.at(states[both], objects[both])
     return rows
@@ -135,10 +121,9 @@ def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """Return the tensors of a product of K exported models, whose score is the weighted sum of their log probabilities.
+    """Tensors of a product of K exported models, whose score is the weighted sum of their log probabilities.
 
     members: the tensors of each model; all have the same candidates.
-    weights: weight of each model's log probabilities [K].
     """
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
@@ -151,14 +136,11 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Return the candidates' probabilities [B, C] from the scores [B, C] of an exported model with the tensors `t`.
-
-    Infeasible candidates have the score -inf.
-    """
+    """Candidates' probabilities [B, C] from an export's scores [B, C]; infeasible ones have the score -inf."""
     return scores.softmax(-1) if "product" in t else normalised_mixture(scores)
 
 
 def normalised_mixture(scores: Tensor) -> Tensor:
-    """Return probabilities [B, C] from scores that are sums of posteriors: each row is divided by its total."""
+    """Probabilities [B, C] from scores that are sums of posteriors: each row is divided by its total."""
     weight = scores.clamp(min=0)
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

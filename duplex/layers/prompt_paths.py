@@ -93,17 +93,14 @@ class Prompts(nn.Module):
         self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
 
     def lexicon(self) -> Tensor:
-        """Return the lexicon [V, width]: the fixed and learned token vectors of which prompts consist."""
+        """The fixed and learned token vectors of which prompts consist [V, width]."""
         if self.learned_rows is None:
             return self.frozen_rows
         return torch.cat([self.frozen_rows, self.learned_rows])
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
-        """Return the token indices of P prompts `[P, L]`, padded with -1: start, context, names, end.
+        """Rows of the lexicon of P prompts `[P, L]`, padded with -1: start, context, names, end.
 
-        An index is a row of `lexicon`.
-
-        path: "composition", "state" or "object".
         names: one array [P] per name in a prompt, of indices into the list of all states followed by all objects.
         """
         count = len(names[0])
@@ -113,7 +110,7 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> Ints:
-        """Return the prompts' token indices [P, L], of `compositions` and, with three paths, of states and objects."""
+        """The same of the prompts of `compositions` and, with three paths, of all states and objects."""
         m, n, states = self.labels.state_of(compositions), self.labels.object_of(compositions), len(self.labels.states)
         blocks = [self.sequences("composition", [m, n + states])]
         if "state" in self.paths:
@@ -123,18 +120,16 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Return semantic prototypes (text features) with gradients to the learned vectors of the prompts.
+        """Semantic prototypes with gradients to the learned vectors; features of fixed prompts are cached.
 
-        Features of fixed prompts are cached.
-
-        compositions: the compositions to encode [C], besides all states and objects.
         checkpointing: recompute activations in the backward pass to save memory.
         """
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
         if self._tree is None or self._tree[0] != key:
-            self._tree, self._encoded = (key, PromptTree.of(self.all_sequences(compositions))), None
+            self._tree = (key, PromptTree.of(self.all_sequences(compositions)))
+            self._encoded = None
         if self._encoded is not None:
             return self._split(self._encoded, len(compositions))
         encoded = unit(self.tower.encode(self._tree[1], self.lexicon(), checkpoint=checkpointing))
@@ -144,25 +139,18 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Return semantic prototypes (text features) of `compositions` [C], states and objects, without gradients.
-
-        Prompts are encoded in batches to save memory.
-        """
+        """Semantic prototypes of `compositions`, states and objects, without gradients, in batches to save memory."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
         return self._split(unit(encoded), len(compositions))
 
     def _split(self, encoded: Tensor, count: int) -> Prototypes:
-        """Split text features [P, d] into those of the first `count` prompts (compositions), of states and of objects.
-
-        The latter two are empty if only compositions have prompts.
-        """
         states = count + len(self.labels.states)
         return Prototypes(encoded[:count], encoded[count:states], encoded[states:])
 
 
 def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
-    """Return a text tower's features of "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
+    """A text tower's features of "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
     _, states, objects = Prompts(labels, tower).encode(np.empty(0, dtype=np.int64))
     return states, objects

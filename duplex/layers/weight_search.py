@@ -15,12 +15,10 @@ Weights = tuple[float, ...]
 
 
 def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
-    """Return the weights of a score's summands with the best AUC, by coordinate search from the weights `first`.
+    """Weights of a score's summands with the best AUC, by coordinate search from the weights `first`.
 
     Each weight in turn is multiplied and divided by factors that shrink towards 1. The last weight is fixed, because a
     common factor of all weights changes no ranking.
-
-    auc_with: function from weights to the AUC.
     """
     best, best_auc = first, auc_with(first)
     for step in STEPS:
@@ -30,19 +28,15 @@ def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weig
             for place, factor in product(range(len(best) - 1), (step, 1 / step)):
                 trial = tuple(w * factor if i == place else w for i, w in enumerate(best))
                 if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
-                    best, best_auc, improved = trial, trial_auc, True
+                    best, best_auc = trial, trial_auc
+                    improved = True
     return best
 
 
 def tuned_weights(
     first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
 ) -> Tensor:
-    """Return the weights [K] of K summands for which their weighted sum, a score, has the best AUC.
-
-    first: weights from which the search starts [K].
-    weighted: function from weights to the K weighted summands [B, C].
-    auc: function from scores [B, C] to their AUC.
-    """
+    """The K weights from `first` [K] for which the sum of the `weighted` summands [B, C] has the best `auc`."""
     return torch.tensor(
         search_weights(tuple(first.tolist()), lambda weights: auc(torch.stack([*weighted(weights)]).sum(0)))
     )

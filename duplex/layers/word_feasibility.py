@@ -1,9 +1,9 @@
-"""Feasibility (plausibility) of compositions from word vectors (Mancini et al., CVPR 2021).
+"""Feasibility (plausibility) of compositions from word vectors (CompCos, Mancini et al., CVPR 2021).
 
-After "Open World Compositional Zero-Shot Learning": a state is feasible with an object if it was seen with a similar
-one, `f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]`, with -1 for a
-missing neighbour. Methods use it for margins in their losses; `duplex.evaluation.feasibility` chooses the threshold
-below which compositions are ruled out.
+    f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]
+
+A state is feasible with an object if it was seen with a similar one; a missing neighbour counts -1. Methods use it for
+margins in their losses; `duplex.evaluation.feasibility` chooses the threshold below which compositions are ruled out.
 """
 
 from __future__ import annotations
@@ -23,18 +23,12 @@ TABLE = 1 << 12  # states (or objects) up to which the table of all their cosine
 
 
 def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Floats:
-    """Return how plausible each composition is [M*N], by word vectors of similar seen compositions; +inf for seen ones.
-
-    states, objects: word vectors [M, w] and [N, w].
-    """
+    """Feasibility of each composition [M*N], by word vectors [M, w] and [N, w]; +inf for seen ones."""
     return np.concatenate([values for _, values in Feasibility(states, objects, labels).blocks()])
 
 
 class Feasibility:
-    """Feasibility (plausibility) of all compositions by their word vectors, computed in blocks of states.
-
-    Only word vectors and seen pairs are stored.
-    """
+    """Feasibility of all compositions by their word vectors, in blocks of states; no table is stored."""
 
     def __init__(self, states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> None:
         self.labels = labels
@@ -71,23 +65,16 @@ class Cosines:
         self._table: Floats | None = self._rows @ self._rows.T if count <= TABLE else None
 
     def of(self, some: slice) -> Floats:
-        """Return the cosines of a slice of the words with all words [S, count]."""
+        """Cosines of a slice of the words with all words [S, count]."""
         return self._rows[some] @ self._rows.T if self._table is None else self._table[some]
 
     def to(self, some: Ints) -> Floats:
-        """Return the cosines of all words with the words at the indices `some` [count, S]."""
+        """Cosines of all words with the words at the indices `some` [count, S]."""
         return self._rows @ self._rows[some].T if self._table is None else self._table[:, some]
 
 
 def _nearest(cosines: Floats, partners: Ints, others: int) -> Floats:
-    """Return, per state and object, the largest cosine of the state with the states seen with that object [A, B].
-
-    The value is -1 for an object without such states. The function also serves with states and objects exchanged.
-
-    cosines: cosines [A, K] of A states with the states of the K seen compositions.
-    partners: objects of the K seen compositions, ascending.
-    others: number of objects B.
-    """
+    """Largest cosine [A, B] of A states with the states seen with each object; -1 where there are none."""
     largest = np.full((len(cosines), others), NO_NEIGHBOUR)
     distinct, starts = np.unique(partners, return_index=True)
     nearest = np.maximum.reduceat(cosines, starts, axis=1)  # [A, distinct]

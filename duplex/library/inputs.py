@@ -31,7 +31,7 @@ from duplex.features.tokens import read_tokens
 from duplex.labels import LabelSpace, UnknownLabel, World
 from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
 from duplex.layers.prompt_paths import word_vectors
-from duplex.methods.base import Method, PrimitiveVectors, TaskContext
+from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256
 from duplex.training.checkpoint import WORD_VECTORS
@@ -66,7 +66,7 @@ class RunInputs:
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # the same with any options
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
-    def task(self, world: World = "closed") -> TaskContext:
+    def context(self, world: World = "closed") -> MethodContext:
         """Return what the constructor of a method receives: labels, shapes of the inputs, text tower and word vectors.
 
         world: world whose candidates are used in training.
@@ -74,7 +74,7 @@ class RunInputs:
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         blocks = self.make_blocks, self.members, self.member_blocks
         labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
-        return TaskContext(labels, shapes, self.tower, self.words, world, *blocks)
+        return MethodContext(labels, shapes, self.tower, self.words, world, *blocks)
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:

@@ -106,4 +106,4 @@ def _load(header: CheckpointHeader, inputs: RunInputs) -> Any:
                 "set encoder.block_inputs in params.yaml and extract again"
             )
         blocks = lambda: member_blocks(finetune)  # noqa: E731
-    return load_checkpoint(header, replace(inputs.task(), finetuned_blocks=blocks, members=()), inputs.encoder)
+    return load_checkpoint(header, replace(inputs.context(), finetuned_blocks=blocks, members=()), inputs.encoder)

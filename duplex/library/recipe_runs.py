@@ -110,7 +110,7 @@ class RecipeRuns:
         files, inputs = self.files(recipe), self.read(recipe.spec.request)
         with report_damage(files.root):
             header = self._header(recipe)
-            method = load_checkpoint(header, inputs.task(), inputs.encoder).to(self.device)
+            method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
             record = replace(header.record, known_images=read_known_images(header, self.device))
         return record, method, inputs
 

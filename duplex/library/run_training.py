@@ -18,7 +18,7 @@ from duplex.errors import UsageError, require
 from duplex.features.examples import Examples
 from duplex.labels import World
 from duplex.library.inputs import InputRequest, RunInputs
-from duplex.methods.base import Batch, Method, TaskContext
+from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import checked_path, refuse_existing, sha256, write_json, write_text
@@ -173,7 +173,7 @@ def train_method(
     code = method_code(spec.kind)  # before training: the file may be edited while it runs
     images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
     on_device = replace(inputs, examples={**inputs.examples, "train": images})
-    method = start_method(spec.kind, spec.options, inputs.task(spec.trained_for), on_device, seed, device)
+    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), on_device, seed, device)
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
     validate = Validation(val, inputs.labels, selecting, choose_by)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
@@ -213,12 +213,12 @@ def calibration_settings(settings: EvaluationParams) -> dict[str, Any]:
     return {"feasibility": settings.feasibility, "thresholds": settings.thresholds}
 
 
-def start_method(
-    kind: str, options: Options, task: TaskContext, inputs: RunInputs, seed: int, device: torch.device
+def initialised_method(
+    kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
     """Return an untrained method, initialised from the training images."""
     torch.manual_seed(seed)
-    method = make_method(kind, options, task).to(device)
+    method = make_method(kind, options, context).to(device)
     images = inputs.examples["train"].to(device)
     method.start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
     return method

@@ -1,20 +1,21 @@
-"""ADE (Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023).
+"""ADE: attention modules disentangle state and object by attending across images.
 
-Three attention modules A_c, A_s and A_o compute an image's features for its composition, its state and its object.
-`A(x, y)` attends from the CLS feature of image x to the patch tokens of image y. To be recognised, an image attends to
-itself: `v_c = A_c(x, x)`, and likewise v_s and v_o. In training, A_s and A_o attend across images: x to the tokens of a
-partner y_s that shares its state but not its object, `A_s(x, y_s)`, and y_s to those of x; likewise A_o with a partner
-y_o that shares the object. As cross-attention can only read what both images have in common, it disentangles the state
-from the object. Features are compared with embedded words by cosine, at a temperature, with cross-entropies CE:
+Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Learning", CVPR 2023.
 
-    L = CE(v_c) + CE(A_s(x, y_s)) + CE(A_s(y_s, x)) + CE(A_o(x, y_o)) + CE(A_o(y_o, x)) + w L_reg
+    v_c = A_c(x, x),  v_s = A_s(x, x),  v_o = A_o(x, x)                                       to recognise an image
+    S   = cos_c + a cos_s cos_o                                                               its score
+    L   = CE(v_c) + CE(A_s(x, y_s)) + CE(A_s(y_s, x)) + CE(A_o(x, y_o)) + CE(A_o(y_o, x)) + w L_reg
+    L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)
 
-L_reg makes the attention maps of x to its partner and of the partner to x similar where both images share the module's
-concept, and different where they share the other one: `L_reg = D_s(x, y_s) + D_o(x, y_o) - D_s(x, y_o) - D_o(x, y_s)`.
-The paper's D is an earth mover's distance over attention between all tokens; here D is that distance between the two
-attention maps of the CLS features, sorted: the mean absolute difference over the tokens. A composition's score is
-`S = cos_c + a cos_s cos_o`: the cosines of v_c, v_s, v_o with its embedded words, and a weight a. The paper's attention
-has heads, residuals and a feed-forward part; here it has none.
+* A(x, y): attention from the CLS feature of image x to the patch tokens of image y, for compositions, states, objects
+* y_s, y_o: partners of x in the batch, which share its state (object), but not its object (state)
+* CE, cos: cross-entropies and cosines of features with embedded words, CE at a temperature
+* D(x, y): distance between the attention maps of x over y and of y over x
+
+Cross-attention can only read what both images have in common, so A_s keeps the state. The paper's D is an earth mover's
+distance over attention between all tokens; here D is that distance between the two attention maps of the CLS features,
+sorted: the mean absolute difference over the tokens. The paper's attention has heads, residuals and a feed-forward
+part; here it has none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from duplex.layers.attention import score_in_chunks
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import Composer, WordMethod, next_allowed_partner
 from duplex.options import Count, NonNegative, Options, Positive
 
@@ -44,11 +45,10 @@ class AdeOptions(Options):
 
 
 class ConceptAttention(nn.Module):
-    """Attention from one image's CLS feature, projected to the query q [e], to another image's patch tokens y_t:
-    `v = sum over t of a_t (V y_t + b_v)`, `a = softmax over t of (K y_t + b_k) . q / sqrt(e)`.
+    """Attention of CLS features to patch tokens.
 
-    To save time no token is projected: `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one,
-    `v = V (sum over t of a_t y_t) + b_v`.
+    `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`, and no token is projected:
+    `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one, `v = V (sum_t a_t y_t) + b_v`.
     """
 
     def __init__(self, dim: int, token_width: int, width: int) -> None:
@@ -58,37 +58,34 @@ class ConceptAttention(nn.Module):
         self.value = nn.Linear(token_width, width)
 
     def weights(self, z: Tensor, tokens: Tensor) -> Tensor:
-        """Return the attention weights [B, T] of CLS features `z` [B, d] over patch tokens [B, T, w]."""
+        """Attention weights [B, T] of CLS features `z` [B, d] over patch tokens [B, T, w]."""
         q = self.query(z)  # [B, e]
         scores = (tokens @ (q @ self.key.weight)[:, :, None])[..., 0] + (q @ self.key.bias)[:, None]
         return torch.softmax(scores / math.sqrt(self.query.out_features), -1)
 
     def forward(self, z: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend from CLS features `z` [B, d] to patch tokens [B, T, w].
-
-        Return the attention outputs, normalised to unit length [B, e], and the attention weights [B, T].
-        """
+        """Attention outputs of unit length [B, e], and attention weights [B, T]."""
         weights = self.weights(z, tokens)
         return unit(self.value((weights[:, None] @ tokens)[:, 0])), weights
 
 
 class Ade(WordMethod[AdeOptions]):
-    """ADE: attention modules compute composition, state and object features from an image's patch tokens; the score is
-    `cos_c + a cos_s cos_o`, from the cosines of these features with embedded words."""
+    """ADE: composition, state and object features by attention to an image's patch tokens."""
 
     required_inputs = ("cls", "patch", "words")
 
-    def __init__(self, task: TaskContext, options: AdeOptions) -> None:
-        super().__init__(task, options, trained_words=False)
-        width, token_width = options.width, task.inputs["patch"][1]
-        self.attend_c, self.attend_s, self.attend_o = (ConceptAttention(task.dim, token_width, width) for _ in range(3))
-        self.embed_s, self.embed_o = (nn.Linear(self.words.width, width) for _ in range(2))
+    def __init__(self, context: MethodContext, options: AdeOptions) -> None:
+        super().__init__(context, options, trained_words=False)
+        width, token_width = options.width, context.inputs["patch"][1]
+        self.attend_c = ConceptAttention(context.dim, token_width, width)
+        self.attend_s = ConceptAttention(context.dim, token_width, width)
+        self.attend_o = ConceptAttention(context.dim, token_width, width)
+        self.embed_s, self.embed_o = nn.Linear(self.words.width, width), nn.Linear(self.words.width, width)
         self.composer = Composer(self.words.width, width)
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
-        """Return unit embeddings of the candidate compositions [C, e], all states [M, e] and all objects [N, e]."""
-        pairs = self.composer(self.words, candidates)
-        return Prototypes(pairs, unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects)))
+        states, objects = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
+        return Prototypes(self.composer(self.words, candidates), states, objects)
 
     def shared(self) -> Prototypes:
         return self.prepare(self.train_candidates)
@@ -113,47 +110,38 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return two losses of images that attend to their partners' tokens while the partners attend to theirs.
-
-        These are the summed cross-entropies of both directions, and the distance between their attention maps.
+        """Cross-entropies of images that attend to their partners' tokens and back, and the distance between both maps.
 
         partner: index of each image's partner [B], an image with the same state (or object).
-        target: state (or object) of image and partner [B], an index into `words`.
-        words: embedded states (or objects) [M, e].
+        target: state (or object) of image and partner [B], an index into the embedded `words` [M, e].
         """
         v, to_partner = attend(z, tokens[partner])
         v_partner, to_image = attend(z[partner], tokens)
-        loss = sum(cross_entropy(self.options.scale * features @ words.T, target) for features in (v, v_partner))
-        assert isinstance(loss, Tensor)
+        scale = self.options.scale
+        loss = cross_entropy(scale * v @ words.T, target) + cross_entropy(scale * v_partner @ words.T, target)
         return loss, distance(to_partner, to_image)
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Return the distance (`distance`) between two sets of attention maps, each of images over others' tokens.
-
-        In the first set, each image attends to its partner's tokens; in the second, each partner to the image's tokens.
-
-        z: features of the images, the queries. partner: index [B] of each image's partner, another image of the batch.
-        """
+        """Distance between the attention maps of images over their partners' tokens and of partners over theirs."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        heads = tuple(zip((self.attend_c, self.attend_s, self.attend_o), prepared, strict=True))
-
         def chunk_scores(cls: Tensor, patch: Tensor) -> Tensor:
             z, tokens = unit(cls), patch.to(self.words.states.dtype)
-            c, s, o = (attend(z, tokens)[0] @ words.T for attend, words in heads)
+            c = self.attend_c(z, tokens)[0] @ prepared.compositions.T
+            s = self.attend_s(z, tokens)[0] @ prepared.states.T
+            o = self.attend_o(z, tokens)[0] @ prepared.objects.T
             return torch.add(c, self.options.product * s[:, candidates.states] * o[:, candidates.objects])
 
-        patches, token_width = self.task.inputs["patch"]
+        patches, token_width = self.context.inputs["patch"]
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], patches * token_width)
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Return each image's partner: the index [B] of the next image of the batch with an equal label in `same` [B] and a
-    different one in `other` [B].
+    """Index [B] of each image's partner: the next image with an equal label in `same`, if possible another in `other`.
 
-    If there is none, it is the next image with an equal label in `same`; if there is none either, the image itself.
+    An image with neither is its own partner.
     """
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
@@ -162,5 +150,5 @@ def partners(same: Tensor, other: Tensor) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Return the mean absolute difference of two attention maps [B, T], each sorted by weight."""
+    """Mean absolute difference of two attention maps [B, T], each sorted by weight."""
     return (a.sort(1).values - b.sort(1).values).abs().mean()

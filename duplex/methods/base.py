@@ -1,9 +1,9 @@
 """The interface of methods (trainable scorers of compositions): all that training, evaluation and reports call.
 
 A method is a class in a module of this package or of any other distribution (docs/your_method.md). It is built from a
-`TaskContext` and its `Options`, computes losses of batches of cached inputs, and afterwards scores images:
+`MethodContext` and its `Options`, computes losses of batches of cached inputs, and afterwards scores images:
 
-    method = make_method("duplex", Options(), task)         # random parameters are drawn here
+    method = make_method("duplex", Options(), context)         # random parameters are drawn here
     method.start(train)                                     # state computed from the training images
     for epoch in ...:
         for step in ...:
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral
 from typing import Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
@@ -44,8 +43,10 @@ Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs
 
 @dataclass(frozen=True)
 class Inspectable:
-    """Functions by which reports, `duplex retrieve` and `duplex swap` get a trained method's features, factors (state
-    and object parts of a feature) and prototypes, without gradients. A function that the method lacks is None."""
+    """Functions without gradients by which reports, `duplex retrieve` and `duplex swap` see a method's features.
+
+    Factors are the state and object parts of a feature. A function that the method lacks is None.
+    """
 
     features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
@@ -60,14 +61,12 @@ class Inspectable:
 
     @property
     def present_fields(self) -> tuple[str, ...]:
-        """Names of the functions that the method has: the fields that are not None."""
+        """Names of the functions that the method has."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """Return the inspection functions of a method with prompts (a module `Paths`): image features, text prototypes of
-    compositions and, if states and objects have prompts, state and object factors (parts of the image feature)."""
-
+    """The functions of a method with prompts: image features, text prototypes and factors, if there are any."""
     factors = paths.factors
     return Inspectable(
         features=lambda inputs: paths.adapt(inputs["cls"]),
@@ -76,7 +75,7 @@ def inspect_paths(paths: Paths) -> Inspectable:
     )
 
 
-__all__ = ["Batch", "Inputs", "Inspectable", "Method", "PrimitiveVectors", "Scorer", "TaskContext"]
+__all__ = ["Batch", "Inputs", "Inspectable", "Method", "MethodContext", "PrimitiveVectors", "Scorer"]
 
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
 ScoreBlocks = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> (first candidate, scores [B, w]) per block
@@ -93,7 +92,7 @@ class PrimitiveVectors:
 
 
 @dataclass(frozen=True)
-class TaskContext:
+class MethodContext:
     """What a method is built from: labels, input shapes, text tower, word vectors, image-tower blocks to fine-tune."""
 
     labels: LabelSpace
@@ -106,13 +105,6 @@ class TaskContext:
     member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None  # builds a member's blocks to fine-tune
 
     def __post_init__(self) -> None:
-        """Raise UsageError if `labels` is no LabelSpace, a shape in `inputs` is no tuple of positive integers, or the
-        numbers of word vectors differ from those of the labels."""
-        if not isinstance(self.labels, LabelSpace):
-            raise UsageError(f"labels is {self.labels!r:.80}; expected a LabelSpace")
-        for name, shape in self.inputs.items():
-            if not (isinstance(shape, tuple) and shape and all(isinstance(n, Integral) and n > 0 for n in shape)):
-                raise UsageError(f"inputs[{name!r}] is {shape!r}; expected the shape of one image's input, as (768,)")
         if self.words is not None:
             rows = [len(self.words.states), len(self.words.objects)]
             expected = [len(self.labels.states), len(self.labels.objects)]
@@ -131,7 +123,7 @@ class TaskContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Return unit text features of fixed prompts: of compositions [C, d], all states [M, d] and all objects [N, d].
+        """Unit text features of fixed prompts: of compositions [C, d], all states [M, d] and all objects [N, d].
 
         A prompt is a template with the names after it, such as "a photo of" + "sliced apple", "sliced" or "apple".
 
@@ -140,9 +132,7 @@ class TaskContext:
         """
         if self.text is None:
             raise UsageError('there is no text tower to encode prompts with; add "text" to the result of needs()')
-        listed: list[Any] = list(templates) if isinstance(templates, list | tuple) else [templates]
-        if not listed or not all(isinstance(words, str) and words.strip() for words in listed):
-            raise UsageError(f"templates is {templates!r:.80}; expected words such as 'a photo of', or a list of these")
+        listed = [templates] if isinstance(templates, str) else templates
         encoded = [Prompts(self.labels, self.text, template=words).encode(compositions) for words in listed]
         return Prototypes(*(unit(torch.stack(parts).mean(0)) for parts in zip(*encoded, strict=True)))
 
@@ -174,10 +164,7 @@ class Batch:
         return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows], self.rows_np[host_rows])
 
     def shuffled_rows(self, order: torch.Generator) -> Tensor:
-        """Return the indices 0 to B - 1 in a random order; if inputs are on disk, in one that a disk reads fast.
-
-        order: generator of the random numbers.
-        """
+        """The indices 0 to B - 1 in a random order; if inputs are on disk, in one that a disk reads fast."""
         for values in self.inputs.values():
             if not isinstance(values, Tensor):
                 return values.shuffled_rows(order)
@@ -185,7 +172,7 @@ class Batch:
 
     @property
     def rows(self) -> Tensor:
-        """Index [B] of each image of the batch among all training images, which `Method.start` receives."""
+        """Index [B] of each image among all training images, which `Method.start` receives."""
         return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property
@@ -213,13 +200,10 @@ class Method(nn.Module, Generic[OptionsT]):
             if "Options" not in cls.__dict__ and isinstance(kind, type) and issubclass(kind, Options):
                 cls.Options = kind
 
-    def __init__(self, task: TaskContext, options: OptionsT) -> None:
-        """Register all parameters and buffers with initial values; `start` later computes those that need images.
-
-        task: labels, shapes of the inputs and text tower.
-        """
+    def __init__(self, context: MethodContext, options: OptionsT) -> None:
+        """Register all parameters and buffers with initial values; `start` computes those that need images."""
         super().__init__()
-        self.task, self.labels = task, task.labels
+        self.context, self.labels = context, context.labels
         self.options: OptionsT = options
 
     @property
@@ -231,8 +215,6 @@ class Method(nn.Module, Generic[OptionsT]):
         """Register an empty buffer [0, *shape] whose length depends on the data, such as features to store.
 
         `start` assigns a tensor of any length to it, and a checkpoint of any length can be loaded.
-
-        name: attribute that holds the tensor [length, *shape] of type `dtype`.
         """
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
@@ -245,35 +227,26 @@ class Method(nn.Module, Generic[OptionsT]):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the state index and the object index of each composition, as tensors of the same shape.
-
-        compositions: composition numbers, as in `LabelSpace`.
-        """
+        """The state index and the object index of each composition number, as tensors of the same shape."""
         return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
-
-    # -- inputs and initial state ---------------------------------------------------------------------------------
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """Return the names of the inputs that the method requires.
+        """Names of the inputs that the method requires with some options.
 
         They are `cls` (CLS features), `patch` (patch tokens), `text` (the encoder's text tower) and `words` (word
         vectors).
-
-        options: the method's options, on which the inputs may depend.
         """
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers that need training data, before the first epoch; not called when a checkpoint is loaded.
+        """Compute buffers that need all training images, before the first epoch.
 
-        train: all training images.
+        Not called when a checkpoint is loaded.
         """
 
-    # -- training -------------------------------------------------------------------------------------------------
-
     def groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups for the PyTorch optimiser; an empty list if the method trains nothing.
+        """Parameter groups for the PyTorch optimiser; an empty list if the method trains nothing.
 
         A group is a dict: its parameters under `params`, and settings such as `lr` if they differ from the training
         options.
@@ -282,65 +255,52 @@ class Method(nn.Module, Generic[OptionsT]):
         return [{"params": parameters}] if parameters else []
 
     def shared(self) -> tuple[Any, ...]:
-        """Return values that all batches of an optimiser step use, such as encoded prompts: a tuple or named tuple.
+        """Values that all batches of an optimiser step use, such as encoded prompts: a tuple or named tuple.
 
-        It is called once per step: the batches' gradients are summed at the tuple's tensors, and only the sum is
-        propagated on to the parameters.
+        Called once per step: the batches' gradients are summed at the tuple's tensors, and only the sum is propagated
+        on to the parameters.
         """
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """Return the scalar loss terms of a batch by name; training minimises their sum.
-
-        batch: training images.
-        shared: the result of the method `shared()`, with tensors that collect the gradients.
-        """
+        """Scalar loss terms of a batch by name, whose sum training minimises; `shared`: what `shared()` returned."""
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
-        """Update buffers that `losses` must not change, after a batch's backward pass; does nothing by default."""
+        """Update buffers that `losses` must not change, after a batch's backward pass."""
 
     def after_step(self) -> None:
-        """Update buffers that depend on parameters, after each step of the optimiser; does nothing by default."""
+        """Update buffers that depend on parameters, after each step of the optimiser."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers that were computed from image features, which training may have changed.
+        """Recompute buffers that depend on image features, which training may have changed.
 
-        Called after every epoch, in evaluation mode; does nothing by default.
-
-        train: all training images.
+        Called with all training images after every epoch, in evaluation mode.
         """
 
     def after_epoch(self, epoch: int) -> None:
-        """Update values that depend on the number of epochs, such as a margin, before validation; nothing by default.
-
-        epoch: number of epochs trained so far, from 1.
-        """
+        """Update what depends on the number of epochs trained (from 1), such as a margin, before validation."""
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         """Choose settings by validation AUC after training, such as weights in the score, and store them in buffers.
 
         images: inputs of the V validation images.
         candidates: compositions of the closed world [C].
-        auc: function that returns the validation AUC of scores [V, C].
+        auc: the validation AUC of scores [V, C].
         """
 
     def tuned_options(self) -> dict[str, Any]:
-        """Return the values that `tune` chose, by name of the method's option.
+        """The values that `tune` chose, by name of the method's option.
 
         With them as options, the method can be trained again without validation images.
         """
         return {}
 
-    # -- inference ------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        """Return the function that computes scores [B, C] of candidate compositions from the inputs of B images.
+        """A function from the inputs of B images to scores [B, C] of `candidates`, which are sorted.
 
         It is built once and called per batch. By default it sums the results of `score_terms`.
-
-        candidates: compositions that are scored [C], sorted.
         """
         terms = self.score_terms(candidates)
         if terms is None:
@@ -348,57 +308,39 @@ class Method(nn.Module, Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """Return a function that yields the scores of all M·N compositions in blocks of states, to save memory.
-
-        None if the method has no such function.
-
-        states: number of states per block.
-        """
+        """A function that yields the scores of all M·N compositions in blocks of `states` states, or None."""
         return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """Return a function that yields the summands of the scores [B, C] by name; None if the scores are no sum.
-
-        candidates: compositions that are scored [C], sorted.
-        """
+        """A function that yields the summands of the scores [B, C] by name, or None if the scores are no sum."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Return the probability of each candidate per image [B, C]; by default the softmax of the scores.
-
-        scores: the method's scores [B, C]; excluded candidates have -inf.
-        """
+        """Probability of each candidate per image [B, C]; excluded candidates have the score -inf."""
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:
-        """Return one number per composition [M·N], the larger the likelier the training images make it.
+        """One number per composition [M·N], the larger the likelier the training images make it, or None.
 
-        Open-world evaluation can exclude the least likely unseen compositions. None if the method has no such estimate.
+        Open-world evaluation can exclude the least likely unseen compositions.
         """
         return None
 
     def fitted_statistics(self) -> FittedStatistics | None:
-        """Return the statistics of training features (such as sums per composition) that give visual prototypes in
-        closed form; None if the method has no such prototypes.
+        """Statistics of training features that give visual prototypes in closed form, or None.
 
         `duplex update` adds the statistics of further images to them, instead of training again.
         """
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Return the tensors from which `duplex.layers.portable` computes the scores of an exported model.
-
-        None if the method cannot be exported.
-
-        candidates: compositions that are scored [C], sorted.
-        """
+        """The tensors from which `duplex.layers.portable` computes an exported model's scores, or None."""
         return None
 
     def inspectable(self) -> Inspectable:
-        """Return the functions by which reports, `duplex retrieve` and `duplex swap` get the method's features and
-        prototypes."""
+        """Functions by which reports, `duplex retrieve` and `duplex swap` get the method's features and prototypes."""
         return Inspectable()
 
     def summary(self) -> dict[str, int]:
-        """Return sizes of the method by name for the report, such as its parameter count."""
+        """Sizes of the method by name for the report, such as its parameter count."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}

@@ -1,19 +1,20 @@
-"""CAILA (Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-Shot Learning", WACV 2024).
+"""CAILA: bottleneck adapters learn state, object and composition features of images and of texts.
 
-Bottleneck adapters A_s, A_o and A_c learn state, object and composition features of images and of texts. In the paper
-they are part of every encoder layer. Here encoder outputs are cached, so they follow the final features: z of an image,
-and t_s, t_o, t_c of fixed prompts of a state, an object and a composition. With a weight a,
+Zheng et al., "CAILA: Concept-Aware Intra-Layer Adapters for Compositional Zero-Shot Learning", WACV 2024.
 
     z^s = normalise(z + a A_s(z)),   z^o = normalise(z + a A_o(z))
-    z^c = normalise(z + a (A_s(z) + A_o(z) + A_c(z)) / 3)        the mixture of adapters
+    z^c = normalise(z + a (A_s(z) + A_o(z) + A_c(z)) / 3)                                the mixture of adapters
+    t^c = normalise(t_c + a A_c(t_c) + t_s + a A_s(t_s) + t_o + a A_o(t_o))
+    L   = L_s + L_o + L_c + L_shift
+    S   = p(c|x) = softmax_c cos(z^c, t^c) / tau
 
-and likewise, with separate adapters, for texts of states and objects. The text feature of a composition is the mean of
-those of its prompt and of its primitives: `t^c = normalise(t_c + a A_c(t_c) + t_s + a A_s(t_s) + t_o + a A_o(t_o))`.
-The loss is `L = L_s + L_o + L_c + L_shift`: cross-entropies of states, objects and compositions, and primitive concept
-shift. For the latter, the state feature of an image and the object feature of the batch's next image, added and
-normalised, are an artificial image of the composition of both, if it is a seen one. In the paper a tenth of the images
-are replaced by artificial ones instead of a separate loss. The score is `S = p(c|x)`, the softmax of cosines of z^c and
-t^c at CLIP's temperature, which all losses use too.
+* z: image feature;  t_s, t_o, t_c: text features of fixed prompts of a state, an object and a composition
+* A_s, A_o, A_c: adapters, others for images than for texts;  a: their weight;  tau: CLIP's temperature
+* L_s, L_o, L_c: cross-entropies of states, objects and compositions
+* L_shift: cross-entropy of artificial images, an image's z^s plus the next image's z^o, if their composition is seen
+
+In the paper adapters are part of every encoder layer; encoder outputs are cached here, so they follow the final
+features. There, a tenth of the images are replaced by artificial ones instead of a separate loss.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Adapter, unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Count, Options, Positive, Rate, Template
 
@@ -47,37 +48,34 @@ class ConceptAdapters(nn.Module):
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
-        width, rate, scale = options.width, options.dropout, options.scale
-        self.state, self.object, self.whole = (Adapter(dim, width, rate, scale) for _ in range(3))
+        self.state = Adapter(dim, options.width, options.dropout, options.scale)
+        self.object = Adapter(dim, options.width, options.dropout, options.scale)
+        self.whole = Adapter(dim, options.width, options.dropout, options.scale)
         self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return composition, state and object features [B, d]: image features `z` after adapters, of unit length."""
+        """Composition, state and object features [B, d] of unit length, of image features `z`."""
         state, object, whole = self.state(z), self.object(z), self.whole(z)
         return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
 
     def texts(self, t: Prototypes, candidates: CompositionIndex) -> Prototypes:
-        """Return unit text features of compositions, states and objects: the prompts' features `t` after the adapters.
-
-        candidates: the compositions of `t`, whose features are mixed with those of their states and objects.
-        """
+        """Unit text features of compositions (the `candidates`), states and objects, of the prompts' features `t`."""
         whole, states, objects = self.whole(t.compositions), self.state(t.states), self.object(t.objects)
         if self.mixture:
-            both = states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects)
-            whole = whole + both
+            whole = whole + (states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
         return Prototypes(unit(whole), unit(states), unit(objects))
 
 
 class Caila(TextMethod[CailaOptions]):
-    """CAILA: adapters on frozen CLIP features, trained on artificial images too; the score is `p(c|x)`."""
+    """CAILA: adapters on frozen CLIP features, trained on artificial images too."""
 
     is_seen: Tensor
 
-    def __init__(self, task: TaskContext, options: CailaOptions) -> None:
-        super().__init__(task, options)
-        self.prompts = Prompts(task.labels, task.tower, template=options.template)
-        self.images, self.texts = ConceptAdapters(task.dim, options), ConceptAdapters(task.dim, options)
-        self.register_buffer("is_seen", torch.as_tensor(task.labels.seen), persistent=False)
+    def __init__(self, context: MethodContext, options: CailaOptions) -> None:
+        super().__init__(context, options)
+        self.prompts = Prompts(context.labels, context.tower, template=options.template)
+        self.images, self.texts = ConceptAdapters(context.dim, options), ConceptAdapters(context.dim, options)
+        self.register_buffer("is_seen", torch.as_tensor(context.labels.seen), persistent=False)
 
     def shared(self) -> Prototypes:
         return self.texts.texts(self.prompts(self.labels.pairs["train"]), self.train_candidates)
@@ -91,14 +89,7 @@ class Caila(TextMethod[CailaOptions]):
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """Return the mean cross-entropy of artificial images whose composition is seen; 0 if there are none.
-
-        An artificial image is the sum of an image's state features and the next image's object features, normalised.
-
-        z_s, z_o: state and object features of the batch [B, d].
-        compositions: labels of the batch [B].
-        t: text features of the training candidates [C, d].
-        """
+        """Mean cross-entropy of the artificial images whose composition is seen; 0 if there are none."""
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)
         label = m * len(self.labels.objects) + n.roll(-1, 0)

@@ -1,16 +1,20 @@
-"""CANet (Wang et al., "Learning Conditional Attributes for Compositional Zero-Shot Learning", CVPR 2023).
+"""CANet: embeddings of states depend on the image and on the object recognised in it.
 
-Three perceptrons f_s, f_o and f_c map an image feature x to the space of word vectors w. An object is recognised by the
-cosine with its word, `d_o = cos(f_o(x), w_o)`. The most probable object, o_x, and the image determine how states look:
-a hyper learner computes `beta = relu(MLP([w_(o_x); x]))`, which scales both layers of the base learner e_s, the network
-that embeds the words of states,
+Wang et al., "Learning Conditional Attributes for Compositional Zero-Shot Learning", CVPR 2023.
 
-    e_s(x) = a_2 * W_2 relu(norm(a_1 * W_1 w_s)),    a_l = A_l beta,       d_s = cos(f_s(x), e_s(x))
+    d_o = cos(f_o(x), w_o)                                                              an object's cosine
+    beta = relu(MLP([w_(o_x); x]))
+    e_s(x) = a_2 * W_2 relu(norm(a_1 * W_1 w_s)),    a_l = A_l beta
+    d_s = cos(f_s(x), e_s(x)),    d_c = cos(f_c(x), g(w_s, w_o))                        a state's, a composition's
+    L = L_c + (L_s + L_o) / 2
+    S = (1 - a) P_c + a P_s P_o,    P = (1 + d) / 2
 
-A composition is recognised by `d_c = cos(f_c(x), g(w_s, w_o))`, with a perceptron g. The loss is
-`L = L_c + (L_s + L_o) / 2`, each a cross-entropy of cosines at temperature T, L_c over seen compositions. With
-`P = (1 + d) / 2` for each cosine d and a weight a, a composition's score is `(1 - a) P_c + a P_s P_o`. Sizes of layers
-are this repository's; word vectors are trained, as published.
+* f_s, f_o, f_c: perceptrons from the image feature x to the space of word vectors w
+* o_x: the most probable object;  beta: output of the hyper learner, which scales both layers of the base learner e_s
+* g: perceptron on both word vectors;  a: option `share`
+* L_c, L_s, L_o: cross-entropies of cosines at temperature T, L_c over seen compositions
+
+Word vectors are trained, as published. The sizes of layers are this repository's.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from torch.nn.functional import cross_entropy, relu
 
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import WordMethod
 from duplex.options import Count, Natural, Options, Positive, Rate, Share
 
@@ -41,10 +45,7 @@ class CanetOptions(Options):
 
 
 class BaseLearner(nn.Module):
-    """Two-layer network that embeds the word vectors of all states.
-
-    Embeddings depend on the image: a vector `beta` per image scales both layers. Without `beta`, all images share them.
-    """
+    """Two-layer network that embeds the word vectors of all states; a vector `beta` per image scales both layers."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()
@@ -56,11 +57,7 @@ class BaseLearner(nn.Module):
             self.scale_second = nn.Linear(word_width, word_width)  # A_2
 
     def forward(self, states: Tensor, beta: Tensor | None) -> Tensor:
-        """Return state embeddings [B, M, w] for B images; [1, M, w] if `beta` is None.
-
-        states: word vectors of the states [M, w].
-        beta: vector per image [B, w] that scales both layers.
-        """
+        """State embeddings [B, M, w] for `beta` [B, w], or [1, M, w] for all images if it is None."""
         hidden = self.first(states)[None]
         if beta is not None:
             hidden = self.scale_first(beta)[:, None] * hidden
@@ -69,29 +66,28 @@ class BaseLearner(nn.Module):
 
 
 class Canet(WordMethod[CanetOptions]):
-    """CANet: the score combines cosines of image features with embeddings of the composition, its state and its object;
-    a state's embedding depends on the image and on the object recognised in it."""
+    """CANet: cosines of image features with embeddings of the composition, its state and its object."""
 
-    def __init__(self, task: TaskContext, options: CanetOptions) -> None:
-        super().__init__(task, options, trained_words=True)
+    def __init__(self, context: MethodContext, options: CanetOptions) -> None:
+        super().__init__(context, options, trained_words=True)
         word, width, layers, rate = self.words.width, options.width, options.layers, options.dropout
-        self.see_s, self.see_o, self.see_c = (Mlp(task.dim, width, word, layers, rate) for _ in range(3))
+        self.see_s = Mlp(context.dim, width, word, layers, rate)
+        self.see_o = Mlp(context.dim, width, word, layers, rate)
+        self.see_c = Mlp(context.dim, width, word, layers, rate)
         self.learner = BaseLearner(word, options)
-        self.join = Mlp(word + task.dim, width, word, 1, rate) if options.conditional else None
+        self.join = Mlp(word + context.dim, width, word, 1, rate) if options.conditional else None
         self.compose = Mlp(2 * word, width, word, 1, rate)  # g
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
-        """Return unit embeddings of the candidate compositions [C, w], computed in chunks to save memory."""
         states, objects = self.words.states, self.words.objects
-        chunks = zip(candidates.states.split(CHUNK), candidates.objects.split(CHUNK), strict=True)
-        pairs = [torch.cat([states.index_select(0, m), objects.index_select(0, n)], dim=-1) for m, n in chunks]
-        return torch.cat([unit(self.compose(pair)) for pair in pairs])
+        rows = []
+        for m, n in zip(candidates.states.split(CHUNK), candidates.objects.split(CHUNK), strict=True):
+            both = torch.cat([states.index_select(0, m), objects.index_select(0, n)], dim=-1)
+            rows.append(unit(self.compose(both)))
+        return torch.cat(rows)
 
     def cosines(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cosines of images with the embeddings of all states [B, M] and of all objects [B, N].
-
-        z: unit features of the images [B, d].
-        """
+        """Cosines of unit features `z` [B, d] with the embeddings of all states [B, M] and of all objects [B, N]."""
         objects = self.words.objects
         d_o = unit(self.see_o(z)) @ unit(objects).T
         beta = None
@@ -113,6 +109,7 @@ class Canet(WordMethod[CanetOptions]):
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Tensor) -> Tensor:
         z, a = unit(inputs["cls"]), self.options.share
-        p_s, p_o = ((1 + d) / 2 for d in self.cosines(z))
+        d_s, d_o = self.cosines(z)
+        p_s, p_o = (1 + d_s) / 2, (1 + d_o) / 2
         p_c = (1 + unit(self.see_c(z)) @ prepared.T) / 2
         return (1 - a) * p_c + a * p_s[:, candidates.states] * p_o[:, candidates.objects]

@@ -1,10 +1,15 @@
-"""CGE (Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021).
+"""CGE: a graph network embeds states, objects and compositions.
 
-A graph of states, objects and compositions starts at word vectors. Two graph convolutions `H' = relu(D^-1 A H W)` (node
-features H, adjacency A, degrees D, weights W) give every composition its embedding h_c, of unit length, and an image x
-is scored by the dot product `f(x) . h_c` with its embedding f(x). The loss is a cross-entropy over seen compositions.
-The graph's compositions are all that the data set's splits list, or in the open world all. The paper's trained backbone
-is the cached encoder here, as in its results with a fixed one.
+Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021.
+
+    H' = relu(D^-1 A H W),    S = f(x) . h_c
+
+* H: node features of states, objects and compositions, at first word vectors;  A, D: adjacency and degrees
+* W: weights of one of two graph convolutions;  h_c: a composition's unit embedding after the last
+* f(x): embedding of image x by a perceptron
+
+The loss is a cross-entropy over seen compositions. The graph's compositions are all that the data set's splits list, or
+in the open world all. The paper's trained backbone is the cached encoder here, as in its results with a fixed one.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from torch import Tensor
 from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import TaskContext
+from duplex.methods.base import MethodContext
 from duplex.methods.head import EmbeddingHead
 from duplex.options import Count, Natural, Options, Rate
 
@@ -38,21 +43,21 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
     """Base class of CGE and its variants: a perceptron embeds images, and a graph network embeds compositions."""
 
-    def __init__(self, task: TaskContext, options: CgeOptionsT) -> None:
-        super().__init__(task, options, trained_words=False)
-        labels = task.labels
-        graph = CompositionGraph(labels.candidates(task.world, "train"), len(labels.states), len(labels.objects))
+    def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
+        super().__init__(context, options, trained_words=False)
+        labels = context.labels
+        graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
         word_width, rate = self.words.width, options.dropout
         self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)
-        self.head = Mlp(task.dim, options.image_width, self.network.out, options.image_layers, rate)
+        self.head = Mlp(context.dim, options.image_width, self.network.out, options.image_layers, rate)
 
     def embed_images(self, z: Tensor) -> Tensor:
         embedded: Tensor = self.head(unit(z))
         return embedded
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        return unit(self.network.pairs(self.network(self.words.states, self.words.objects), candidates))
+        return unit(self.network.embed(self.network(self.words.states, self.words.objects), candidates))
 
 
 class Cge(GraphHead[CgeOptions]):
-    """CGE: the score is the dot product of an image's embedding and a composition's, which a graph network computes."""
+    """CGE: dot products of an image's embedding and a composition's, which a graph network computes."""

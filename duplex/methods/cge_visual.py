@@ -1,13 +1,18 @@
-"""CGE with Duplex's visual prototypes, which needs no text tower: "+ Visual Proto" in the Duplex paper's table of
-ResNet-18 features (Peng et al.).
+"""CGE with Duplex's visual prototypes, which needs no text tower.
 
-CGE (`duplex.methods.cge`) keeps its loss L_CGE and its posterior p(c^t|x) of a composition. Added are Duplex's codebook
-of visual prototypes, with the posterior p(c^h|x) and the loss L_c^h, and the local graph that refines them (the Duplex
-paper's Eq. 10-18). As there are no prompts, posteriors of states and objects come from an image's state factor z^s and
-object factor z^o (outputs of two small networks), compared with embedded words w at a temperature T:
-`p(s|x) ~ exp(cos(z^s, V_s w_s) / T)`, likewise p(o|x). The loss is `L = L_CGE + L_s + L_o + L_c^h`, the score is
-`p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)`. `graph: false` leaves the prototypes at mean features of training images, and
-drops L_c^h.
+"+ Visual Proto" in the Duplex paper's table of ResNet-18 features (Peng et al.).
+
+    p(s|x) = softmax_s cos(z^s, V_s w_s) / T,    p(o|x) = softmax_o cos(z^o, V_o w_o) / T
+    L = L_CGE + L_s + L_o + L_c^h
+    S = p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)
+
+* L_CGE, p(c^t|x): loss and posterior of CGE (cge.py)
+* L_c^h, p(c^h|x): loss and posterior by a codebook of visual prototypes, which a local graph refines (the Duplex
+  paper's Eq. 10-18)
+* z^s, z^o: state and object factor of an image, outputs of two small networks
+* w, V: word vectors and their linear maps, in place of prompts;  T: temperature
+
+`graph: false` leaves the prototypes at mean features of training images, and drops L_c^h.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from duplex.layers.codebook import Codebook, Logits
 from duplex.layers.composition_index import CompositionIndex, copy_to_device
 from duplex.layers.factors import Factors, Fusion, unit
 from duplex.layers.graph import FactorNodes, Message, RefinedPrototypes, refine
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.options import Count, Positive, Share
 
@@ -38,31 +43,27 @@ class CgeVisualOptions(CgeOptions):
 
 
 class CgeVisual(GraphHead[CgeVisualOptions]):
-    """CGE with visual prototypes and state and object factors: the score `p(c^t|x) + p(c^h|x) + p(s|x) p(o|x)` adds the
-    posteriors by CGE's embeddings, by visual prototypes, and by factors."""
+    """CGE with visual prototypes and state and object factors."""
 
-    def __init__(self, task: TaskContext, options: CgeVisualOptions) -> None:
-        super().__init__(task, options)
-        labels, dim = task.labels, task.dim
+    def __init__(self, context: MethodContext, options: CgeVisualOptions) -> None:
+        super().__init__(context, options)
+        labels, dim = context.labels, context.dim
         self.codebook = Codebook(labels, dim, unseen="compose", random_seen=False)
         self.factors = Factors(dim, options.factor_width, residual=False)
         self.fusion = Fusion(dim) if options.graph else None
-        self.embed_s, self.embed_o = (nn.Linear(self.words.width, dim) for _ in range(2))
-        self.target = CandidateSet.of(labels, task.world, "train")
+        self.embed_s, self.embed_o = nn.Linear(self.words.width, dim), nn.Linear(self.words.width, dim)
+        self.candidates = CandidateSet.of(labels, context.world, "train")
         self._pending: RefinedPrototypes | None = None  # prototypes refined by `losses`, written by `after_batch`
 
     def start(self, train: Batch) -> None:
         self.codebook.start(unit(train.cls), train.compositions, seen=True)
 
     def posteriors(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return images' state factors and object factors [B, d], log p(s|x) [B, M] over all states, and log p(o|x)
-        [B, N] over all objects.
-
-        z: unit features of the images [B, d].
-        """
+        """State and object factors [B, d] of unit features `z`, log p(s|x) [B, M] and log p(o|x) [B, N]."""
         z_s, z_o = self.factors(z)
         t_s, t_o = unit(self.embed_s(self.words.states)), unit(self.embed_o(self.words.objects))
-        log_s, log_o = ((self.options.scale * f @ t.T).log_softmax(-1) for f, t in ((z_s, t_s), (z_o, t_o)))
+        log_s = (self.options.scale * z_s @ t_s.T).log_softmax(-1)
+        log_o = (self.options.scale * z_o @ t_o.T).log_softmax(-1)
         return z_s, z_o, log_s, log_o
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
@@ -73,10 +74,10 @@ class CgeVisual(GraphHead[CgeVisualOptions]):
         if self.fusion is not None:
             nodes = FactorNodes(z, z_s, z_o, log_s.exp(), log_o.exp(), m, n)
             own, momentum = batch.compositions_np, self.options.momentum
-            self._pending = refine(nodes, own, self.target, self.codebook, self.fusion, MESSAGES, momentum)
-            positions = (self.target.positions(listed) for listed in (own, self._pending.compositions))
-            target, refined = copy_to_device(z.device, *positions)
-            logits = self.codebook.logits_over(self.target.listed)(z, scale)
+            self._pending = refine(nodes, own, self.candidates, self.codebook, self.fusion, MESSAGES, momentum)
+            positions = self.candidates.positions
+            target, refined = copy_to_device(z.device, positions(own), positions(self._pending.compositions))
+            logits = self.codebook.logits_over(self.candidates.listed)(z, scale)
             logits = logits.index_copy(1, refined, scale * z @ self._pending.rows.T)
             losses["visual"] = cross_entropy(logits, target)
         return losses

@@ -1,13 +1,14 @@
-"""Visual prototypes computed by a formula from training features, combined with prompts (trained, zero-shot or none).
+"""Visual prototypes in closed form from training features, combined with prompts (trained, zero-shot or none).
 
-`g_c(z)`, the log-likelihood of an image feature z under a normal distribution about the mean of composition c
-(duplex/layers/gaussian_prototypes.py), is one more factor of a product of posteriors,
+    log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z
 
-    log S(c|x) = w_t log p(c^t|x) + w_so log p(s|x) p(o|x) + w_g log p_g(c|x) + w_gso log p_g(s|x) p_g(o|x) - log Z,
+* p(c^t|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects
+* p_g(c|x): softmax of g_c, the log-likelihood of the image feature under a normal distribution about the mean of
+  composition c (duplex/layers/gaussian_prototypes.py)
+* p_g(s|x), p_g(o|x): posteriors by normal distributions per state and per object
+* w: weights that maximise validation AUC;  Z normalises over the candidates
 
-where `p(c^t|x)`, `p(s|x)` and `p(o|x)` come from prompts of compositions, states and objects, `p_g(c|x)` is the softmax
-of `g_c`, and `p_g(s|x)`, `p_g(o|x)` come from normal distributions per state and per object. Z normalises over the
-candidates. With `fusion: sum` probabilities are added, as in the Duplex paper. The weights w maximise validation AUC.
+With `fusion: sum` probabilities are added, as in the Duplex paper.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from duplex.layers.paths import PathOptions, Paths
 from duplex.layers.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
 from duplex.layers.score_formula import FLOOR, LEAST
 from duplex.layers.weight_search import tuned_weights
-from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreTerms, TaskContext, inspect_paths
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, inspect_paths
 from duplex.options import NonNegative, Positive
 
 Term = Literal["semantic", "factors", "gaussian", "gaussian_factors"]
@@ -36,9 +37,9 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options in params.yaml of a method with `kind: closed_form`.
+    """Options of `kind: closed_form`.
 
-    By default the prompts of compositions, states and objects are trained. The score is the product of their
+    By default the prompts of compositions, states and objects are trained, and the score is the product of their
     probabilities and that by visual prototypes, `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers chosen by validation.
     """
 
@@ -69,8 +70,7 @@ class ClosedFormOptions(PathOptions):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Method that scores by visual prototypes, computed in closed form from training features, and by prompts, which
-    are trained by the loss terms in the option `losses`."""
+    """Visual prototypes in closed form, and prompts, which are trained by the loss terms in the option `losses`."""
 
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
@@ -78,12 +78,13 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     chosen: Tensor  # [3] fitted shrinkage, tau (variance of interactions) and added variance
     weights: Tensor  # one per score term of `inference`
 
-    def __init__(self, task: TaskContext, options: ClosedFormOptions) -> None:
-        super().__init__(task, options)
-        labels = task.labels
-        self.paths = Paths(labels, task.tower, options, task.world) if options.uses_text else None
-        pairs, dim = len(labels.pairs["train"]), task.dim
-        for name, shape in (("counts", (pairs,)), ("sums", (pairs, dim)), ("moment", (dim, dim)), ("chosen", (3,))):
+    def __init__(self, context: MethodContext, options: ClosedFormOptions) -> None:
+        super().__init__(context, options)
+        labels = context.labels
+        self.paths = Paths(labels, context.tower, options, context.world) if options.uses_text else None
+        seen, dim = len(labels.pairs["train"]), context.dim
+        shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}
+        for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         weights = options.weights or tuple(INITIAL_WEIGHTS[term] for term in options.inference)
         self.register_buffer("weights", torch.tensor(weights, dtype=torch.float64))
@@ -92,22 +93,21 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        words = {"words"} if options.interactions != 0 else set[str]()
-        return frozenset({"cls", *({"text"} if options.uses_text else ()), *words})
+        needed = {"cls": True, "text": options.uses_text, "words": options.interactions != 0}
+        return frozenset(name for name, present in needed.items() if present)
 
     def start(self, train: Batch) -> None:
-        """Compute visual prototypes from the training features; do nothing if the features have not changed."""
         labels = self.labels
         features = unit(train.cls)
         statistics = ClassStatistics.of(features, train.compositions, len(labels.states), len(labels.objects))
-        place = torch.searchsorted(self._pairs(), statistics.pairs)
+        place = torch.searchsorted(self._seen, statistics.pairs)
         counts = torch.zeros_like(self.counts).index_copy_(0, place, statistics.counts)
         sums = torch.zeros_like(self.sums).index_copy_(0, place, statistics.sums)
-        current, measured = (self.counts, self.sums, self.moment), (counts, sums, statistics.moment)
-        if len(statistics.pairs) and all(torch.equal(a, b) for a, b in zip(current, measured, strict=True)):
-            return
-        for buffer, value in zip(current, measured, strict=True):
-            buffer.copy_(value)
+        measured = {"counts": counts, "sums": sums, "moment": statistics.moment}
+        if len(statistics.pairs) and all(torch.equal(getattr(self, name), new) for name, new in measured.items()):
+            return  # the features have not changed
+        for name, new in measured.items():
+            getattr(self, name).copy_(new)
         self._fitted = None
         model = self._fit(self.options.shrinkage, self.options.interactions, self.options.added_variance)
         self.chosen.copy_(torch.tensor([model.shrinkage, model.tau, model.added_variance]))
@@ -116,7 +116,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         self.start(train)
 
     def fitted(self) -> ClosedForm:
-        """Return the model of visual prototypes that `start` fitted, in float32 on the method's device."""
+        """The model of visual prototypes that `start` fitted, in float32 on the method's device."""
         if self._fitted is None:
             model = self._fit(*self.chosen.tolist())
             self._fitted = model.to(torch.float32, self.counts.device)
@@ -125,28 +125,37 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def _factor_posteriors(self) -> tuple[GroupPosterior, GroupPosterior] | None:
         if "gaussian_factors" not in self.options.inference:
             return None
-        state, object = map(GroupPosterior.fit, (self._statistics().by_state(), self._statistics().by_object()))
-        return state.to(torch.float32, self.counts.device), object.to(torch.float32, self.counts.device)
+        states = GroupPosterior.fit(self._statistics().by_state())
+        objects = GroupPosterior.fit(self._statistics().by_object())
+        return states.to(torch.float32, self.counts.device), objects.to(torch.float32, self.counts.device)
 
-    def _pairs(self) -> Tensor:
+    @property
+    def _seen(self) -> Tensor:
         return torch.as_tensor(self.labels.pairs["train"], device=self.counts.device)
 
     def _statistics(self) -> ClassStatistics:
         present = self.counts > 0
         shape = len(self.labels.states), len(self.labels.objects)
-        return ClassStatistics(*shape, self._pairs()[present], self.counts[present], self.sums[present], self.moment)
+        return ClassStatistics(*shape, self._seen[present], self.counts[present], self.sums[present], self.moment)
 
     def fitted_statistics(self) -> FittedStatistics:
         options = self.options
-        numbers = options.ridge, options.shrinkage, options.interactions, options.prior, options.added_variance
-        settings = FitSettings(*numbers)
+        settings = self._settings(options.shrinkage, options.interactions, options.added_variance)
         return FittedStatistics(self._statistics(), settings)
 
+    def _settings(self, shrinkage: float | None, interactions: float | None, added: float | None) -> FitSettings:
+        return FitSettings(
+            ridge=self.options.ridge,
+            shrinkage=shrinkage,
+            interactions=interactions,
+            prior=self.options.prior,
+            added_variance=added,
+        )
+
     def _fit(self, shrinkage: float | None, interactions: float | None, added: float | None) -> ClosedForm:
-        words, device = self.task.words, self.counts.device
-        settings = FitSettings(self.options.ridge, shrinkage, interactions, self.options.prior, added)
+        words, device = self.context.words, self.counts.device
         vectors = None if words is None else (words.states.to(device), words.objects.to(device))
-        return ClosedForm.fit(self._statistics(), settings, vectors)
+        return ClosedForm.fit(self._statistics(), self._settings(shrinkage, interactions, added), vectors)
 
     def groups(self) -> list[dict[str, Any]]:
         return super().groups() if self.options.losses else []
@@ -161,11 +170,6 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return {name: losses[name] for name in names}
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose the weights of the summands of the score by validation AUC.
-
-        Each weight in turn is tried larger and smaller, by factors that shrink towards 1. The last weight is fixed,
-        because a common factor of all weights changes no ranking.
-        """
         if self.options.weights is not None or len(self.options.inference) < 2:
             return
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
@@ -177,7 +181,6 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
         terms, weights = self._log_terms(candidates), tuple(self.weights.tolist())
-
         names = self.options.inference
         return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
 
@@ -185,7 +188,6 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return super().probabilities(scores) if self.options.fusion == "product" else normalised_mixture(scores)
 
     def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
-        """Return the weighted summands [B, C] of the score, from log probabilities [B, C] by prompts and prototypes."""
         multiplies = self.options.fusion == "product"
         return [w * (term if multiplies else term.exp()) for w, term in zip(weights, terms, strict=True)]
 
@@ -205,7 +207,6 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return tensors | ({"product": torch.ones((), device=device)} if self.options.fusion == "product" else {})
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], list[Tensor]]:
-        """Return a function from inputs to log probabilities [B, C], one tensor per term in the option `inference`."""
         names = self.options.inference
         numbers = torch.as_tensor(candidates, device=self.counts.device)
         likelihood = self.fitted().scorer(numbers)
@@ -218,7 +219,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             raw = unit(inputs["cls"]).float()
             logs = {"gaussian": likelihood(raw).log_softmax(-1)}
             if posteriors is not None:
-                log_s, log_o = (posterior(raw).clamp(min=FLOOR) for posterior in posteriors)
+                of_states, of_objects = posteriors
+                log_s, log_o = of_states(raw).clamp(min=FLOOR), of_objects(raw).clamp(min=FLOOR)
                 logs["gaussian_factors"] = log_s[:, states] + log_o[:, objects]
             if self.paths is not None and prototypes is not None:
                 z = self.paths.adapt(inputs["cls"])

@@ -1,21 +1,21 @@
-"""ClusPro (Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Learning", ICLR 2025).
+"""ClusPro: the features of every state and object are trained to be a few clusters.
 
-Images are compared with prompts of compositions, states and objects (the three paths), in a feature space where every
-state and object (primitive) is trained to be a few clusters. Each of the M states has K prototypes, the cluster centres
-of the images' state factors z^s, and each of the N objects has K of the object factors z^o; they get no gradients. In
-each batch the images of a primitive are assigned to its prototypes by optimal transport (Sinkhorn-Knopp), and the
-prototypes move by momentum towards the means of their images (Eq. 9). Two losses use them:
+Qu et al., "Learning Clustering-based Prototypes for Compositional Zero-Shot Learning", ICLR 2025.
 
-* contrast (Eq. 10): an image is drawn to its prototype p^+ and away from all others, including those of its own
-  primitive and of the other kind: `-log exp(z.p^+ / T) / sum_p exp(z.p / T)` over K (M + N) prototypes, for z^s and
-  for z^o;
-* decorrelation (Eq. 11): `HSIC(z^s, p^o) + HSIC(z^o, p^s)` with the prototypes that the images are assigned to, by the
-  Hilbert-Schmidt criterion, here with linear kernels: the squared norm of the batch's cross-covariance.
+    L_contrast = -log exp(z.p^+ / T) / sum_p exp(z.p / T)                   Eq. 10, for z^s and for z^o
+    L_decorrelation = HSIC(z^s, p^o) + HSIC(z^o, p^s)                       Eq. 11
+    L = L_c + L_s + L_o + alpha L_contrast + beta L_decorrelation
+    S = p(c|x) + p(s|x) p(o|x)
 
-The loss adds both to the cross-entropies of compositions, states and objects:
-`L = L_c + L_s + L_o + alpha L_contrast + beta L_decorrelation`. The paper's assignment also makes images with similar
-features have similar transport plans (the coherence term of Eq. 7); plain transport does not. As in the paper, clusters
-have no part in inference: the score is `p(c|x) + p(s|x) p(o|x)`, from the posteriors by prompts.
+* p: prototypes without gradients, K per state and K per object: cluster centres of the images' factors z^s and z^o.
+  Optimal transport (Sinkhorn-Knopp) assigns a batch's images to those of their state (object), which then move by
+  momentum towards the means of their images (Eq. 9)
+* p^+: the prototype an image is assigned to, also in L_decorrelation;  the sum is over all K (M + N) prototypes
+* HSIC: Hilbert-Schmidt criterion with linear kernels, the squared norm of the batch's cross-covariance
+* L_c, L_s, L_o, p(.|x): cross-entropies and posteriors by prompts of compositions, states and objects (three paths)
+
+The paper's assignment also makes images with similar features have similar transport plans (the coherence term of
+Eq. 7); plain transport does not. Clusters have no part in inference, as in the paper.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
 from duplex.options import Count, NonNegative, Positive, Share
+
+SHARPNESS = 0.05  # weight of the entropy in Sinkhorn-Knopp
+ROUNDS = 3  # its iterations
 
 
 @dataclass(frozen=True)
@@ -42,23 +45,21 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """ClusPro: prompts of compositions, states and objects; an image's state and object features are trained towards a
-    few clusters per state and per object."""
+    """ClusPro: three paths, with state and object features that are trained towards clusters."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
 
-    def __init__(self, task: TaskContext, options: ClusProOptions) -> None:
-        super().__init__(task, options)
-        sizes = {"states": len(task.labels.states), "objects": len(task.labels.objects)}
+    def __init__(self, context: MethodContext, options: ClusProOptions) -> None:
+        super().__init__(context, options)
+        sizes = {"states": len(context.labels.states), "objects": len(context.labels.objects)}
         for name, count in sizes.items():
-            prototypes = normalize(torch.randn(count, options.clusters, task.dim), dim=-1)
-            self.register_buffer(name, prototypes)
+            self.register_buffer(name, normalize(torch.randn(count, options.clusters, context.dim), dim=-1))
         self._pending: dict[str, Tensor] = {}  # prototypes moved by `losses`, to be written by `after_batch`
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        """Set the K prototypes of each state (object) to the state (object) parts of features of K of its images."""
+        """The K prototypes of each state (object) become the factors of K of its images."""
         assert self.paths.factors is not None
         factors = self.paths.factors(self.paths.adapt(train.cls))
         for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
@@ -81,14 +82,14 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """Return the loss that draws state and object parts of images' features to their prototypes, away from others.
+        """L_contrast of state and object factors [B, d].
 
-        z_s, z_o: state factors and object factors [B, d].
         own_s, own_o: index of each image's prototype [B] among those of all states, and of all objects.
         """
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
-        logits_s, logits_o = (z @ prototypes.T / self.options.temperature for z in (z_s, z_o))
+        logits_s = z_s @ prototypes.T / self.options.temperature
+        logits_o = z_o @ prototypes.T / self.options.temperature
         return cross_entropy(logits_s, own_s) + cross_entropy(logits_o, len(states) + own_o)
 
     @torch.no_grad()
@@ -99,21 +100,13 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
 
 def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
-    """Return the squared norm of the cross-covariance of `x` and `y` [B, d] over a batch; 0 for a single image."""
-    a, b = (rows - rows.mean(0) for rows in (x, y))
+    """Squared norm of the cross-covariance of `x` and `y` [B, d] over a batch; 0 for a single image."""
+    a, b = x - x.mean(0), y - y.mean(0)
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
 
 
-SHARPNESS, ROUNDS = 0.05, 3  # of Sinkhorn-Knopp: weight of the entropy, and iterations
-
-
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Return initial prototypes [G, K, d] of G states (or objects): features of K evenly spaced images of each.
-
-    z: features [n, d] of all images.
-    groups: state (or object) of each image [n].
-    rows: prototypes [G, K, d] to keep where a state (or object) has no images.
-    """
+    """Prototypes [G, K, d]: features `z` [n, d] of K evenly spaced images of each group; `rows` where it has none."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -123,23 +116,16 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Assign each image to one of the K prototypes of its state (or object) by optimal transport; return indices [B].
-
-    z: features [B, d].
-    groups: state (or object) of each image [B].
-    rows: prototypes [G, K, d].
-    """
+    """Index [B] of the prototype, of K of the image's group, to which optimal transport assigns each image."""
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Return each image's shares in the K prototypes of its state (or object) [B, K], by Sinkhorn-Knopp iterations.
+    """Shares of each image in the K prototypes of its group [B, K], by Sinkhorn-Knopp iterations.
 
-    The iterations start at `exp(similarity / SHARPNESS)`, with `similarity` [B, K]. In each of the `count` groups
-    (states or objects), they give equal mass to all prototypes and to all images. `groups` [B]: group of each image.
-
-    Similarities are cosines, so exponents differ by at most 2 / SHARPNESS, and sums of exponentials cannot overflow.
+    They start at `exp(similarity / SHARPNESS)`, and give equal mass to all prototypes and to all images in each of the
+    `count` groups. Similarities are cosines, so exponents differ by at most 2 / SHARPNESS, and sums cannot overflow.
     """
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
@@ -150,11 +136,9 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """Return prototypes `rows` [G, K, d], moved by momentum towards the mean of the features assigned to each.
+    """Prototypes `rows` [G, K, d], moved by momentum towards the means of the features `z` [B, d] assigned to each.
 
-    z: features [B, d].
-    groups: state (or object) of each image [B].
-    cluster: index of the assigned prototype [B]; prototypes without images stay unchanged.
+    cluster: index of the assigned prototype [B] in the image's group; prototypes without images stay unchanged.
     """
     count, clusters, dim = rows.shape
     place = groups * clusters + cluster

@@ -1,22 +1,23 @@
-"""DFSP (Lu et al., "Decomposed Soft Prompt Guided Fusion Enhancing for Compositional Zero-Shot Learning", CVPR 2023).
+"""DFSP: a soft prompt, decomposed into states and objects, whose text features are fused with the image's tokens.
 
-A soft prompt with a learned prefix and vocabulary gives text features t_c of the seen compositions. They are
-*decomposed*: t_s is the mean of t_c over the compositions with the state s, t_o that over those with the object o.
-*Fusion* is a block of cross-attention A and feed-forward F, `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`,
-between text and the image's tokens, the CLS feature z and the patches X. The option `fusion` chooses its direction,
-where w is a weight, W and V are linear maps and h_0 is the first vector of h:
+Lu et al., "Decomposed Soft Prompt Guided Fusion Enhancing for Compositional Zero-Shot Learning", CVPR 2023.
 
-    t2i:  the image attends to the decomposed text and then to itself,
-          h = B_1([z; W X], [t_s; t_o]),   x' = w z + (1 - w) B_2(h_0, h)
-    i2t:  the decomposed text attends to the image and is composed again,
-          [t'_s; t'_o] = B([t_s; t_o], X),  t'_c = w t_c + (1 - w) V (t'_s * t'_o)
+    B(x, y) = g + F(norm(g)),   g = x + A(norm(x), norm(y))                 fusion of x with y
+    t2i:  h = B_1([z; W X], [t_s; t_o]),   x' = w z + (1 - w) B_2(h_0, h)
+    i2t:  [t'_s; t'_o] = B([t_s; t_o], X),  t'_c = w t_c + (1 - w) V (t'_s * t'_o)
     bif:  both
+    L = L_dfm + alpha L_st+obj + beta L_spm,    S = p(c|x) after fusion
 
-The loss is `L = L_dfm + alpha L_st+obj + beta L_spm`: cross-entropies of compositions after fusion, of states and
-objects by their decomposed features, and of compositions without fusion. The score is the probability p(c|x) after
-fusion. The last layers of the fusion blocks start at zero, so training starts at the soft prompt without fusion, where
-`fusion: none` stays. The paper fuses the towers' tokens before they are projected, and has blocks of self-attention for
-the text and for the unfused tokens too; those are left out.
+* t_c: text features of the soft prompt;  t_s, t_o: their means over the seen compositions with state s (object o)
+* z, X: CLS feature and patch tokens;  h_0: the first vector of h
+* A, F: cross-attention and feed-forward;  W, V: linear maps;  w: weight
+* L_dfm: cross-entropy of compositions after fusion;  L_st+obj: of states and objects by t_s, t_o;  L_spm: of
+  compositions without fusion
+
+t2i: the image attends to the decomposed text, then to itself. i2t: the decomposed text attends to the image and is
+composed again. The last layers of the fusion blocks start at zero, so training starts at the soft prompt without
+fusion, where `fusion: none` stays. The paper fuses the towers' tokens before they are projected, and has blocks of
+self-attention for the text and for the unfused tokens too; those are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from duplex.layers.attention import CrossBlock, score_in_chunks
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit, zero_initialised
 from duplex.layers.prompt_paths import TEMPLATE, Prototypes
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Count, NonNegative, Options, Share, Template
 
@@ -58,46 +59,44 @@ class DfspOptions(Options):
 class Dfsp(TextMethod[DfspOptions]):
     """DFSP: a soft prompt whose text features are fused with the image's tokens."""
 
-    def __init__(self, task: TaskContext, options: DfspOptions) -> None:
-        super().__init__(task, options)
-        dim, heads = task.dim, options.heads
+    def __init__(self, context: MethodContext, options: DfspOptions) -> None:
+        super().__init__(context, options)
+        dim, heads = context.dim, options.heads
         self.prompts = self.soft_prompts(options.template)
-        token_width = task.inputs["patch"][1] if options.fusion != "none" else 0
+        token_width = context.inputs["patch"][1] if options.fusion != "none" else 0
         if options.to_image:
             self.project = nn.Linear(token_width, dim)  # W
             self.to_image, self.to_itself = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)  # B_1, B_2
         if options.to_text:
-            self.to_text, self.compose = CrossBlock(dim, token_width, heads), zero_initialised(nn.Linear(dim, dim))
+            self.to_text = CrossBlock(dim, token_width, heads)
+            self.compose = zero_initialised(nn.Linear(dim, dim))
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Return text features of seen compositions `t` [C, d], with their means by state [M, d] and object [N, d]."""
+        """Text features `t` [C, d] of seen compositions, with their means by state [M, d] and by object [N, d]."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:
         return self.decompose(self.prompts(self.labels.pairs["train"], self.checkpointing).compositions)
 
     def fused_images(self, z: Tensor, t: Prototypes, tokens: Tensor) -> Tensor:
-        """Return unit image features [B, d] after fusion with the text features of states and objects.
-
-        z, tokens: the images' CLS features [B, d] and patch tokens [B, T, w].
-        """
+        """Unit image features [B, d] after fusion with the text features of states and objects."""
         x = torch.cat([z[:, None], self.project(tokens)], dim=1)  # [B, 1 + T, d]
         h, _ = self.to_image(x, torch.cat([t.states, t.objects]))
         return unit(self.options.keep * z + (1 - self.options.keep) * self.to_itself(h[:, :1], h)[0][:, 0])
 
     def fused_texts(self, t: Prototypes, candidates: CompositionIndex, tokens: Tensor) -> Tensor:
-        """Return unit text features of candidate compositions after fusion with each image's patch tokens [B, C, d]."""
+        """Unit text features of candidates after fusion with each image's patch tokens [B, C, d]."""
         primitives, _ = self.to_text(torch.cat([t.states, t.objects]), tokens)  # [B, M + N, d]
         states, objects = primitives.split((len(t.states), len(t.objects)), dim=1)
         composed = self.compose(states.index_select(1, candidates.states) * objects.index_select(1, candidates.objects))
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Return logits [B, C] of images and candidate compositions, from image and text features after fusion."""
+        """Logits [B, C] after fusion; without `tokens` there is none."""
         tokens = None if tokens is None else tokens.to(z.dtype)
         x = self.fused_images(z, t, tokens) if self.options.to_image and tokens is not None else z
         if not self.options.to_text or tokens is None:
@@ -111,8 +110,9 @@ class Dfsp(TextMethod[DfspOptions]):
         logits = self.fused_logits(z, shared, self.train_candidates, batch.inputs.get("patch"))
         losses = {"fused": cross_entropy(logits, target)}
         if self.options.primitives:
-            logits_s, logits_o = (self.scale * z @ t.T for t in (shared.states, shared.objects))
-            losses["primitives"] = self.options.primitives * (cross_entropy(logits_s, m) + cross_entropy(logits_o, n))
+            loss_s = cross_entropy(self.scale * z @ shared.states.T, m)
+            loss_o = cross_entropy(self.scale * z @ shared.objects.T, n)
+            losses["primitives"] = self.options.primitives * (loss_s + loss_o)
         if self.options.plain:
             losses["plain"] = self.options.plain * cross_entropy(self.scale * z @ shared.compositions.T, target)
         return losses
@@ -127,6 +127,7 @@ class Dfsp(TextMethod[DfspOptions]):
 
         if self.options.fusion == "none":
             return chunk_scores(inputs["cls"])
-        (patches, token_width), dim, count = self.task.inputs["patch"], self.task.dim, len(prepared.compositions)
-        width = patches * (token_width + 6 * dim) + (3 * count * dim if self.options.to_text else 0)
+        patches, token_width = self.context.inputs["patch"]
+        dim, fused_texts = self.context.dim, len(prepared.compositions) if self.options.to_text else 0
+        width = patches * (token_width + 6 * dim) + 3 * fused_texts * dim
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -1,8 +1,8 @@
-"""Duplex (Peng et al.): an image is compared with the text feature of each composition's learned prompt (semantic
-prototype) and with an estimated mean image feature of each composition (visual prototype).
+"""Duplex (Peng et al.): semantic prototypes, and visual ones that training refines.
 
-The codebook, the table of visual prototypes, is refined batch by batch by messages in a local graph. Equations in this
-file are the paper's (Eq. 5-22, Algorithm 1).
+An image is compared with the text feature of each composition's learned prompt (semantic prototype) and with an
+estimated mean image feature of each composition (visual prototype). The codebook, the table of visual prototypes, is
+refined batch by batch by messages in a local graph. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from duplex.layers.graph import FactorNodes, Message, RefinedPrototypes, refine
 from duplex.layers.paths import FactorPosteriors, PathOptions, Paths
 from duplex.layers.portable import portable_paths, prototype_means
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Inputs, Inspectable, ScoreBlocks, ScoreTerms, TaskContext
+from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreBlocks, ScoreTerms
 from duplex.methods.prompts import PathMethod
 from duplex.options import Share
 
 
 @dataclass(frozen=True)
 class DuplexOptions(PathOptions):
-    """Options in params.yaml of a method with `kind: duplex`; the defaults are those of the Duplex paper."""
+    """Options of `kind: duplex`; the defaults are those of the paper."""
 
     # codebook (Eq. 10-11)
     seen_rows: Literal["data", "random"] = "data"  # initial prototypes of training pairs: mean features, or random
@@ -74,24 +74,23 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathMethod[DuplexOptions]):
-    """Duplex: the score adds probabilities by semantic prototypes, by visual prototypes, and by an image's state and
-    object factors; the options `losses` and `inference` select terms of loss and score."""
+    """Duplex: probabilities by semantic prototypes, visual prototypes, and an image's state and object factors."""
 
-    def __init__(self, task: TaskContext, options: DuplexOptions) -> None:
-        super().__init__(task, options)
-        world = task.world if options.refine_over == "world" else options.refine_over
-        dim = task.tower.dim
+    def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
+        super().__init__(context, options)
+        world = context.world if options.refine_over == "world" else options.refine_over
+        dim = context.tower.dim
         self.codebook = Codebook(
-            task.labels,
+            context.labels,
             dim,
             unseen=options.unseen_rows,
             random_seen=options.seen_rows == "random",
             anchored=options.blend == "anchored",
         )
-        self.paths = Paths(task.labels, task.tower, options, world)
+        self.paths = Paths(context.labels, context.tower, options, world)
         learned = options.graph and options.fusion != "additive"
         self.fusion = Fusion(dim, rectified=options.fusion == "learned") if learned else None
-        self.target = CandidateSet.of(task.labels, world, "train")  # C_tgt, the candidates in training
+        self.candidates = CandidateSet.of(context.labels, world, "train")  # C_tgt, the candidates in training
         self.pending: RefinedPrototypes | None = None  # set by `losses`, written to the codebook by `after_batch`
 
     def start(self, train: Batch) -> None:
@@ -102,32 +101,33 @@ class Duplex(PathMethod[DuplexOptions]):
         return self.paths.negatives.device
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        """Return the loss terms of a batch by name, and refine visual prototypes by the batch's images.
-
-        The refined prototypes are kept in `pending`, until `after_batch` writes them to the codebook.
-        """
+        """The loss terms by name; refined prototypes wait in `pending` until `after_batch` writes them."""
         names, z = self.options.losses, self.paths.adapt(batch.cls)
         refines = self.options.graph and self.options.visual
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
         self.pending = None
         if refines and factors is not None:
-            nodes, o = self.nodes(z, factors, batch.compositions), self.options
             self.pending = refine(
-                *(nodes, batch.compositions_np, self.target, self.codebook, self.fusion),
-                *(o.messages, o.momentum, o.renormalise),
+                self.nodes(z, factors, batch.compositions),
+                batch.compositions_np,
+                self.candidates,
+                self.codebook,
+                self.fusion,
+                messages=self.options.messages,
+                momentum=self.options.momentum,
+                renormalise=self.options.renormalise,
             )
         if "visual" in names:
-            (positions,) = copy_to_device(self.device, self.target.positions(batch.compositions_np))
-            losses["visual"] = cross_entropy(self._visual_logits(z, self.pending), positions)
+            (positions,) = copy_to_device(self.device, self.candidates.positions(batch.compositions_np))
+            logits = self.codebook.logits_over(self.candidates.listed)(z, self.paths.scale)
+            if self.pending is not None:  # refined prototypes replace those in the codebook
+                (refined,) = copy_to_device(self.device, self.candidates.positions(self.pending.compositions))
+                logits = logits.index_copy(1, refined, self.paths.logits(z, self.pending.rows))
+            losses["visual"] = cross_entropy(logits, positions)
         return {name: losses[name] for name in names}
 
     def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
-        """Return the data of a batch's images from which messages to visual prototypes are computed.
-
-        z: composition features z^c [B, d].
-        factors: the features' parts for state and object, with the posteriors over states and over objects.
-        compositions: labels [B].
-        """
+        """What messages to visual prototypes are computed from: composition features `z`, their factors, labels."""
         m, n = self.primitives(compositions)
         return FactorNodes(z, factors.z_s, factors.z_o, factors.log_s.exp(), factors.log_o.exp(), m, n)
 
@@ -135,18 +135,6 @@ class Duplex(PathMethod[DuplexOptions]):
         if self.pending is not None:
             self.codebook.write_back(*self.pending)
             self.pending = None
-
-    def _visual_logits(self, z: Tensor, refinement: RefinedPrototypes | None) -> Tensor:
-        """Return logits [B, C] of features `z` [B, d] by visual prototypes of the training candidates.
-
-        Refined prototypes in `refinement` replace those in the codebook (the table of prototypes), which is neither
-        changed nor copied.
-        """
-        logits = self.codebook.logits_over(self.target.listed)(z, self.paths.scale)
-        if refinement is None:
-            return logits
-        (positions,) = copy_to_device(self.device, self.target.positions(refinement.compositions))
-        return logits.index_copy(1, positions, self.paths.logits(z, refinement.rows))
 
     @torch.no_grad()
     def on_features_changed(self, train: Batch) -> None:
@@ -172,20 +160,12 @@ class Duplex(PathMethod[DuplexOptions]):
 
     @torch.no_grad()
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """Return a function that yields the scores of all compositions in blocks of `states` states, to save memory.
-
-        None if the option `inference` has `semantic`, which needs a prompt per composition.
-        """
         names, n = self.options.inference, len(self.labels.objects)
-        if "semantic" in names:
+        if "semantic" in names:  # needs a prompt per composition
             return None
         prototypes = self.paths.encode(np.arange(0), names)
 
-        def visual(z: Tensor) -> Iterator[Tensor]:
-            """Yield the probabilities by visual prototypes in blocks of states, as a softmax over all compositions.
-
-            A first pass over the blocks computes the softmax's normaliser, a second pass the probabilities.
-            """
+        def visual(z: Tensor) -> Iterator[Tensor]:  # a first pass for the softmax's normaliser, a second to use it
             logits = partial(self.codebook.logits_by_states, z, self.paths.scale, states)
             normaliser = z.new_full((len(z),), -torch.inf)
             for block in logits():

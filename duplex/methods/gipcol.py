@@ -1,14 +1,16 @@
-"""GIPCOL (Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Learning", WACV 2024).
+"""GIPCOL: prompts whose vectors of states and objects a graph network computes.
 
-A prompt is a learned prefix v_1..v_K with one vector for the state and one for the object, `[v_1..v_K, s, o]`. The
-vectors of states and objects are outputs of a graph network over states, objects and compositions, whose nodes start at
-token embeddings, a composition at the mean of its state and object. The frozen text tower encodes the prompts; the loss
-is a cross-entropy over seen compositions.
+Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Learning", WACV 2024.
 
-This version adds the output of the graph network G to the vectors it started from, `s' = s + G(s)`, and G's last layer
-starts at zero, so that training starts at words the tower knows. These vectors are trained too; in the paper they stay
-fixed, and the output replaces them. `edges: false` removes the network, which leaves CSP with a learned prefix. The
-graph's compositions are all that the data set's splits list, or in the open world all.
+    prompt = [v_1..v_K, s', o'],    s' = s + G(s),    o' = o + G(o)
+
+* v: learned prefix;  s, o: vectors of state and object, at first token embeddings
+* G: graph network over states, objects and compositions, a composition starting at the mean of its state and object
+
+The frozen text tower encodes the prompts; the loss is a cross-entropy over seen compositions. In the paper s and o stay
+fixed and are replaced by G's output; here they are trained, and G's last layer starts at zero, so that training starts
+at words the tower knows. `edges: false` removes the network, which leaves CSP with a learned prefix. The graph's
+compositions are all that the data set's splits list, or in the open world all.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes, Source
-from duplex.methods.base import Batch, Inspectable, TaskContext
+from duplex.methods.base import Batch, Inspectable, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Count, Options, Rate, Template
 
@@ -43,7 +45,7 @@ class GipcolOptions(Options):
 
 
 class GraphPrompts(Prompts):
-    """Prompts of compositions in which a graph network computes the vectors of the state and the object."""
+    """Prompts of compositions in which a graph network computes the vectors of state and object."""
 
     def __init__(self, labels: LabelSpace, tower: TextTower, context: Source, template: str) -> None:
         super().__init__(labels, tower, context=context, vocabulary="learned", paths="composition", template=template)
@@ -60,14 +62,14 @@ class GraphPrompts(Prompts):
 
 
 class Gipcol(TextMethod[GipcolOptions]):
-    """GIPCOL: the score is p(c|x) by prompts in which a graph network computes the vectors of states and objects."""
+    """GIPCOL: p(c|x) by prompts in which a graph network computes the vectors of states and objects."""
 
-    def __init__(self, task: TaskContext, options: GipcolOptions) -> None:
-        super().__init__(task, options)
-        labels, tower = task.labels, task.tower
+    def __init__(self, context: MethodContext, options: GipcolOptions) -> None:
+        super().__init__(context, options)
+        labels, tower = context.labels, context.tower
         self.prompts = GraphPrompts(labels, tower, options.context, options.template)
         if options.edges:
-            graph = CompositionGraph(labels.candidates(task.world, "train"), len(labels.states), len(labels.objects))
+            graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
             width, rate = options.width, options.dropout
             self.prompts.network = GraphNetwork(graph, tower.width, width, tower.width, options.layers, rate)
             for parameter in self.prompts.network.weights[-1].parameters():

@@ -16,36 +16,32 @@ from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prompts
 from duplex.layers.word_feasibility import feasibility
-from duplex.methods.base import Batch, Inputs, Method, OptionsT, Scorer, TaskContext
+from duplex.methods.base import Batch, Inputs, Method, MethodContext, OptionsT, Scorer
 
 INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose losses classify images among `train_candidates`, by default the seen compositions.
+    """Methods whose losses classify images among `train_candidates`, by default the seen compositions.
 
     A subclass defines `score`, and `prepare` for values that do not depend on the image.
     """
 
-    def __init__(self, task: TaskContext, options: OptionsT) -> None:
-        super().__init__(task, options)
-        self.train_candidates = CompositionIndex(task.labels.pairs["train"], len(task.labels.objects))
+    def __init__(self, context: MethodContext, options: OptionsT) -> None:
+        super().__init__(context, options)
+        self.train_candidates = CompositionIndex(context.labels.pairs["train"], len(context.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """Return what the method `score` needs of candidate compositions for all images, such as their embeddings."""
+        """What `score` needs of candidate compositions for all images, such as their embeddings."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        """Return the scores [B, C] of B images for C candidate compositions.
-
-        prepared: the result of `prepare` for these candidates, such as their text features.
-        """
+        """Scores [B, C] of B images for C candidates, given what `prepare` returned for these."""
         raise DuplexError(f"{type(self).__name__} must define score()")
 
     def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
-        """Return the cross-entropies of composition, state and object, by name.
+        """Cross-entropies of composition, state and object under three `names`.
 
-        names: names of the three results.
-        logits: logits over the training candidates [B, C], the states [B, M] and the objects [B, N].
+        logits: over the training candidates [B, C], the states [B, M] and the objects [B, N].
         own: the images' compositions [B].
         """
         targets = (self.train_candidates.positions(own), *self.primitives(own))
@@ -59,28 +55,27 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
-    """Base class of methods that compare image features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
+    """Methods that compare image features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
 
     Scores are p(c|x), the softmax over the text features that `prepare` returns, unless a subclass defines `score`.
     """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
 
-    def __init__(self, task: TaskContext, options: OptionsT) -> None:
-        super().__init__(task, options)
-        self.scale = math.exp(task.tower.logit_scale)
+    def __init__(self, context: MethodContext, options: OptionsT) -> None:
+        super().__init__(context, options)
+        self.scale = math.exp(context.tower.logit_scale)
 
     def logits(self, z: Tensor, t: Tensor) -> Tensor:
-        """Return logits `cos(z, t) / tau` [B, C] of image features `z` [B, d] and unit text features `t` [C, d]."""
+        """Logits `cos(z, t) / tau` [B, C] of image features `z` [B, d] and unit text features `t` [C, d]."""
         return self.scale * unit(z) @ t.T
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.logits(inputs["cls"], prepared).softmax(-1)
 
     def soft_prompts(self, template: str) -> Prompts:
-        """Return prompts of compositions with a learned prefix, initialised by the template's words, and a learned
-        vector per state and object."""
-        labels, tower = self.labels, self.task.tower
+        """Prompts of compositions with a learned prefix, at first `template`, and a learned vector per name."""
+        labels, tower = self.labels, self.context.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
 
@@ -112,13 +107,13 @@ class Composer(nn.Module):
         self.state, self.object = nn.Linear(width, out), nn.Linear(width, out, bias=False)
 
     def forward(self, words: WordTable, candidates: CompositionIndex) -> Tensor:
-        """Return unit embeddings [C, out] of candidate compositions, from the word vectors of state and object."""
+        """Unit embeddings [C, out] of the candidates."""
         states, objects = self.state(words.states), self.object(words.objects)
         return unit(states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
 
 
 class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
-    """Base class of methods that start from word vectors of states and objects (`words`), which may be trained further.
+    """Methods that start from word vectors of states and objects (`words`), which may be trained further.
 
     A subclass sets `composer`, which embeds the candidate compositions, or defines `prepare`.
     """
@@ -126,22 +121,22 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
 
-    def __init__(self, task: TaskContext, options: OptionsT, *, trained_words: bool) -> None:
-        super().__init__(task, options)
-        assert task.words is not None
-        self.words = WordTable(task.words.states, task.words.objects, trained=trained_words)
+    def __init__(self, context: MethodContext, options: OptionsT, *, trained_words: bool) -> None:
+        super().__init__(context, options)
+        assert context.words is not None
+        self.words = WordTable(context.words.states, context.words.objects, trained=trained_words)
 
     def prepare(self, candidates: CompositionIndex) -> Any:
         return self.composer(self.words, candidates)
 
     def shared(self) -> tuple[Any, ...]:
-        """Return the embeddings of the compositions that the losses choose among [C, e], in a tuple of length 1."""
+        """The embeddings of the compositions that the losses choose among [C, e], in a tuple of length 1."""
         return (self.prepare(self.train_candidates),)
 
 
 class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
-    """Base class of methods that score by products of image and composition embeddings, with a cross-entropy loss over
-    the seen compositions, or in the open world over all compositions.
+    """Methods that score by products of image and composition embeddings, with a cross-entropy loss over the seen
+    compositions, or in the open world over all.
 
     A subclass embeds images (`embed_images`) and compositions (`prepare`), may scale dot products (`scale`), and may
     subtract `margins` from the logits in training.
@@ -149,37 +144,39 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     margins: Tensor | None  # [M * N], one per composition
 
-    def __init__(self, task: TaskContext, options: OptionsT, *, trained_words: bool, scale: float = 1.0) -> None:
-        super().__init__(task, options, trained_words=trained_words)
+    def __init__(self, context: MethodContext, options: OptionsT, *, trained_words: bool, scale: float = 1.0) -> None:
+        super().__init__(context, options, trained_words=trained_words)
         self.scale = scale
-        if task.world == "open":
-            self.train_candidates = CompositionIndex(task.labels.candidates("open", "train"), len(task.labels.objects))
+        if context.world == "open":
+            self.train_candidates = CompositionIndex(
+                context.labels.candidates("open", "train"), len(context.labels.objects)
+            )
         self.register_buffer("margins", None)
 
     def embed_images(self, z: Tensor) -> Tensor:
-        """Return the embeddings [B, e] of images with the CLS features `z` [B, d]."""
+        """Embeddings [B, e] of images with the CLS features `z` [B, d]."""
         raise DuplexError(f"{type(self).__name__} must define embed_images()")
 
     def logits(self, images: Tensor, compositions: Tensor) -> Tensor:
-        """Return scaled dot products [B, C] of image embeddings [B, e] and composition embeddings [C, e]."""
+        """Scaled dot products [B, C] of image embeddings [B, e] and composition embeddings [C, e]."""
         return self.scale * (images @ compositions.T)
 
     @torch.no_grad()
     def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Return the feasibility (plausibility) of all compositions [M * N]: infinite for seen ones, else larger if
-        their state and object are more similar to those of seen pairs.
-
-        states, objects: embeddings of all states [M, w] and all objects [N, w].
-        """
+        """Feasibility of all compositions [M * N] by embeddings of states and objects; infinite for seen ones."""
         rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Return the margins [M * N] that the first epoch subtracts from the logits of compositions.
-
-        They are 0 for seen compositions. For others they are larger than any logit, so the loss ignores these.
-        """
+        """Margins [M * N] of the first epoch: 0 for seen compositions, for others larger than any logit."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
+
+    def raise_margins(self, rho: Tensor, epoch: int) -> None:
+        """Set the margins by feasibility `rho` [M * N]; they grow over the epochs of the option `margin_epochs`."""
+        assert self.margins is not None
+        options: Any = self.options
+        alpha = options.margin * min(1.0, epoch / options.margin_epochs)
+        self.margins.copy_(options.scale * alpha * torch.where(rho.isinf(), 0.0, rho))
 
     def losses(self, batch: Batch, shared: tuple[Tensor]) -> dict[str, Tensor]:
         logits = self.logits(self.embed_images(batch.cls), shared[0])
@@ -192,8 +189,9 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
 
 def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each image, the index [B] of the next image in the batch (wrapping around) that may be its partner,
-    and the mask [B] of images that have a partner; an image without a partner gets its own index.
+    """Index [B] of the next image in the batch, wrapping around, that may be each image's partner, and who has one [B].
+
+    An image without a partner gets its own index.
 
     allowed: whether image j may be the partner of image i [B, B].
     """

@@ -1,10 +1,13 @@
-"""KG-SP (Karthik et al., "KG-SP: Knowledge Guided Simple Primitives for Open World Compositional Zero-Shot Learning",
-CVPR 2022).
+"""KG-SP: independent classifiers of states and of objects.
 
-Two independent perceptrons classify the states and the objects of images, with the sum of both cross-entropies as the
-loss; the score of a composition is `S = p(s|x) p(o|x)`. The paper then excludes implausible compositions, which have a
-low similarity in ConceptNet. Here evaluation excludes them, as for every method, by a threshold on feasibility computed
-from word vectors (params.yaml, evaluation.word_vectors).
+Karthik et al., "KG-SP: Knowledge Guided Simple Primitives for Open World Compositional Zero-Shot Learning", CVPR 2022.
+
+    L = L_s + L_o,    S = p(s|x) p(o|x)
+
+* L_s, L_o, p(s|x), p(o|x): cross-entropies and posteriors of two perceptrons
+
+The paper then excludes compositions with a low similarity in ConceptNet. Here evaluation excludes them, as for every
+method, by a threshold on feasibility computed from word vectors (params.yaml, evaluation.word_vectors).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.head import SeenMethod
 from duplex.options import Count, Natural, Options, Rate
 
@@ -30,13 +33,13 @@ class KgSpOptions(Options):
 
 
 class KgSp(SeenMethod[KgSpOptions]):
-    """KG-SP: independent classifiers of states and of objects; the score is `p(s|x) p(o|x)`."""
+    """KG-SP: the product of the posteriors of state and object."""
 
-    def __init__(self, task: TaskContext, options: KgSpOptions) -> None:
-        super().__init__(task, options)
-        layers, width, rate = options.layers, options.width, options.dropout
-        self.states = Mlp(task.dim, width, len(task.labels.states), layers, rate)
-        self.objects = Mlp(task.dim, width, len(task.labels.objects), layers, rate)
+    def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
+        super().__init__(context, options)
+        labels, width = context.labels, options.width
+        self.states = Mlp(context.dim, width, len(labels.states), options.layers, options.dropout)
+        self.objects = Mlp(context.dim, width, len(labels.objects), options.layers, options.dropout)
 
     def losses(self, batch: Batch, shared: tuple[()]) -> dict[str, Tensor]:
         z = unit(batch.cls)

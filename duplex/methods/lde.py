@@ -1,19 +1,19 @@
-"""Ideal words: LDE (Trager et al., "Linear Spaces of Meanings: Compositional Structures in Vision-Language Models",
-ICCV 2023) and GDE (Berasi et al., "Not Only Text: Exploring Compositionality of Visual Representations in
-Vision-Language Models", CVPR 2025). Nothing is trained.
+"""LDE and GDE: compositions' features are composed of one vector per state and one per object (ideal words).
 
-Ideal words are one vector per state and one per object, from which the features of all compositions are composed. With
-unit features `u_c` of compositions, LDE (`space: linear`) writes `u_(s,o) ~ u_0 + u_s + u_o`:
+Trager et al., "Linear Spaces of Meanings: Compositional Structures in Vision-Language Models", ICCV 2023 (LDE).
+Berasi et al., "Not Only Text: Exploring Compositionality of Visual Representations in Vision-Language Models",
+CVPR 2025 (GDE).
 
-    u_0 = mean_c u_c,    u_s = mean_o u_(s,o) - u_0,    u_o = mean_s u_(s,o) - u_0
+    u_(s,o) ~ u_0 + u_s + u_o,    u_0 = mean_c u_c,    u_s = mean_o u_(s,o) - u_0,    u_o = mean_s u_(s,o) - u_0
+    GDE:  exp_mu(v_s + v_o), where v_s and v_o are the same means of v_c = log_mu(u_c)
+    S = p(c|x) = softmax_c z . u_c / tau
 
-GDE (`space: sphere`) does the same with `v_c = log_mu(u_c)` in the sphere's tangent space at the intrinsic mean mu, and
-composes `exp_mu(v_s + v_o)`. The score is `p(c|x) = softmax over c of z . u_c / tau`: the unit image feature z is
-compared with composed vectors instead of prompts, at CLIP's temperature tau. LDE's composed vectors are not normalised.
+* u_c: unit features of compositions;  z: unit image feature;  tau: CLIP's temperature
+* mu: intrinsic mean on the sphere;  log_mu, exp_mu: maps to the tangent space at mu and back
 
-`source: text` computes ideal words from prompts of all M*N compositions, as LDE does. `source: images` computes them
-from all training images, weighted so that every seen composition counts the same, as in GDE without its weights by
-CLIP's scores.
+Nothing is trained. `space` is `linear` (LDE; composed vectors are not normalised) or `sphere` (GDE). `source: text`
+takes u_c from prompts of all M*N compositions, as LDE does; `source: images` from all training images, weighted so that
+every seen composition counts the same, as in GDE without its weights by CLIP's scores.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from torch.nn.functional import normalize
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import TEMPLATE, Prompts
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.head import TextMethod
 from duplex.options import Options, Template
+
+SMALL = 1e-7
 
 
 @dataclass(frozen=True)
@@ -42,37 +44,32 @@ class LdeOptions(Options):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """LDE and GDE: the score is p(c|x) by vectors of compositions that are composed of one vector per state and one per
-    object (ideal words); nothing is trained."""
+    """LDE and GDE: p(c|x) by vectors composed of ideal words."""
 
     centre: Tensor
     states: Tensor
     objects: Tensor
 
-    def __init__(self, task: TaskContext, options: LdeOptions) -> None:
-        super().__init__(task, options)
-        sizes = {"centre": (), "states": (len(task.labels.states),), "objects": (len(task.labels.objects),)}
+    def __init__(self, context: MethodContext, options: LdeOptions) -> None:
+        super().__init__(context, options)
+        sizes = {"centre": (), "states": (len(context.labels.states),), "objects": (len(context.labels.objects),)}
         for name, size in sizes.items():
-            self.register_buffer(name, torch.zeros(*size, task.dim))
+            self.register_buffer(name, torch.zeros(*size, context.dim))
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
         if self.options.source == "text":
             every = np.arange(self.labels.size)
-            prompts = Prompts(self.labels, self.task.tower, paths="composition", template=self.options.template)
+            prompts = Prompts(self.labels, self.context.tower, paths="composition", template=self.options.template)
             self.decompose(prompts.encode(every).compositions.to(self.centre), torch.as_tensor(every))
             return
         _, inverse, counts = train.compositions.unique(return_inverse=True, return_counts=True)
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor | None = None) -> None:
-        """Compute and store the ideal words (one vector per state and per object), from features of compositions.
+        """Compute and store the ideal words; a state or object without features gets zeros.
 
-        A state or object without features gets zeros.
-
-        u: unit features of compositions [C, d].
-
-        compositions: label of each feature [C].
+        u: unit features [C, d] of `compositions` [C].
         weights: weight of each feature [C]; None: all equal.
         """
         weights = u.new_ones(len(u)) if weights is None else weights.to(u)
@@ -89,16 +86,12 @@ class Lde(TextMethod[LdeOptions]):
             words.copy_(sums / torch.where(masses > 0, masses, 1.0)[:, None])
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:
-        """Return the vectors of candidate compositions [C, d], composed of a vector per state and one per object."""
         v = self.states.index_select(0, candidates.states) + self.objects.index_select(0, candidates.objects)
         return self.centre + v if self.options.space == "linear" else exp_map(self.centre, v)
 
 
-SMALL = 1e-7
-
-
 def log_map(mu: Tensor, u: Tensor) -> Tensor:
-    """Map points `u` [C, d] of the unit sphere to tangent vectors [C, d] at `mu`."""
+    """Tangent vectors [C, d] at `mu` of points `u` [C, d] of the unit sphere."""
     cosine = (u @ mu).clamp(-1, 1)
     theta = cosine.arccos()
     factor = torch.where(theta > SMALL, theta / theta.sin().clamp(min=SMALL), 1.0)
@@ -106,17 +99,13 @@ def log_map(mu: Tensor, u: Tensor) -> Tensor:
 
 
 def exp_map(mu: Tensor, v: Tensor) -> Tensor:
-    """Map tangent vectors `v` [C, d] at `mu` to the unit sphere: `cos(|v|) mu + sin(|v|) v / |v|` [C, d]."""
+    """Points of the unit sphere of tangent vectors `v` [C, d] at `mu`: `cos(|v|) mu + sin(|v|) v / |v|`."""
     length = v.norm(dim=-1, keepdim=True)
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
 def intrinsic_mean(u: Tensor, weights: Tensor | None = None, rounds: int = 20) -> Tensor:
-    """Return the intrinsic mean of unit vectors `u` [C, d]: the unit vector [d] at which tangent vectors sum to zero.
-
-    weights: weight of each vector [C]; None: all equal.
-    rounds: number of iterations.
-    """
+    """The unit vector [d] at which the tangent vectors of unit vectors `u` [C, d] sum to zero."""
     weights = u.new_ones(len(u)) if weights is None else weights
     shares = weights / weights.sum()
     mu = normalize(shares @ u, dim=-1)

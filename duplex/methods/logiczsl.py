@@ -1,17 +1,18 @@
-"""LOGICZSL (Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning", CVPR
-2025): rules of logic between primitives and compositions, as losses.
+"""LOGICZSL: logical rules between primitives and compositions, as losses.
 
-Prompts of compositions, states and objects (the three paths) give posteriors of each; logical rules relate them, and
-losses measure how far the posteriors p of an image violate the rules. With the product t-norm and its implication
-`a -> b  =  1 - a + a b`, a rule is violated by `a (1 - b)`. The losses are sums over rules, averaged over images:
+Wu et al., "LOGICZSL: Exploring Logic-induced Representation for Compositional Zero-shot Learning", CVPR 2025.
 
-* composition and decomposition, for every seen c = (s, o): `c -> s`, `c -> o`:  p(c) (1 - p(s)) + p(c) (1 - p(o));
-  `s and o -> c`:  p(s) p(o) (1 - p(c))
-* primitives:  `a excludes b`:  p(a) q(b);    `a implies b`:  p(a) (1 - q(b)) where p is the primitive's own path and q
-  the marginal of the composition path, q(s) = sum_o p(s, o).
+    a -> b  =  1 - a + a b,    violated by a (1 - b)
+    composition, every seen c = (s, o):   p(c) (1 - p(s)) + p(c) (1 - p(o)) + p(s) p(o) (1 - p(c))
+    primitives:   a excludes b:  p(a) q(b);    a implies b:  p(a) (1 - q(b))
+    S = p(c|x) + p(s|x) p(o|x)
 
-In the paper a language model writes the rules. Here they are lines of the option `rules_written`; without any, they are
-derived from the training labels (`observed_rules`). The score is `p(c|x) + p(s|x) p(o|x)`, as without rules.
+* p: posteriors by prompts of compositions, states and objects (three paths)
+* q(s) = sum_o p(s, o): marginal of the composition path, q(o) likewise
+
+The losses are sums over rules, averaged over images; the rules of compositions are `c -> s`, `c -> o` and
+`s and o -> c`. In the paper a language model writes the rules of primitives. Here they are lines of the option
+`rules_written`; without any, they are derived from the training labels (`observed_rules`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from duplex.errors import UsageError, require
 from duplex.labels import LabelSpace
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
 from duplex.options import NonNegative
 
@@ -36,25 +37,26 @@ FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `obj
 
 
 class RuleTables(NamedTuple):
-    """Logical rules between states [M, M], or between objects [N, N]: `excludes[a, b]` and `implies[a, b]` are 1 where
-    such a rule holds, else 0."""
+    """`excludes[a, b]` and `implies[a, b]` are 1 where such a rule holds between states (or objects)."""
 
     excludes: Tensor
     implies: Tensor
 
+    @classmethod
+    def empty(cls, count: int) -> RuleTables:
+        return cls(torch.zeros(count, count), torch.zeros(count, count))
+
 
 def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Return rules between states and rules between objects, from lines such as `state: ripe excludes unripe`.
-
-    Raise UsageError for an unknown name or a rule between a name and itself.
-    """
+    """Rules between states and rules between objects, from lines such as `state: ripe excludes unripe`."""
     names = {"state": labels.states, "object": labels.objects}
-    tables = {kind: RuleTables(*(torch.zeros(len(of), len(of)) for _ in range(2))) for kind, of in names.items()}
+    tables = {kind: RuleTables.empty(len(known)) for kind, known in names.items()}
     for line in lines:
         match = LINE.fullmatch(line)
         assert match is not None
         kind, a, verb, b = match.groups()
-        i, j = (names[kind].index(require(name, names[kind], f"{kind} of rule {line!r}")) for name in (a, b))
+        known, where = names[kind], f"{kind} of rule {line!r}"
+        i, j = known.index(require(a, known, where)), known.index(require(b, known, where))
         if i == j:
             raise UsageError(f"rule {line!r} relates {kind} {a} to itself; {FORM}")
         getattr(tables[kind], verb)[i, j] = 1.0
@@ -64,7 +66,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Return the rules between states and those between objects that the training labels suggest.
+    """Rules between states and between objects that the training labels suggest.
 
     States that are seen with a common object exclude each other; likewise objects that are seen with a common state.
     """
@@ -89,16 +91,16 @@ class LogicOptions(ThreePathOptions):
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
-    """LOGICZSL: prompts of compositions, states and objects, trained so that their posteriors satisfy logical rules."""
+    """LOGICZSL: three paths, trained so that their posteriors satisfy logical rules."""
 
     excludes_s: Tensor
     implies_s: Tensor
     excludes_o: Tensor
     implies_o: Tensor
 
-    def __init__(self, task: TaskContext, options: LogicOptions) -> None:
-        super().__init__(task, options)
-        written, labels = options.rules_written, task.labels
+    def __init__(self, context: MethodContext, options: LogicOptions) -> None:
+        super().__init__(context, options)
+        written, labels = options.rules_written, context.labels
         states, objects = parse_rules(written, labels) if written else observed_rules(labels)
         for name, rules in (("s", states), ("o", objects)):
             self.register_buffer(f"excludes_{name}", rules.excludes, persistent=False)
@@ -112,7 +114,8 @@ class LogicZsl(ThreePaths[LogicOptions]):
         p_c = self.paths.logits(z, shared.compositions).softmax(-1)  # [B, C]
         p_s, p_o = factors.log_s.exp(), factors.log_o.exp()
         m, n = self.train_candidates.states, self.train_candidates.objects
-        q_s, q_o = (torch.zeros_like(p).index_add(1, group, p_c) for p, group in ((p_s, m), (p_o, n)))
+        q_s = torch.zeros_like(p_s).index_add(1, m, p_c)
+        q_o = torch.zeros_like(p_o).index_add(1, n, p_c)
         c_s, c_o = p_s[:, m], p_o[:, n]  # [B, C], p(s) and p(o) of every composition
         composed = p_c * (2 - c_s - c_o) + c_s * c_o * (1 - p_c)
         related = violation(p_s, q_s, self.excludes_s, self.implies_s)
@@ -125,10 +128,5 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """Return each image's rule violation [B]: `sum_(a excludes b) p_a q_b + sum_(a implies b) p_a (1 - q_b)`.
-
-    p: posteriors of states (or objects) by their own prompts [B, M].
-    q: posteriors of the same states (or objects), summed from those of compositions [B, M].
-    excludes, implies: rules as tables of 0 and 1 [M, M].
-    """
+    """Rule violation of each image [B], by the tables of 0 and 1 `excludes` and `implies`."""
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

@@ -1,12 +1,12 @@
-"""Method that combines finished runs (trained models): their log probabilities are added, and nothing is trained.
+"""Product of finished runs (trained models): their log probabilities are added, and nothing is trained.
 
-The runs `k` are the members of the product. With `p_k(c|x)`, the probability that run `k` gives to candidate `c`, and
-`T_k`, the temperature that calibrates these probabilities on validation images, the score, normalised by Z, is
+    log S(c|x) = sum_k w_k log p_k(c|x) / T_k - log Z
 
-    log S(c|x) = sum_k w_k log p_k(c|x) / T_k - log Z.
+* k: the members, the runs that are combined;  p_k(c|x): probability that run k gives to candidate c
+* T_k: the temperature that calibrates these probabilities on validation images
+* w_k: equal weights, or one per method, chosen by validation AUC;  Z normalises
 
-The weights `w_k` are equal, or each method has its own, chosen by validation AUC. The checkpoint of a product contains
-the checkpoints of its members.
+The checkpoint of a product contains the checkpoints of its members.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from duplex.labels import Ints
 from duplex.layers.portable import joined_members
 from duplex.layers.score_formula import LEAST
 from duplex.layers.weight_search import Weights, tuned_weights
-from duplex.methods.base import Batch, Inputs, Method, ScoreTerms, TaskContext
+from duplex.methods.base import Batch, Inputs, Method, MethodContext, ScoreTerms
 from duplex.methods.registry import find_method, make_method, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions
 
 
 @dataclass(frozen=True)
 class ProductOptions(CombinedOptions):
-    """Options in params.yaml of a method with `kind: product`, which combines finished runs."""
+    """Options of `kind: product`."""
 
     weights: Literal["equal", "tuned"] = "equal"  # one per method in `of`; tuned: by validation AUC
 
@@ -41,19 +41,19 @@ class ProductOptions(CombinedOptions):
 
 
 class ProductMethod(Method[ProductOptions]):
-    """Method that combines finished runs (trained models): the score is the weighted sum of their log probabilities."""
+    """The weighted sum of the log probabilities of finished runs."""
 
     combines_runs: ClassVar[bool] = True
     temperatures: Tensor  # [K], one per member
     weights: Tensor  # one per method in `of`
 
-    def __init__(self, task: TaskContext, options: ProductOptions) -> None:
-        super().__init__(task, options)
+    def __init__(self, context: MethodContext, options: ProductOptions) -> None:
+        super().__init__(context, options)
         if not options.members:
             raise UsageError(
                 f"a product combines finished runs of {', '.join(options.of)}; list it in run.products of params.yaml"
             )
-        trained = task.members or tuple(build_member(member, task) for member in options.members)
+        trained = context.members or tuple(build_member(member, context) for member in options.members)
         self.members: Any = nn.ModuleList(trained).requires_grad_(False)
         temperatures = [float(member["temperature"]) for member in options.members]
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float64))
@@ -61,12 +61,14 @@ class ProductMethod(Method[ProductOptions]):
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        kinds = [(m["kind"], parse_options(m["kind"], m["options"])) for m in options.members]
-        return frozenset({"cls"}).union(*(find_method(kind).needs(parsed) for kind, parsed in kinds))
+        needs = {"cls"}
+        for member in options.members:
+            kind = member["kind"]
+            needs |= find_method(kind).needs(parse_options(kind, member["options"]))
+        return frozenset(needs)
 
     def start(self, train: Batch) -> None:
-        """Initialise every method in this product (combined model), unless they are loaded from finished runs."""
-        if not self.task.members:
+        if not self.context.members:  # otherwise they are finished runs
             for member in self.members:
                 member.start(train)
 
@@ -74,10 +76,6 @@ class ProductMethod(Method[ProductOptions]):
         return []
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose by validation AUC the weights of the methods whose log probabilities this product adds.
-
-        The last weight is 1, because a common factor of all weights changes no ranking.
-        """
         if self.options.weights == "equal":
             return
         terms = [term.cpu() for _, term in self._log_terms(candidates)(images)]
@@ -89,10 +87,6 @@ class ProductMethod(Method[ProductOptions]):
 
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
-        """Return a function that yields name and summand of the scores [B, C] of each method that this product adds.
-
-        A method's summand is the sum over its runs with different seeds.
-        """
         terms, weights = self._log_terms(candidates), self.weights.tolist()
 
         @torch.no_grad()
@@ -103,11 +97,7 @@ class ProductMethod(Method[ProductOptions]):
         return named_terms
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
-        """Return a function that yields name and log score [B, C] of each method in this product (combined model).
-
-        The log score is `sum_k log p_k / T_k` over the method's trained runs k (seeds): `p_k` are the run's
-        probabilities of the candidates, `T_k` is its temperature.
-        """
+        """Name and `sum_k log p_k / T_k` [B, C] of each method, over its runs k with different seeds."""
         members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self.members, strict=True)]
         scorers = [method.scorer(candidates.copy()) for _, method in members]
 
@@ -133,20 +123,15 @@ class ProductMethod(Method[ProductOptions]):
         return joined_members([t for t in tensors if t is not None], (self.weights[places] / self.temperatures).float())
 
 
-def build_member(member: dict[str, Any], task: TaskContext) -> Method[Any]:
-    """Return the method of one run in a product (a model that combines runs), built with initial tensors.
-
-    The tensors of the product's checkpoint are then loaded into it.
-
-    member: the run's entry of `ProductOptions.members`: kind, options, options of fine-tuned blocks, world and others.
-    """
+def build_member(member: dict[str, Any], context: MethodContext) -> Method[Any]:
+    """The method of one run, built with initial tensors; those of the product's checkpoint are then loaded into it."""
     blocks = None
     if member["finetune"] is not None:
-        options, make_blocks = FinetuneOptions.from_dict(member["finetune"]), task.member_blocks
+        options, make_blocks = FinetuneOptions.from_dict(member["finetune"]), context.member_blocks
         if make_blocks is None:
             raise UsageError(
                 f"{member['method']} has fine-tuned blocks, and no image tower is loaded that could run them"
             )
         blocks = lambda: make_blocks(options)  # noqa: E731
-    own = replace(task, world=member["world"], finetuned_blocks=blocks, members=(), member_blocks=None)
+    own = replace(context, world=member["world"], finetuned_blocks=blocks, members=(), member_blocks=None)
     return make_method(member["kind"], parse_options(member["kind"], member["options"]), own)

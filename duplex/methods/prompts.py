@@ -1,4 +1,6 @@
-"""Methods that compare images with prompts encoded by a frozen text tower: CLIP, CoOp, CSP and three paths, by options.
+"""Prompts encoded by a frozen text tower: CLIP, CoOp, CSP and three paths, by options.
+
+    S = p(c|x) + p(s|x) p(o|x), or one of these terms
 
 CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context, CSP (Nayak et
 al., 2023) the vectors of the names; three paths add prompts of states and of objects, which are compared with state and
@@ -24,17 +26,17 @@ from duplex.methods.base import (
     Inputs,
     Inspectable,
     Method,
+    MethodContext,
     OptionsT,
     Scorer,
     ScoreTerms,
-    TaskContext,
     inspect_paths,
 )
 
 
 @dataclass(frozen=True)
 class PromptOptions(PathOptions):
-    """Options in params.yaml of a method with `kind: prompts`, which trains prompts of states, objects and pairs."""
+    """Options of `kind: prompts`."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
@@ -45,10 +47,9 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose score is a sum of posterior probabilities, some of them by prompts.
+    """Methods whose score is a sum of posterior probabilities, some of them by prompts (`paths`).
 
-    A subclass sets `paths`, the module of its prompts. Its options have the fields `losses` and `inference`, which list
-    the terms of loss and score.
+    Options have the fields `losses` and `inference`, which list the terms of loss and score.
     """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
@@ -62,9 +63,9 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
         return self.paths.prototypes(self.options.losses, self.checkpointing)
 
     def scorer(self, candidates: Ints) -> Scorer:
-        """Return a function from inputs to scores [B, C], the sum of the score terms, added in place to save memory."""
         terms = self.score_terms(candidates)
         assert terms is not None
+        # added in place to save memory
         return torch.no_grad()(lambda inputs: reduce(Tensor.add_, (term for _, term in terms(inputs))).float())
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -75,11 +76,11 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class PromptMethod(PathMethod[PromptOptions]):
-    """Method with prompts and no visual prototypes: the score is `p(c|x) + p(s|x) p(o|x)`, or one of these terms."""
+    """Prompts without visual prototypes."""
 
-    def __init__(self, task: TaskContext, options: PromptOptions) -> None:
-        super().__init__(task, options)
-        self.paths = Paths(task.labels, task.tower, options, task.world)
+    def __init__(self, context: MethodContext, options: PromptOptions) -> None:
+        super().__init__(context, options)
+        self.paths = Paths(context.labels, context.tower, options, context.world)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         names = self.options.losses

@@ -21,7 +21,7 @@ from duplex.system.code_hash import plugin_hash
 from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
 
 if TYPE_CHECKING:
-    from duplex.methods.base import Method, TaskContext
+    from duplex.methods.base import Method, MethodContext
 
 GROUP = "duplex.methods"
 ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
@@ -123,20 +123,20 @@ def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
     return find_method(kind).Options.from_dict(record)
 
 
-def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
-    """Build a method of a kind, wrapped in `WithFinetuning` if the task has encoder blocks to fine-tune.
+def make_method(kind: str, options: Options, context: MethodContext) -> Method[Any]:
+    """Build a method of a kind, wrapped in `WithFinetuning` if the context has encoder blocks to fine-tune.
 
-    Raises `UsageError` if the task lacks an input that the method needs, or blocks are to be fine-tuned for a method
+    Raises `UsageError` if the context lacks an input that the method needs, or blocks are to be fine-tuned for a method
     that trains nothing.
     """
     method_class = find_method(kind)
     for need in sorted(method_class.needs(options)):
-        available = getattr(task, need) is not None if need in ("text", "words") else need in task.inputs
+        available = getattr(context, need) is not None if need in ("text", "words") else need in context.inputs
         if not available:
-            hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(task.inputs)}")
+            hint = HINTS.get(need, f"needs the input {need!r}, and this cache holds {', '.join(context.inputs)}")
             raise UsageError(f"method kind {kind!r} {hint}")
-    method = method_class(task, options)
-    if task.finetuned_blocks is None or method_class.combines_runs:
+    method = method_class(context, options)
+    if context.finetuned_blocks is None or method_class.combines_runs:
         return method
     if not method.groups():
         raise UsageError(
@@ -145,7 +145,7 @@ def make_method(kind: str, options: Options, task: TaskContext) -> Method[Any]:
         )
     from duplex.methods.with_finetuning import WithFinetuning
 
-    return WithFinetuning(method, task.finetuned_blocks())
+    return WithFinetuning(method, context.finetuned_blocks())
 
 
 def describe_method(kind: str) -> dict[str, Any]:

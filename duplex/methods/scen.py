@@ -1,15 +1,18 @@
-"""SCEN (Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Learning", CVPR 2022).
+"""SCEN: contrastive embeddings of images in a state space and in an object space.
 
-Two encoders embed an image in a state space and in an object space, `h_s = E_s(x)`, `h_o = E_o(x)`. In the state space
-an image is drawn to a positive h_s^+, another image with its state, and pushed away from the negatives h_s^-, images
-with its object in another state; in the object space the roles are swapped. The contrastive loss of the state space is
+Li et al., "Siamese Contrastive Embedding Network for Compositional Zero-Shot Learning", CVPR 2022.
 
-    L_ts = -log exp(h_s.h_s^+ / T) / (exp(h_s.h_s^+ / T) + sum_- exp(h_s.h_s^- / T))
+    h_s = E_s(x),    h_o = E_o(x)
+    L_ts = -log exp(h_s.h_s^+ / T) / (exp(h_s.h_s^+ / T) + sum_- exp(h_s.h_s^- / T)),    L_to likewise
+    L = L_c + 0.4 L_s + 0.6 L_o + L_ts + L_to
+    S = cos(fuse(h_s, h_o), embedding of the composition's words)
 
-The states are also classified from h_s and the objects from h_o, with losses that weigh 0.4 and 0.6. The score is the
-cosine of an embedding fused from h_s and h_o with an embedding of the composition's words. Positives and negatives are
-images of the same batch, the positive the next in its order; an image without either has no contrastive term. The
-paper's State Transition Module, an adversarial generator of artificial compositions, is not part of this version.
+* E_s, E_o: perceptrons;  h_s^+: the positive, the batch's next image with the same state
+* h_s^-: the negatives, images of the batch with the same object in another state; for objects the roles are swapped
+* L_c, L_s, L_o: cross-entropies of compositions, of states by h_s and of objects by h_o
+
+An image without a positive or without negatives has no contrastive term. The paper's State Transition Module, an
+adversarial generator of artificial compositions, is not part of this version.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.layers.factors import Mlp, unit
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.head import Composer, EmbeddingHead, next_allowed_partner
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
-STATE_WEIGHT, OBJECT_WEIGHT = 0.4, 0.6  # of L_s and L_o
+STATE_WEIGHT = 0.4  # of L_s
+OBJECT_WEIGHT = 0.6  # of L_o
 
 
 @dataclass(frozen=True)
@@ -39,20 +43,20 @@ class ScenOptions(Options):
 
 
 class Scen(EmbeddingHead[ScenOptions]):
-    """SCEN: an image's state and object embeddings are fused; the score is the cosine of the result with the embedding
-    of a composition."""
+    """SCEN: the cosine of an image's fused state and object embeddings with a composition's embedding."""
 
-    def __init__(self, task: TaskContext, options: ScenOptions) -> None:
-        super().__init__(task, options, trained_words=False, scale=options.scale)
-        width, layers, rate = options.width, options.layers, options.dropout
-        self.encode_s, self.encode_o = (Mlp(task.dim, width, width, layers, rate) for _ in range(2))
-        self.classify_s = nn.Linear(width, len(task.labels.states))
-        self.classify_o = nn.Linear(width, len(task.labels.objects))
+    def __init__(self, context: MethodContext, options: ScenOptions) -> None:
+        super().__init__(context, options, trained_words=False, scale=options.scale)
+        width = options.width
+        self.encode_s = Mlp(context.dim, width, width, options.layers, options.dropout)
+        self.encode_o = Mlp(context.dim, width, width, options.layers, options.dropout)
+        self.classify_s = nn.Linear(width, len(context.labels.states))
+        self.classify_o = nn.Linear(width, len(context.labels.objects))
         self.fuse = nn.Linear(2 * width, width)
         self.composer = Composer(self.words.width, width)
 
     def spaces(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return unit embeddings [B, e] of image features `z` [B, d] in the state space and in the object space."""
+        """Unit embeddings [B, e] of image features `z` [B, d] in the state space and in the object space."""
         z = unit(z)
         return unit(self.encode_s(z)), unit(self.encode_o(z))
 
@@ -72,12 +76,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """Return the contrastive loss of image embeddings `h` [B, e] in the state (or object) space.
-
-        It draws an image to its positive, the next image with an equal label in `same` [B], and away from its
-        negatives, the images with an equal label in `other` [B] and a different one in `same`. Images without a
-        positive or a negative are left out of the mean.
-        """
+        """L_ts of embeddings `h` [B, e] with labels `same` and `other`; L_to with the labels exchanged."""
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]
         counted = paired & negative.any(1)

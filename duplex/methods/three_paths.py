@@ -1,5 +1,6 @@
 """Base class of methods that extend the three paths: prompts of compositions, of states and of objects, each compared
-with a part of the image feature (duplex/layers/paths.py)."""
+with a part of the image feature (duplex/layers/paths.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.paths import FactorPosteriors, PathOptions, Paths
 from duplex.layers.prompt_paths import TEMPLATE, Prototypes
-from duplex.methods.base import Batch, Inputs, Inspectable, TaskContext, inspect_paths
+from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, inspect_paths
 from duplex.methods.head import TextMethod
 from duplex.options import Count, Options, Template
 
@@ -23,7 +24,7 @@ TERMS = ("semantic", "factors")
 
 @dataclass(frozen=True)
 class ThreePathOptions(Options):
-    """Options that all methods with three paths (prompts of compositions, states and objects) share."""
+    """Options that all methods with three paths share."""
 
     adapter: Literal["none", "feature"] = "feature"  # feature: a bottleneck on the cached feature
     width: Count = 768  # hidden units of each disentangler
@@ -34,36 +35,25 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """Base class of methods with prompts of compositions, states and objects, whose score is
-    `p(c^t|x) + p(s|x) p(o|x)`, from the posteriors by these prompts; subclasses add losses and score terms."""
+    """Methods with the score `p(c^t|x) + p(s|x) p(o|x)`; subclasses add losses and score terms."""
 
-    def __init__(self, task: TaskContext, options: ThreePathOptionsT) -> None:
-        super().__init__(task, options)
+    def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
+        super().__init__(context, options)
         path_options = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
-        self.paths = Paths(task.labels, task.tower, path_options, task.world)
+        self.paths = Paths(context.labels, context.tower, path_options, context.world)
 
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Return a batch's image features [B, d] after the adapter, their state and object factors, and loss terms.
-
-        The factors are parts of a feature, with the posteriors over states and over objects computed from them. The
-        losses, by name, are the cross-entropies of composition, state and object.
-
-        t: text features of the prompts.
-        """
+        """Image features [B, d] after the adapter, their factors, and three cross-entropies by name."""
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
         return z, factors, losses
 
     def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
-        """Yield the summands [B, C] of the scores of candidate compositions.
-
-        z: image features after the adapter [B, d].
-        t: text features of the prompts.
-        """
+        """Yield the summands [B, C] of the candidates' scores; `z` [B, d] are features after the adapter."""
         yield from (term for _, term in self.paths.score_terms(z, t, candidates.states, candidates.objects, TERMS))
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:

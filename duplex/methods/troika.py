@@ -1,15 +1,17 @@
-"""Troika (Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Shot Learning", CVPR 2024).
+"""Troika: three paths whose text features are pulled towards each image.
 
-Compositions, states and objects have separate prompts (three paths). Cross-modal traction pulls the text feature t of
-every prompt towards the image it is compared with, by N layers of cross-attention A to the image's normalised patch
-tokens X and feed-forward F,
+Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Shot Learning", CVPR 2024.
 
     h_0 = t,   g = h_(l-1) + A_l(h_(l-1), X),   h_l = g + F_l(norm(g)),       t' = t + lambda * h_N
+    L = L_c + L_s + L_o
+    S = p(c|x) + p(s|x) p(o|x)
 
-for compositions, states and objects alike; the layers and `lambda`, one number per channel, are learned and shared by
-the paths. The loss is the sum of three cross-entropies, `L = L_c + L_s + L_o`, and the score is
-`S = p(c|x) + p(s|x) p(o|x)`. Instead of the paper's adapters inside the image encoder there is one on the cached
-feature, and the paper's dropout in traction and in words is left out.
+* t: text feature of a prompt of a composition, a state or an object;  X: the image's normalised patch tokens
+* A_l, F_l: cross-attention and feed-forward of N layers;  lambda: a learned number per channel; all paths share them
+* L_c, L_s, L_o, p: cross-entropies and posteriors by t' of compositions, states and objects
+
+Instead of the paper's adapters inside the image encoder there is one on the cached feature, and the paper's dropout in
+traction and in words is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from duplex.layers.attention import CrossAttention, score_in_chunks
 from duplex.layers.composition_index import CompositionIndex
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.base import Batch, Inputs, TaskContext
+from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.three_paths import ThreePathOptions, ThreePaths
 from duplex.options import Count
 
@@ -48,14 +50,13 @@ class TractionLayer(nn.Module):
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def forward(self, h: Tensor, tokens: Tensor) -> Tensor:
-        """Return updated prompt features [B, C, d] of `h` [C, d] or [B, C, d], given patch tokens [B, T, w]."""
+        """Prompt features [B, C, d] of `h` [C, d] or [B, C, d], given patch tokens [B, T, w]."""
         g = h + self.attend(h, tokens)[0]
         return torch.add(g, self.forward_part(g))
 
 
 class Traction(nn.Module):
-    """Layers that pull the prompts' text features t towards each image: `t' = t + lambda * h_N`, where h_N is the
-    output of the last layer and lambda a learned number per channel."""
+    """Layers that pull the prompts' text features t towards each image."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class Traction(nn.Module):
         self.strength = nn.Parameter(torch.full((dim,), options.start))  # lambda [d]
 
     def forward(self, t: Tensor, tokens: Tensor) -> Tensor:
-        """Return prototypes `t` [C, d] pulled towards images with tokens [B, T, w]: unit vectors [B, C, d]."""
+        """Unit prototypes [B, C, d]: `t` [C, d] pulled towards images with tokens [B, T, w]."""
         h, tokens = t, self.norm(tokens)
         for layer in self.layers:
             h = layer(h, tokens)
@@ -72,31 +73,24 @@ class Traction(nn.Module):
 
 
 class Troika(ThreePaths[TroikaOptions]):
-    """Troika: prompts of compositions, states and objects, whose text features are pulled towards each image."""
+    """Troika: three paths with cross-modal traction."""
 
-    def __init__(self, task: TaskContext, options: TroikaOptions) -> None:
-        super().__init__(task, options)
-        self.traction = Traction(task.dim, task.inputs["patch"][1], options) if options.traction else None
+    def __init__(self, context: MethodContext, options: TroikaOptions) -> None:
+        super().__init__(context, options)
+        self.traction = Traction(context.dim, context.inputs["patch"][1], options) if options.traction else None
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
-    def path_logits(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits [B, C], [B, M], [B, N] of images for compositions, states and objects.
-
-        z: image features after the adapter [B, d].
-        t: text features of the prompts.
-        tokens: patch tokens [B, T, w]; None: prototypes are not pulled towards the image.
-        """
+    def path_logits(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> list[Tensor]:
+        """Logits [B, C], [B, M], [B, N] of features `z` after the adapter; without `tokens` there is no traction."""
         assert self.paths.factors is not None
         features = (z, *self.paths.factors(z))
         if self.traction is None or tokens is None:
-            c, s, o = (self.paths.logits(f, rows) for f, rows in zip(features, t, strict=True))
-            return c, s, o
+            return [self.paths.logits(f, rows) for f, rows in zip(features, t, strict=True)]
         pulled = self.traction(torch.cat(tuple(t)), tokens.to(z.dtype)).split([len(rows) for rows in t], dim=1)
-        c, s, o = (self.paths.scale * (rows @ f[:, :, None])[..., 0] for f, rows in zip(features, pulled, strict=True))
-        return c, s, o
+        return [self.paths.scale * (rows @ f[:, :, None])[..., 0] for f, rows in zip(features, pulled, strict=True)]
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         tokens = batch.inputs["patch"] if self.traction is not None else None
@@ -111,6 +105,6 @@ class Troika(ThreePaths[TroikaOptions]):
             c, s, o = self.path_logits(self.paths.adapt(cls), prepared, tokens)
             return c.softmax(-1) + s.softmax(-1)[:, candidates.states] * o.softmax(-1)[:, candidates.objects]
 
-        dim, patches = self.task.dim, self.task.inputs["patch"][0]
+        dim, patches = self.context.dim, self.context.inputs["patch"][0]
         width = sum(map(len, prepared)) * (dim * (self.options.inner + 2) + patches)
         return score_in_chunks(chunk_scores, inputs["cls"], inputs["patch"], width)

@@ -24,14 +24,13 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """Mapping of a method's inputs in which fine-tuned blocks compute the CLS features `cls` at first access."""
+    """Inputs whose CLS features `cls` fine-tuned blocks compute at first access."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks
 
     @cached_property
     def features(self) -> Tensor:
-        """CLS features [B, d] that the fine-tuned blocks compute."""
         features: Tensor = self.blocks(self.inputs["block_inputs"])
         return features
 
@@ -46,18 +45,15 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
-    """Return a function that calls `function` with a method's inputs, whose CLS features fine-tuned blocks compute.
-
-    No gradients are computed.
-    """
+    """`function` of inputs, without gradients, with CLS features that fine-tuned blocks compute."""
     return torch.no_grad()(lambda inputs: function(FinetunedInputs(inputs, blocks)))
 
 
 class WithFinetuning(Method[Options]):
-    """Method that wraps another to train it together with the image tower's last blocks; one state dict holds both."""
+    """Wrapper that trains a method together with the image tower's last blocks; one state dict holds both."""
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
-        super().__init__(method.task, method.options)
+        super().__init__(method.context, method.options)
         self.method, self.blocks = method, blocks
 
     @property
@@ -133,10 +129,6 @@ class WithFinetuning(Method[Options]):
         )
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """Return the tensors for scoring in an exported model: the wrapped method's and those of the fine-tuned blocks.
-
-        None if the wrapped method cannot be exported.
-        """
         tensors = self.method.portable(candidates)
         blocks = {f"{FINETUNED_PREFIX}{name}": value.detach() for name, value in self.blocks.state_dict().items()}
         return None if tensors is None else {**tensors, **blocks}

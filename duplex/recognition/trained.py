@@ -26,7 +26,7 @@ from duplex.labels import LabelSpace, World
 from duplex.layers import portable
 from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
 from duplex.layers.prompt_paths import word_vectors
-from duplex.methods.base import Method, PrimitiveVectors, TaskContext
+from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.registry import find_method
 from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning, with_finetuned_features
 from duplex.options import FinetuneOptions
@@ -176,11 +176,11 @@ class TrainedRun(TrainedModel):
                 self.backbone.tower("image"), int(record.encoder["block_inputs"])
             )
         vectors = self.words if "words" in self.needs else None
-        task = TaskContext(self.labels, shapes, tower, vectors)
+        context = MethodContext(self.labels, shapes, tower, vectors)
         if blocks is not None and record.finetune is not None:
             make_blocks, members = blocks(record.finetune), lambda options: blocks(options)()
-            task = replace(task, finetuned_blocks=make_blocks, member_blocks=members)
-        self.method: Method[Any] = load_checkpoint(checkpoint, task, record.encoder).to(device)
+            context = replace(context, finetuned_blocks=make_blocks, member_blocks=members)
+        self.method: Method[Any] = load_checkpoint(checkpoint, context, record.encoder).to(device)
         self.finetuned = self.method.blocks if isinstance(self.method, WithFinetuning) else None
         self.known_images = read_known_images(checkpoint, device)
 

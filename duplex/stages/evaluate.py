@@ -48,7 +48,9 @@ def run(
     with threads(training.threads):
         inputs = load(params, dataset, paths, InputRequest(needs, training.precision, record.finetune, training.memory))
         inputs.examples["test"] = inputs.examples["test"].to(device)
-        model = load_checkpoint(checkpoint, inputs.task(), inputs.encoder).to(device)  # refuses a file replaced since
+        model = load_checkpoint(checkpoint, inputs.context(), inputs.encoder).to(
+            device
+        )  # refuses a file replaced since
         start = time.perf_counter()
         results = {
             world: evaluate_world(model, inputs, settings, world, calibration_for(record, world, out.checkpoint))

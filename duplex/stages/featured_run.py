@@ -56,5 +56,5 @@ def load_featured_run(
     except DuplexError as error:
         command = f"duplex train --dataset {dataset} --method {method} --seed {seed}"
         raise DuplexError(f"{error} (`{command}`)") from error
-    trained = load_checkpoint(checkpoint, inputs.task(), inputs.encoder)  # refuses a file replaced since
+    trained = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)  # refuses a file replaced since
     return FeaturedRun(trained, inputs, params.dataset(dataset).source.root)

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.labels import Ints
-from duplex.library.run_training import start_method
+from duplex.library.run_training import initialised_method
 from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_maps, map_count
 from duplex.report.images import embed_images
 from duplex.stages.featured_run import FeaturedRun, load_featured_run
@@ -38,7 +38,7 @@ def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
     start = None
     if method.visual is not None:
         cpu = torch.device("cpu")
-        untrained = start_method(kind, run.method.options, run.method.task, run.inputs, seed, cpu).eval()
+        untrained = initialised_method(kind, run.method.options, run.method.context, run.inputs, seed, cpu).eval()
         start = untrained.inspectable().visual
     raw = normalize(test.cls, dim=-1).numpy()
     trained = embed_images(method, test).z

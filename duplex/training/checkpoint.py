@@ -22,7 +22,7 @@ from torch import Tensor
 from duplex.errors import DuplexError
 from duplex.evaluation.confidence import UNFITTED, Confidence
 from duplex.labels import WORLDS, LabelSpace, World
-from duplex.methods.base import Method, TaskContext
+from duplex.methods.base import Method, MethodContext
 from duplex.methods.registry import find_method, make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options
 from duplex.system.code_hash import UNKNOWN_CODE, plugin_hash
@@ -220,17 +220,19 @@ def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Map
         raise DuplexError(f"{place} was trained on other labels than those of the data set; train again")
 
 
-def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, encoder: Mapping[str, str]) -> Method[Any]:
+def load_checkpoint(
+    checkpoint: Path | CheckpointHeader, context: MethodContext, encoder: Mapping[str, str]
+) -> Method[Any]:
     """Load a trained method for evaluation.
 
-    `task`: labels and text tower to use. `encoder`: fields that identify the encoder of the features to score, such as
-    its weights. Raises `DuplexError` if labels or encoder differ from those of training, or if the tensors are damaged
-    or do not fit the options. Prints a line on stderr if the code of a plug-in method is not that of training, or
-    cannot be compared.
+    `context`: labels and text tower to use. `encoder`: fields that identify the encoder of the features to score,
+    such as its weights. Raises `DuplexError` if labels or encoder differ from those of training, or if the tensors are
+    damaged or do not fit the options. Prints a line on stderr if the code of a plug-in method is not that of training,
+    or cannot be compared.
     """
     header = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, meta, record = header.path, header.metadata, header.record
-    check_inputs(path, record, task.labels, encoder)
+    check_inputs(path, record, context.labels, encoder)
     plugin = record.training.get("plugin")
     if plugin is not None:
         current = plugin_hash(module_of(method_source(record.kind)), find_method(record.kind))
@@ -248,7 +250,7 @@ def load_checkpoint(checkpoint: Path | CheckpointHeader, task: TaskContext, enco
     for name, value in record.options.to_dict().items():  # refused before the method fills the memory
         if isinstance(value, int) and value > limit:
             raise DuplexError(f"{path} is damaged: {name} is {value:,}, and no tensor is that large; train again")
-    method = make_method(record.kind, record.options, replace(task, world=record.world))
+    method = make_method(record.kind, record.options, replace(context, world=record.world))
     if digest(tensors) != meta.get("tensors"):
         raise DuplexError(f"{path} is damaged: its tensors do not match their checksum; train again")
     tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}

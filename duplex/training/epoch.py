@@ -38,12 +38,12 @@ def train_epoch(
     for step, (batch, rows) in enumerate(prefetch(images, images.shuffled_rows(state.order).split(size)), start=1):
         losses.add(step, len(rows), optimiser_step(state.method, batch, rows, settings, state.optimiser))
         if hooks.reads_steps or step % READ_EVERY == 0:
-            losses.read()
+            losses.flush()
         if hooks.reads_steps:
             rates = learning_rates(state.optimiser)
             hooks.step(StepReport(state.method, state.epoch + 1, earlier_steps + step, losses.last, rates))
         show(step, losses.means)
-    losses.read()
+    losses.flush()
     return losses.means
 
 
@@ -62,10 +62,10 @@ class Losses:
         self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []  # step, images, names, values
 
     def add(self, step: int, images: int, terms: dict[str, Tensor]) -> None:
-        """Queue the loss terms of a step, each a mean over `images` images; `read` copies them from the device."""
+        """Queue the loss terms of a step, each a mean over `images` images; `flush` copies them from the device."""
         self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
 
-    def read(self) -> None:
+    def flush(self) -> None:
         """Copy queued loss terms from the device, update epoch `means`; raise `DuplexError` for NaN or infinity."""
         if not self._waiting:
             return

@@ -77,7 +77,7 @@ def train(
             "no training image is readable; `duplex data check NAME` lists the images that cannot be read"
         )
     check_precision(method, settings)
-    check_shapes(method.class_name, method.task.inputs, examples.inputs)
+    check_shapes(method.class_name, method.context.inputs, examples.inputs)
     check_labels(method, examples)
     with threads(settings.threads), nullcontext() if hooks.log is None else closing(hooks.log):
         return _train(method, examples, settings, seed, validate, resume, hooks)
@@ -96,7 +96,7 @@ def check_labels(method: AnyMethod, examples: Examples) -> None:
 
 def check_precision(method: AnyMethod, settings: TrainingOptions) -> None:
     """Raise `UsageError` if a method's text tower runs in another precision than the training options set."""
-    present = getattr(method.task.text, "precision", settings.precision)
+    present = getattr(method.context.text, "precision", settings.precision)
     if present != settings.precision:
         raise UsageError(
             f"training.precision is {settings.precision} and the text tower was loaded in {present}; load it with "

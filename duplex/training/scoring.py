@@ -48,7 +48,7 @@ class ScoringTask:
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
         """Return a `ScoringTask` for a method and sorted `candidates`, and set the method to evaluation mode."""
         method.eval()
-        size, name, shapes = method.labels.size, method.class_name, method.task.inputs
+        size, name, shapes = method.labels.size, method.class_name, method.context.inputs
         if not isinstance(candidates, CandidateSet):
             candidates = CandidateSet(size, None if len(candidates) == size else candidates)
         if candidates.listed is None and size > BLOCK_SCORES:

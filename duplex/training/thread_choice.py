@@ -34,7 +34,7 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
     if every == 1 or images.compositions.device.type != "cpu":
         return every, {}
     try:
-        trial = copy.deepcopy(method, {id(method.task): method.task}).train()
+        trial = copy.deepcopy(method, {id(method.context): method.context}).train()
     except (TypeError, RuntimeError):  # it holds an open file, a lock or a tensor with a gradient
         return every, {}
     random = torch.get_rng_state()

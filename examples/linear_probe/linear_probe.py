@@ -21,10 +21,10 @@ class ProbeOptions(Options):
 class LinearProbe(Method[ProbeOptions]):
     Options = ProbeOptions
 
-    def __init__(self, task, options):
-        super().__init__(task, options)
-        self.states = nn.Linear(task.dim, len(task.labels.states))
-        self.objects = nn.Linear(task.dim, len(task.labels.objects))
+    def __init__(self, context, options):
+        super().__init__(context, options)
+        self.states = nn.Linear(context.dim, len(context.labels.states))
+        self.objects = nn.Linear(context.dim, len(context.labels.objects))
 
     def logits(self, inputs):  # [B, M], [B, N]
         z = self.options.scale * normalize(inputs["cls"], dim=-1)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from duplex.encoders import encoder_identity, load_encoder
 from duplex.errors import DuplexError
 from duplex.layers.prompt_paths import Prompts
-from duplex.methods.base import Batch, TaskContext
+from duplex.methods.base import Batch, MethodContext
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.testing import small_labels
 from tests.encoders.small import noise_image
@@ -104,7 +104,7 @@ def test_prompts_equal_the_models_own_texts(encoder, model):
 def test_a_method_trains_over_it(encoder):
     """Gradients reach learned prompts through the frozen text model, whose own weights stay."""
     labels = small_labels()
-    method = PromptMethod(TaskContext(labels, {"cls": (encoder.dim,)}, encoder.text), PromptOptions(width=6))
+    method = PromptMethod(MethodContext(labels, {"cls": (encoder.dim,)}, encoder.text), PromptOptions(width=6))
     own = torch.as_tensor(labels.pairs["train"])
     for recomputed in (False, True):
         method.checkpointing = recomputed

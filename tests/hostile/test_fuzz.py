@@ -18,7 +18,7 @@ from duplex.data.manifest import read_manifest
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.training.checkpoint import load_checkpoint, read_record, save_checkpoint
-from tests.methods.world import small_method, small_task
+from tests.methods.world import small_context, small_method
 from tests.subprocesses import ROOT
 from tests.training.test_checkpoint import ENCODER, RECORD
 
@@ -64,7 +64,7 @@ def checkpoint(folder: Path) -> bytes:
 
 def try_checkpoint(path: Path) -> None:
     read_record(path)
-    load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+    load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
 
 
 KINDS: dict[str, tuple[str, str, Callable[[Path], bytes], Callable[[Path], object]]] = {

@@ -101,9 +101,9 @@ def test_side_effects_of_a_loss_change_no_result(effect: str) -> None:
 class Neighbours(Method[Options]):
     """Nearest neighbours: state and object by similarity to remembered training images, without the image itself."""
 
-    def __init__(self, task: Any, options: Options) -> None:
-        super().__init__(task, options)
-        self.grow("keys", task.dim)
+    def __init__(self, context: Any, options: Options) -> None:
+        super().__init__(context, options)
+        self.grow("keys", context.dim)
         self.grow("compositions", dtype=torch.int64)
 
     def start(self, train: Batch) -> None:
@@ -129,8 +129,8 @@ def test_a_method_may_remember_its_training_images(tmp_path) -> None:
     inputs = small_inputs()
     with temporary_kind(Neighbours):
         with pytest.raises(DuplexError, match="other labels"):
-            load_checkpoint(path, inputs.task(), run.record.encoder)
-        loaded = load_checkpoint(path, run.method.task, run.record.encoder)
+            load_checkpoint(path, inputs.context(), run.record.encoder)
+        loaded = load_checkpoint(path, run.method.context, run.record.encoder)
     before, after = run.method.state_dict(), loaded.state_dict()
     assert len(after["keys"]) == 28 and all(torch.equal(before[name], after[name]) for name in ("keys", "compositions"))
 

@@ -37,15 +37,3 @@ def test_zero_output_attention_and_blocks_start_at_zero():
     assert torch.equal(CrossBlock(DIM, INSIDE, HEADS).double()(x, y)[0], x)
     assert not CrossAttention(DIM, INSIDE, HEADS, zero_output=True).double()(x, y)[0].any()
     assert CrossAttention(DIM, INSIDE, HEADS, zero_output=False).double()(x, y)[0].any()
-
-
-def test_a_block_adds_what_it_reads_and_then_its_feed_forward_part():
-    torch.manual_seed(0)
-    block = CrossBlock(DIM, INSIDE, HEADS).double()
-    for parameter in block.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    x, y = rows(3, 5, DIM), rows(4, 6, INSIDE)
-    read, weights = block.attend(block.norm_x(x), block.norm_y(y))
-    output, shares = block(x, y)
-    torch.testing.assert_close(output - block.forward_part(x + read), x + read)
-    torch.testing.assert_close(shares, weights)

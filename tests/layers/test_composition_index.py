@@ -32,10 +32,3 @@ def test_index_arrays_are_copied_to_a_device_unchanged(pretended: Pretended) -> 
 def test_index_arrays_are_copied_to_a_device_without_pinned_memory() -> None:
     copies = copy_to_device(torch.device("meta"), np.array([3, 1]), np.array([7]))
     assert [(tensor.device.type, len(tensor)) for tensor in copies] == [("meta", 2), ("meta", 1)]
-
-
-def test_an_index_has_states_objects_and_positions():
-    columns = CompositionIndex(np.array([1, 4, 11]), 3)
-    assert (columns.states.tolist(), columns.objects.tolist()) == ([0, 1, 3], [1, 1, 2])
-    assert columns.positions(torch.tensor([11, 1, 4])).tolist() == [2, 0, 1]
-    assert not columns.state_dict() and columns.compositions_np.tolist() == columns.compositions.tolist()

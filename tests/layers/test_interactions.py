@@ -12,7 +12,7 @@ from duplex.layers import interactions
 from duplex.layers.additive import PairMeans
 from duplex.layers.class_statistics import ClassStatistics
 from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings
-from duplex.layers.interactions import JointEquations, Kernels
+from duplex.layers.interactions import JointEquations, KernelFactors
 from tests.layers.test_gaussian_prototypes import THIN, every, seen_means, world
 
 V, TAU, RIDGE = 0.05, 0.3, 0.1
@@ -51,7 +51,7 @@ def covariances(seen: PairMeans, k_s: np.ndarray, k_o: np.ndarray) -> tuple[np.n
 
 def test_the_kernel_follows_its_formula() -> None:
     states, _ = words(5, 4)
-    u = Kernels.of(*words(5, 4)).states
+    u = KernelFactors.of_words(*words(5, 4)).states
     np.testing.assert_allclose((u @ u.T).numpy(), kernel(states), atol=1e-9)
 
 
@@ -67,7 +67,7 @@ def test_a_kernel_of_low_rank_is_the_nearest_one(rank: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_chosen_variances_are_a_maximum_to_an_eighth_of_a_decade(seed: int) -> None:
-    seen, kernels = seen_pairs(), Kernels.of(*words(5, 4, seed))
+    seen, kernels = seen_pairs(), KernelFactors.of_words(*words(5, 4, seed))
 
     def height(v: float, tau: float) -> float:
         return JointEquations(seen, kernels, v, tau, RIDGE).log_likelihood()
@@ -87,7 +87,7 @@ def test_means_equal_the_gaussian_processes() -> None:
     inverse, x, one = np.linalg.inv(covariance), seen.means.numpy(), np.ones(len(covariance))
     mu = one @ inverse @ x / (one @ inverse @ one)  # a flat prior's mean
     wanted = mu + cross @ inverse @ (x - mu)
-    additive, mixed = interactions.fit_with_interactions(seen, Kernels.of(*embedded), V, TAU, RIDGE)
+    additive, mixed = interactions.fit_with_interactions(seen, KernelFactors.of_words(*embedded), V, TAU, RIDGE)
     pairs = torch.arange(m * n)
     found = additive.at(pairs // n, pairs % n) + mixed.at(pairs // n, pairs % n)
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-8)
@@ -96,7 +96,7 @@ def test_means_equal_the_gaussian_processes() -> None:
 def test_the_likelihood_equals_the_gaussian_processes() -> None:
     seen = seen_pairs()
     embedded = words(*seen.shape)
-    kernels = Kernels.of(*embedded)
+    kernels = KernelFactors.of_words(*embedded)
 
     def dense(tau: float) -> float:
         s, o = seen.states.numpy(), seen.objects.numpy()
@@ -128,7 +128,7 @@ def test_interactions_are_recovered() -> None:
     means = truth[pairs] + rng.standard_normal((len(pairs), d)) / np.sqrt(counts)[:, None]
     tensors: Any = [torch.from_numpy(x) for x in (pairs // n, pairs % n, counts, means)]
     seen = PairMeans(*tensors, (m, n))
-    kernels = Kernels.of(*embedded)
+    kernels = KernelFactors.of_words(*embedded)
     v, tau = interactions.choose_variances(seen, kernels, RIDGE)
     assert 0.5 / 3 < tau < 0.5 * 3
     assert v < 0.05
@@ -166,9 +166,3 @@ def test_few_images_give_finite_scores(case: dict) -> None:
     z, own, m, n = world(**case)
     model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=words(m, n))
     assert torch.isfinite(model.scorer(every(model), 0)(z)).all()
-
-
-def test_identical_words_give_finite_scores() -> None:
-    z, own, m, n = world()
-    model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=(torch.ones(m, 3), torch.ones(n, 3)))
-    assert torch.isfinite(model.scorer(every(model))(z)).all()

@@ -61,13 +61,6 @@ def test_blocks_of_states_concatenate_to_the_whole(seed: int, seen: float, block
         np.testing.assert_allclose(feasibility(*vectors, labels), whole, atol=1e-12)
 
 
-def test_feasibility_of_the_largest_data_set() -> None:
-    rng = np.random.default_rng(0)
-    labels = space(rng, 413, 674, 0.02)
-    found = feasibility(rng.standard_normal((413, 300)), rng.standard_normal((674, 300)), labels)
-    assert found.shape == (413 * 674,) and np.isinf(found).sum() == labels.pairs["train"].size
-
-
 def test_vectors_that_do_not_fit_are_refused() -> None:
     labels = space(np.random.default_rng(0), 3, 4, 0.5)
     with pytest.raises(DuplexError, match=r"states have shape .* expected 3 finite rows"):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from duplex.labels import World
-from duplex.methods.base import Batch, PrimitiveVectors, TaskContext
+from duplex.methods.base import Batch, MethodContext, PrimitiveVectors
 from tests.methods.loops import close
-from tests.methods.world import DIM, features, small_labels, small_task
+from tests.methods.world import DIM, features, small_context, small_labels
 
 WORD, TOKENS, TOKEN = 6, 5, 7
 M, N = 4, 3
@@ -30,8 +30,8 @@ def words(seed: int = 5) -> PrimitiveVectors:
     return PrimitiveVectors(*(torch.randn(count, WORD, generator=random, dtype=torch.float64) for count in (M, N)))
 
 
-def task(world: World = "closed") -> TaskContext:
-    plain = small_task()
+def context(world: World = "closed") -> MethodContext:
+    plain = small_context()
     return replace(plain, words=words(), world=world, inputs={"cls": (DIM,), "patch": (TOKENS, TOKEN)})
 
 
@@ -43,7 +43,7 @@ def batch(count: int, seed: int = 3, compositions: Any = None) -> Batch:
 
 def build(kind: Any, world: World = "closed", seed: int = 0, shaken: bool = True, **options: Any) -> Any:
     """Return a started method in evaluation mode, with random noise on every parameter if `shaken`."""
-    there = task(world)
+    there = context(world)
     torch.manual_seed(seed)
     method = kind(there, kind.Options(**options)).double()
     method.start(batch(30, seed + 7, np.resize(SEEN, 30)))

@@ -14,18 +14,14 @@ from duplex.errors import UsageError
 from duplex.features.examples import Examples
 from duplex.layers.factors import unit
 from duplex.layers.prompt_paths import Prompts
-from duplex.methods import registry
-from duplex.methods.base import PrimitiveVectors, TaskContext
+from duplex.methods.base import MethodContext, PrimitiveVectors
+from duplex.methods.kg_sp import KgSp, KgSpOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import train
 from duplex.training.scoring import validation_auc
-from tests.methods.world import features, small_labels, small_task
+from tests.methods.world import features, small_context, small_labels
 
 LABELS: Any = small_labels()
-make_method: Any = registry.make_method  # called with values of wrong types
-parse_options: Any = registry.parse_options
-build_task: Any = TaskContext
-KG_SP = parse_options("kg_sp", {})
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
 
 
@@ -36,34 +32,34 @@ def images(width: int, composition: int | None = None, split: str = "train") -> 
     return Examples(np.arange(20), {"cls": features(20, 0)[:, :width].float()}, compositions)
 
 
-WIDTH = small_task().dim
+WIDTH = small_context().dim
+
+
+def kg_sp() -> KgSp:
+    return KgSp(small_context(), KgSpOptions())
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: make_method("duplexx", KG_SP, small_task()), "unknown kind of method 'duplexx'; known: "),
-        (lambda: build_task(LABELS, {"cls": 5}), r"inputs\['cls'\] is 5; expected the shape of one image's input"),
-        (lambda: build_task(LABELS, {"cls": (0,)}), r"inputs\['cls'\] is \(0,\)"),
-        (lambda: build_task({"states": []}, {"cls": (5,)}), "labels is .*expected a LabelSpace"),
         (
-            lambda: build_task(LABELS, {"cls": (5,)}, words=PrimitiveVectors(torch.ones(1, 4), torch.ones(2, 4))),
+            lambda: MethodContext(LABELS, {"cls": (5,)}, words=PrimitiveVectors(torch.ones(1, 4), torch.ones(2, 4))),
             r"words has vectors of \[1, 2\] states and objects; expected",
         ),
         (
-            lambda: train(make_method("kg_sp", KG_SP, small_task()), images(WIDTH - 1), SETTINGS, 0, lambda _: 0.5),
+            lambda: train(kg_sp(), images(WIDTH - 1), SETTINGS, 0, lambda _: 0.5),
             rf"the images' input 'cls' has the shape \[{WIDTH - 1}\] per image and KgSp was built for \[{WIDTH}\]",
         ),
         (
-            lambda: validation_auc(make_method("kg_sp", KG_SP, small_task()), images(WIDTH - 1, split="val"), LABELS),
+            lambda: validation_auc(kg_sp(), images(WIDTH - 1, split="val"), LABELS),
             rf"the images' input 'cls' has the shape \[{WIDTH - 1}\] per image",
         ),
         (
-            lambda: train(make_method("kg_sp", KG_SP, small_task()), images(WIDTH, 99), SETTINGS, 0, lambda _: 0.5),
+            lambda: train(kg_sp(), images(WIDTH, 99), SETTINGS, 0, lambda _: 0.5),
             "training image 3 has the composition 99; expected a number from 0 to",
         ),
         (
-            lambda: train(make_method("kg_sp", KG_SP, small_task()), images(WIDTH, -1), SETTINGS, 0, lambda _: 0.5),
+            lambda: train(kg_sp(), images(WIDTH, -1), SETTINGS, 0, lambda _: 0.5),
             "training image 3 has the composition -1",
         ),
     ],
@@ -75,39 +71,33 @@ def test_wrong_arguments_are_one_line(call, message):
 
 
 @pytest.fixture(scope="module")
-def task() -> TaskContext:
+def context() -> MethodContext:
     tower = load_encoder("tiny", towers="text").text
     words = [("red", "star"), ("blue", "heart"), ("blue", "star")]
     labels = type(LABELS).from_pairs({"train": words[:2], "val": words[2:], "test": words[2:]})
-    return TaskContext(labels, {"cls": (128,)}, tower)
+    return MethodContext(labels, {"cls": (128,)}, tower)
 
 
-def test_prompts_of_compositions_states_and_objects_are_encoded_in_one_call(task):
-    chosen = task.labels.candidates("closed", "val")
-    found = task.encode_prompts(chosen)
-    expected = Prompts(task.labels, task.text).encode(chosen)
+def test_prompts_of_compositions_states_and_objects_are_encoded_in_one_call(context):
+    chosen = context.labels.candidates("closed", "val")
+    found = context.encode_prompts(chosen)
+    expected = Prompts(context.labels, context.text).encode(chosen)
     for own, direct in zip(found, expected, strict=True):
         torch.testing.assert_close(own, direct)
     assert [len(part) for part in found] == [len(chosen), 2, 2]
 
 
-def test_features_of_several_templates_are_averaged(task):
+def test_features_of_several_templates_are_averaged(context):
     templates = ["a photo of", "an image of", "a picture of"]
-    chosen = np.arange(task.labels.size)
-    found = task.encode_prompts(chosen, templates)
+    chosen = np.arange(context.labels.size)
+    found = context.encode_prompts(chosen, templates)
     for place, part in enumerate(found):
-        singly = [Prompts(task.labels, task.text, template=words).encode(chosen)[place] for words in templates]
+        singly = [Prompts(context.labels, context.text, template=words).encode(chosen)[place] for words in templates]
         torch.testing.assert_close(part, unit(torch.stack(singly).mean(0)))
         torch.testing.assert_close(part.norm(dim=1), torch.ones(len(part)))
-    assert not torch.allclose(found.compositions, task.encode_prompts(chosen, templates[0]).compositions)
+    assert not torch.allclose(found.compositions, context.encode_prompts(chosen, templates[0]).compositions)
 
 
-@pytest.mark.parametrize("templates", [[], "", ["a photo of", " "], [3], 5])
-def test_wrong_templates_are_one_line(task, templates):
-    with pytest.raises(UsageError, match="templates is"):
-        task.encode_prompts(np.arange(2), templates)
-
-
-def test_prompts_without_a_text_tower_are_one_line(task):
+def test_prompts_without_a_text_tower_are_one_line(context):
     with pytest.raises(UsageError, match='add "text" to the result of needs'):
-        dataclasses.replace(task, text=None).encode_prompts(np.arange(2))
+        dataclasses.replace(context, text=None).encode_prompts(np.arange(2))

@@ -10,8 +10,8 @@ import torch
 
 from duplex.errors import DuplexError
 from duplex.methods.base import Batch, Inspectable, Method
-from duplex.methods.head import EmbeddingHead, SeenMethod, WordTable, next_allowed_partner
-from tests.methods.field import batch, task
+from duplex.methods.head import WordTable, next_allowed_partner
+from tests.methods.field import batch, context
 from tests.methods.world import features
 
 
@@ -59,7 +59,7 @@ def test_inputs_on_disk_are_indexed_and_choose_the_order():
 
 
 def test_the_defaults_train_all_parameters_and_offer_nothing_else():
-    plain, linear = (kind(task(), kind.Options()) for kind in (Plain, Linear))
+    plain, linear = (kind(context(), kind.Options()) for kind in (Plain, Linear))
     assert plain.groups() == [] and plain.summary() == {"parameters": 0}
     assert linear.groups() == [{"params": [linear.head.weight, linear.head.bias]}]
     assert linear.summary() == {"parameters": 27}
@@ -75,16 +75,6 @@ def test_the_defaults_train_all_parameters_and_offer_nothing_else():
             getattr(plain, name)(*arguments)
 
 
-@pytest.mark.parametrize("name", ["embed_images", "score"])
-def test_a_function_that_a_base_class_lacks_is_named(name):
-    class Bare(EmbeddingHead):
-        score = SeenMethod.score
-
-    head = Bare(task(), Bare.Options(), trained_words=False)
-    with pytest.raises(DuplexError, match=rf"Bare must define {name}\(\)"):
-        getattr(head, name)(*[None] * (3 if name == "score" else 1))
-
-
 @pytest.mark.parametrize("trained", [True, False])
 def test_word_tables_start_at_the_normalised_vectors(trained):
     states, objects = features(4, 1), features(3, 2)
@@ -93,15 +83,6 @@ def test_word_tables_start_at_the_normalised_vectors(trained):
     assert set(table.state_dict()) == {"states", "objects"}
     for rows, vectors in ((table.states, states), (table.objects, objects)):
         torch.testing.assert_close(rows.detach(), (vectors / vectors.norm(dim=1, keepdim=True)).float())
-
-
-def test_a_task_has_the_width_and_the_tower_of_its_encoder():
-    assert task().dim == 8 and task().tower is not None
-
-
-def test_primitives_are_the_states_and_objects_of_compositions():
-    states, objects = Plain(task(), Plain.Options()).primitives(torch.tensor([11, 0, 4]))
-    assert states.tolist() == [3, 0, 1] and objects.tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize("seed", range(5))

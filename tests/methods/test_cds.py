@@ -25,7 +25,7 @@ def test_losses_and_scores_by_loops():
     close(diversity(LABELS), [specificity(m) for m in range(M)])
 
     def logit(c):
-        return float(mlp(method.context, torch.cat([t.states[c // N], t.objects[c % N]]).detach())[0])
+        return float(mlp(method.ranker, torch.cat([t.states[c // N], t.objects[c % N]]).detach())[0])
 
     terms = [
         math.log(1 + math.exp(logit(worse) - logit(better)))
@@ -48,11 +48,11 @@ def test_losses_and_scores_by_loops():
     close(scores(method, candidates, images), expected)
 
 
-def test_the_specificity_loss_trains_only_the_context_network():
+def test_the_specificity_loss_trains_only_the_ranker():
     method, images = build(Cds, **ROW), batch(4)
     method.losses(images, method.shared())["specificity"].backward()
     reached = {name.split(".")[0] for name, p in method.named_parameters() if p.grad is not None}
-    assert reached == {"context"}
+    assert reached == {"ranker"}
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])

@@ -20,7 +20,7 @@ from duplex.methods.registry import make_method
 from duplex.options import OptionError
 from duplex.recognition import numpy_example
 from tests.methods.field import CLIP
-from tests.methods.world import DIM, batch_of, features, scores_of, small_labels, small_task, step_of
+from tests.methods.world import DIM, batch_of, features, scores_of, small_context, small_labels, step_of
 
 LABELS = small_labels()
 ALONE: dict[str, Any] = {"losses": (), "inference": ("gaussian",), "adapter": "none"}
@@ -30,7 +30,7 @@ TRAIN = batch_of(features(60, 5), np.resize(LABELS.pairs["train"], 60))
 
 def begun(seed: int = 0, **row) -> ClosedFormMethod:
     torch.manual_seed(seed)
-    method = ClosedFormMethod(small_task(), ClosedFormOptions(**row)).double()
+    method = ClosedFormMethod(small_context(), ClosedFormOptions(**row)).double()
     method.start(TRAIN)
     return method
 
@@ -51,7 +51,7 @@ def test_the_gaussian_term_alone_is_the_log_softmax_of_the_likelihood(world):
 @pytest.mark.parametrize("fusion", ["product", "sum"])
 def test_scores_combine_the_terms_with_their_weights(fusion):
     method = begun(fusion=fusion, weights=(0.5, 0.25, 0.125), width=5)
-    twin = PromptMethod(small_task(), PromptOptions(width=5)).double()
+    twin = PromptMethod(small_context(), PromptOptions(width=5)).double()
     twin.paths.load_state_dict(method.paths.state_dict())
     columns, z = LABELS.candidates("closed", "test"), features(5, 2)
     g = model().scorer(torch.as_tensor(columns))(unit(z)).softmax(-1)
@@ -79,7 +79,7 @@ def test_gaussian_factors_are_posteriors_of_states_and_objects():
 
 def test_losses_equal_those_of_kind_prompts():
     method = begun(width=5, adapter_dropout=0.0)
-    twin = PromptMethod(small_task(), PromptOptions(width=5, adapter_dropout=0.0)).double()
+    twin = PromptMethod(small_context(), PromptOptions(width=5, adapter_dropout=0.0)).double()
     twin.paths.load_state_dict(method.paths.state_dict())
     compositions = torch.as_tensor(LABELS.pairs["train"][:4])
     ours, theirs = (step_of(one, features(4, 3), compositions).losses for one in (method, twin))
@@ -92,7 +92,7 @@ def test_a_loaded_checkpoint_scores_the_same():
     method = begun(**ALONE)
     state = method.state_dict()
     assert state["counts"].sum() == len(TRAIN) and state["sums"].shape == (len(LABELS.pairs["train"]), DIM)
-    again = ClosedFormMethod(small_task(), ClosedFormOptions(**ALONE)).double()
+    again = ClosedFormMethod(small_context(), ClosedFormOptions(**ALONE)).double()
     again.load_state_dict(state)
     columns, z = LABELS.candidates("open", "test"), features(6, 4)
     assert torch.equal(scores_of(method, columns, z), scores_of(again, columns, z))
@@ -104,8 +104,8 @@ def test_a_loaded_checkpoint_scores_the_same():
 
 
 def test_the_gaussian_term_alone_needs_no_text_tower():
-    task = dataclasses.replace(small_task(), text=None, words=None)
-    method = make_method("closed_form", ClosedFormOptions(**ALONE), task)
+    context = dataclasses.replace(small_context(), text=None, words=None)
+    method = make_method("closed_form", ClosedFormOptions(**ALONE), context)
     assert method.needs(method.options) == {"cls"} and method.groups() == [] and method.shared() == ()
     method.start(TRAIN)
     assert torch.isfinite(scores_of(method, LABELS.candidates("open", "test"), features(3, 0))).all()
@@ -131,7 +131,7 @@ def test_interactions_alone_need_words():
     assert "words" not in ClosedFormMethod.needs(ClosedFormOptions())
     assert "words" in ClosedFormMethod.needs(ClosedFormOptions(interactions=None))
     words = PrimitiveVectors(features(len(LABELS.states), 7), features(len(LABELS.objects), 8))
-    method = ClosedFormMethod(small_task(words=words), ClosedFormOptions(**ALONE, interactions=1.0)).double()
+    method = ClosedFormMethod(small_context(words=words), ClosedFormOptions(**ALONE, interactions=1.0)).double()
     method.start(TRAIN)
     columns, z = LABELS.candidates("open", "test"), features(4, 1)
     assert not torch.allclose(scores_of(method, columns, z), scores_of(begun(**ALONE), columns, z))
@@ -142,9 +142,9 @@ def test_a_pair_without_readable_images_is_composed(images):
     own = int(LABELS.pairs["train"][2])
     kept = (TRAIN.compositions != own) | ((TRAIN.compositions == own).cumsum(0) <= images)
     few = Batch({"cls": TRAIN.cls[kept]}, TRAIN.compositions[kept])
-    method = ClosedFormMethod(small_task(), ClosedFormOptions(**ALONE, weights=(1.0,))).double()
+    method = ClosedFormMethod(small_context(), ClosedFormOptions(**ALONE, weights=(1.0,))).double()
     method.start(few)
-    assert method.counts[2] == images and method.fitted().pairs.tolist().count(own) == images
+    assert method.counts[2] == images and method.fitted().seen.tolist().count(own) == images
     columns, z = LABELS.candidates("closed", "test"), features(3, 0)
     expected = model(few=few).scorer(torch.as_tensor(columns))(unit(z)).log_softmax(-1)
     torch.testing.assert_close(scores_of(method, columns, z).double(), expected, rtol=1e-4, atol=1e-4)
@@ -158,16 +158,9 @@ CHANGED = Batch({"cls": TRAIN.cls * 1.5 + 0.5}, TRAIN.compositions)
 def test_a_second_fit_equals_a_first(images, again):
     method = begun(**ALONE)
     getattr(method, again)(images)
-    fresh = ClosedFormMethod(small_task(), ClosedFormOptions(**ALONE)).double()
+    fresh = ClosedFormMethod(small_context(), ClosedFormOptions(**ALONE)).double()
     fresh.start(images)
     assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in method.state_dict().items())
-
-
-def test_unchanged_features_are_not_fitted_again():
-    method = begun(**ALONE)
-    fitted = method.fitted()
-    method.on_features_changed(TRAIN)
-    assert method.fitted() is fitted
 
 
 @pytest.mark.parametrize("best", [2.0, 8.0, 0.02, 0.7])

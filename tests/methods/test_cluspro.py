@@ -15,7 +15,7 @@ from duplex.methods.cluspro import (
     initial_clusters,
     updated_clusters,
 )
-from tests.methods.field import N, batch, build, scores
+from tests.methods.field import N, batch, build
 from tests.methods.loops import close, dot, unit
 
 ROW: dict[str, Any] = {"width": 5, "clusters": 3, "temperature": 0.4, "contrast": 0.7, "decorrelation": 0.3,
@@ -100,15 +100,6 @@ def test_initial_clusters_are_evenly_chosen_images_of_each_primitive():
     assert torch.equal(found[1], rows[1])
 
 
-def test_transport_assigns_images_to_all_prototypes():
-    """All images are nearest to the same prototype."""
-    similarity = torch.tensor([[0.9, 0.8], [0.9, 0.7], [0.9, 0.85], [0.9, 0.6]]).double()
-    plan = balanced_assignment(similarity, torch.zeros(4, dtype=torch.long), 1)
-    close(plan.sum(1), torch.ones(4))
-    assert sorted(plan.argmax(1).bincount(minlength=2).tolist()) == [2, 2]
-    close(plan, plan_by_hand(similarity))
-
-
 def test_transport_is_separate_for_each_primitive():
     """Cosines of 1 and -1 are included."""
     random = torch.Generator().manual_seed(3)
@@ -129,13 +120,6 @@ def test_prototypes_without_images_do_not_change():
     after = updated_clusters(rows, z, own, cluster, 0.5)
     changed = [(g, k) for g in range(3) for k in range(2) if not torch.equal(after[g, k], rows[g, k])]
     assert set(changed) <= {(1, int(cluster))}
-
-
-def test_scores_do_not_depend_on_prototypes():
-    method, images = build(ClusPro, **ROW), batch(3)
-    before = scores(method, range(12), images)
-    torch.nn.init.normal_(method.states)
-    assert torch.equal(scores(method, range(12), images), before)
 
 
 def test_the_covariance_of_a_single_image_is_zero():

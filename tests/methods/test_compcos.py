@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from duplex.layers.word_feasibility import feasibility
 from duplex.methods.compcos import CompCos
@@ -44,10 +42,3 @@ def test_the_first_epoch_excludes_unseen_compositions():
         aside.losses(images, aside.shared())["composition"].item(),
         closed.losses(images, closed.shared())["composition"].item(),
     )
-
-
-def test_words_are_trained_only_if_train_words_is_set():
-    for trained in (True, False):
-        method = build(CompCos, train_words=trained, **ROW)
-        assert any(name.startswith("words") for name, _ in method.named_parameters()) is trained
-        assert np.isclose(torch.linalg.norm(build(CompCos, shaken=False, **ROW).words.states[0]).item(), 1.0)

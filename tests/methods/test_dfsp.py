@@ -10,7 +10,7 @@ import torch
 from duplex.errors import UsageError
 from duplex.methods.dfsp import Dfsp, DfspOptions
 from duplex.methods.prompts import PromptMethod
-from tests.methods.field import SEEN, SOFT, N, batch, build, check_losses, primitive_means, scores, targets, task
+from tests.methods.field import SEEN, SOFT, N, batch, build, check_losses, context, primitive_means, scores, targets
 from tests.methods.loops import close, cross_block, cross_entropy, dot, linear, products, softmax, unit
 
 ROW: dict[str, Any] = {"heads": 2, "primitives": 0.2, "plain": 0.3, "keep": 0.7}
@@ -71,5 +71,5 @@ def test_without_fusion_no_patch_tokens_are_needed():
     assert "patch" not in Dfsp.needs(DfspOptions(fusion="none"))
     assert "patch" in Dfsp.needs(DfspOptions(fusion="t2i"))
     with pytest.raises(UsageError, match="heads is 3"):
-        Dfsp(task(), DfspOptions(heads=3))
-    assert Dfsp(task(), DfspOptions(heads=3, fusion="none")).options.heads == 3
+        Dfsp(context(), DfspOptions(heads=3))
+    assert Dfsp(context(), DfspOptions(heads=3, fusion="none")).options.heads == 3

@@ -57,12 +57,6 @@ def test_gradients_of_unseen_candidates_reach_disentanglers_and_projections():
         assert found.abs().sum() > 0, name
 
 
-def test_a_batch_of_one_composition_refines_it_alone():
-    method = small_method(Options(width=5))
-    step = step_of(method, features(2, 1), torch.tensor([SEEN[0], SEEN[0]]))
-    assert step.refinement.compositions.tolist() == [SEEN[0]]
-
-
 def test_momentum_one_freezes_the_codebook_and_zero_replaces_candidates():
     batch = torch.tensor(SEEN[:4])
     frozen = small_method(Options(width=5, momentum=1.0))
@@ -148,15 +142,6 @@ def test_a_write_back_stores_no_gradient():
     method.after_batch()
     assert not every_row(method).requires_grad
     step_of(method, features(3, 2), torch.tensor(SEEN[:3])).total.backward()  # not through the step before
-
-
-def test_refined_prototypes_alone_are_written_back():
-    method = small_method(Options(width=5))
-    before = every_row(method)
-    step = step_of(method, features(4, 1), torch.tensor(SEEN[:4]))
-    method.after_batch()
-    changed = (every_row(method) != before).any(-1).nonzero()[:, 0]
-    assert changed.tolist() == step.refinement.compositions.tolist()
 
 
 def test_rows_recomputed_are_the_means_of_the_present_features():

@@ -91,16 +91,6 @@ def test_prototypes_are_refined_if_a_loss_or_a_term_is_visual(losses, inference)
     assert torch.equal(every_row(method), before) == ("visual" not in (*losses, *inference))
 
 
-def test_a_write_back_happens_once():
-    method = small_method(Options(width=5))
-    step_of(method, features(4, 1), SEEN[:4])
-    method.after_batch()
-    method.codebook.write_back(SEEN, twin.unit(features(len(SEEN), 9)))
-    after = every_row(method)
-    method.after_batch()
-    assert torch.equal(every_row(method), after)
-
-
 @pytest.mark.parametrize(
     ("row", "trained"),
     [

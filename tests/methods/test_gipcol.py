@@ -25,7 +25,7 @@ def lexicon_by_hand(method):
 @pytest.mark.parametrize("context", ["learned", "fixed"])
 def test_losses_and_scores_by_loops(context):
     method, images = build(Gipcol, width=6, context=context), batch(3)
-    lexicon, tower = lexicon_by_hand(method), method.task.tower
+    lexicon, tower = lexicon_by_hand(method), method.context.tower
     close(method.prompts.lexicon(), lexicon)
 
     def logits(columns):

@@ -76,16 +76,6 @@ def test_losses_and_scores_by_loops():
     close(scores(method, candidates, images), expected)
 
 
-def test_equal_domains_have_no_gradient_penalty():
-    """Partners have equal features and equal classifiers."""
-    method = build(Ivr, **ROW)
-    side = method.of_states
-    side.classify_partner.load_state_dict(side.classify.state_dict())
-    f = unit(torch.arange(6, dtype=torch.float64) - 2.2).repeat(2, 1)
-    _, _, apart = side(f, torch.tensor([1, 1]), torch.tensor([0, 2]))
-    assert abs(apart.item()) < 1e-12
-
-
 def test_images_without_partners_only_have_the_plain_losses():
     method, images = build(Ivr, **ROW), batch(1)
     losses = method.losses(images, method.shared())

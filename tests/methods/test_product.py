@@ -20,7 +20,7 @@ from duplex.methods.product import ProductMethod, ProductOptions
 from duplex.methods.prompts import PromptMethod
 from duplex.options import FinetuneOptions, OptionError
 from duplex.testing import check_method
-from tests.methods.field import LABELS, batch, build, task
+from tests.methods.field import LABELS, batch, build, context
 
 KINDS = {"prompts": PromptMethod, "compcos": CompCos, "closed_form": ClosedFormMethod}
 
@@ -37,7 +37,7 @@ def product_of(*members: tuple[str, str, float], weights: str = "equal", seeds: 
     built = tuple(build(KINDS[kind], seed=place) for place, (_, kind, _) in enumerate(members))
     names = tuple(dict.fromkeys(name for name, *_ in members))
     options = ProductOptions.from_dict({"of": names, "members": records, "weights": weights, "seeds": seeds})
-    return ProductMethod(replace(task(), members=built), options).eval()
+    return ProductMethod(replace(context(), members=built), options).eval()
 
 
 def naive_scores(product: ProductMethod, columns: Any, inputs: Any) -> list[list[float]]:
@@ -152,11 +152,11 @@ def test_wrong_options_are_refused(record: dict[str, Any], message: str) -> None
 
 def test_a_product_without_runs_and_one_without_its_image_tower_are_refused() -> None:
     with pytest.raises(UsageError, match=r"product combines finished runs of a, b; list it in run\.products"):
-        ProductMethod(task(), ProductOptions(of=("a", "b")))
+        ProductMethod(context(), ProductOptions(of=("a", "b")))
     finetune = FinetuneOptions(blocks=1).to_dict()
     members = (member("a", "prompts", finetune=finetune), member("b", "compcos"))
     with pytest.raises(UsageError, match="a has fine-tuned blocks, and no image tower is loaded"):
-        ProductMethod(task(), ProductOptions(of=("a", "b"), members=members))
+        ProductMethod(context(), ProductOptions(of=("a", "b"), members=members))
 
 
 def test_needs_are_those_of_all_members() -> None:

@@ -29,7 +29,7 @@ from duplex.methods.with_finetuning import WithFinetuning
 from duplex.options import OptionError, Options
 from duplex.system import plugins
 from duplex.system.plugins import module_of, provider
-from tests.methods.world import small_task
+from tests.methods.world import small_context
 
 
 def test_kinds_are_found_by_name_or_by_class():
@@ -101,7 +101,7 @@ class NeedsAll(Method[Options]):
 )  # fmt: skip
 def test_a_missing_input_is_reported_with_what_to_do(kind, options, change, message):
     with pytest.raises(UsageError, match=message):
-        make_method(kind, options, dataclasses.replace(small_task(), **change))
+        make_method(kind, options, dataclasses.replace(small_context(), **change))
 
 
 def test_wrong_options_are_refused_where_they_are_made():
@@ -185,10 +185,10 @@ def test_a_class_of_a_script_is_found_in_that_script_alone(monkeypatch):
 
 
 def test_a_method_that_trains_nothing_cannot_fine_tune_the_encoder():
-    with_blocks = dataclasses.replace(small_task(), finetuned_blocks=lambda: pytest.fail("the blocks are built"))
+    with_blocks = dataclasses.replace(small_context(), finetuned_blocks=lambda: pytest.fail("the blocks are built"))
     with pytest.raises(UsageError, match="'prompts' trains nothing with these options, so it cannot fine-tune"):
         make_method("prompts", PromptOptions(losses=()), with_blocks)
-    assert isinstance(make_method("prompts", PromptOptions(losses=()), small_task()), PromptMethod)
+    assert isinstance(make_method("prompts", PromptOptions(losses=()), small_context()), PromptMethod)
     with_blocks = dataclasses.replace(with_blocks, finetuned_blocks=nn.Identity)  # type: ignore[arg-type]
     trained = make_method("prompts", PromptOptions(), with_blocks)
     assert isinstance(trained, WithFinetuning) and isinstance(trained.blocks, nn.Identity)

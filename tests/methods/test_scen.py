@@ -51,12 +51,3 @@ def test_contrast_is_zero_without_a_positive_or_a_negative():
     h = torch.eye(3, 5, dtype=torch.float64)
     for same, other in (([0, 1, 2], [0, 0, 0]), ([0, 0, 0], [0, 1, 2]), ([0, 0, 1], [0, 1, 2])):
         assert method.contrast(h, torch.tensor(same), torch.tensor(other)) == 0
-
-
-def test_a_single_counted_image_is_the_mean():
-    method = build(Scen, **ROW)
-    h = torch.nn.functional.normalize(torch.randn(3, 4, dtype=torch.float64), dim=1)
-    same, other = torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])  # only the first has a positive and a negative
-    expected = contrast(h.tolist(), same.tolist(), other.tolist(), ROW["temperature"])
-    close(method.contrast(h, same, other), expected)
-    assert method.contrast(h[1:], same[1:], other[1:]).item() == 0.0

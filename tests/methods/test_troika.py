@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.errors import UsageError
 from duplex.layers import attention
 from duplex.methods.base import Batch
 from duplex.methods.cds import Cds
 from duplex.methods.logiczsl import LogicZsl
 from duplex.methods.prompts import PromptMethod
-from duplex.methods.troika import Troika, TroikaOptions
+from duplex.methods.troika import Troika
 from duplex.methods.vp_cmjl import VpCmjl
-from tests.methods.field import N, batch, build, check_losses, scores, targets, task
+from tests.methods.field import N, batch, build, check_losses, scores, targets
 from tests.methods.loops import attend, close, cross_entropy, dot, feed_forward, normed, sums_of_posteriors, unit
 
 ROW: dict[str, Any] = {"width": 5, "layers": 2, "heads": 2, "inner": 2, "start": 0.4}
@@ -71,29 +70,8 @@ def test_without_its_extension_a_method_is_the_three_paths(kind, without):
     assert "patch" not in kind.needs(kind.Options(**without))
 
 
-def test_zero_strength_leaves_prompts_unchanged():
-    method, images = build(Troika, **ROW), batch(4)
-    torch.nn.init.zeros_(method.traction.strength)
-    z, t = method.paths.adapt(images.cls), method.shared()
-    pulled = method.path_logits(z, t, images.inputs["patch"])
-    for logits, f, prototypes in zip(pulled, (z, *method.paths.factors(z)), t, strict=True):
-        close(logits, method.paths.logits(f, prototypes))
-
-
-def test_untrained_traction_depends_on_the_tokens():
-    method, images = build(Troika, shaken=False, **ROW), batch(4)
-    z, t, tokens = method.paths.adapt(images.cls), method.shared(), images.inputs["patch"]
-    for ours, others in zip(method.path_logits(z, t, tokens), method.path_logits(z, t, tokens.flip(0)), strict=True):
-        assert (ours - others).abs().max() > 1e-4
-
-
 def test_scores_do_not_depend_on_the_chunk_size(monkeypatch):
     method, images = build(Troika, **ROW), batch(5)
     whole = scores(method, range(12), images)
     monkeypatch.setattr(attention, "CHUNK", 1)
     close(scores(method, range(12), images), whole)
-
-
-def test_heads_must_divide_the_feature_width():
-    with pytest.raises(UsageError, match="heads is 3"):
-        Troika(task(), TroikaOptions(heads=3))

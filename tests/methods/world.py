@@ -11,7 +11,7 @@ import torch
 
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import LabelSpace
-from duplex.methods.base import Batch, Method, TaskContext
+from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.options import Options
@@ -63,8 +63,8 @@ def random_labels(states: int, objects: int, random: np.random.Generator) -> Lab
     return LabelSpace.from_pairs({"train": train, "val": val or train[:1], "test": test or train[:1]})
 
 
-def small_task(labels: LabelSpace | None = None, dtype: torch.dtype = torch.float64, **more: Any) -> TaskContext:
-    return TaskContext(labels or small_labels(), {"cls": (DIM,)}, small_tower(dtype=dtype), **more)
+def small_context(labels: LabelSpace | None = None, dtype: torch.dtype = torch.float64, **more: Any) -> MethodContext:
+    return MethodContext(labels or small_labels(), {"cls": (DIM,)}, small_tower(dtype=dtype), **more)
 
 
 def small_method(
@@ -76,11 +76,11 @@ def small_method(
 ) -> Any:
     """A method of built-in kind in double precision unless told, started from features, with every parameter random so
     that no gradient vanishes by construction."""
-    task = small_task(labels, dtype, **more)  # before seeding: making its tower draws random numbers, once
+    context = small_context(labels, dtype, **more)  # before seeding: making its tower draws random numbers, once
     kind = {DuplexOptions: Duplex, PromptOptions: PromptMethod}[type(options)]
     torch.manual_seed(seed)
-    method = kind(task, options).to(dtype)
-    method.start(batch_of(features(40, seed + 1).to(dtype), np.resize(task.labels.pairs["train"], 40)))
+    method = kind(context, options).to(dtype)
+    method.start(batch_of(features(40, seed + 1).to(dtype), np.resize(context.labels.pairs["train"], 40)))
     if method.paths.adapter is not None:
         torch.nn.init.normal_(method.paths.adapter.up.weight, std=0.3)
     return method

@@ -25,7 +25,7 @@ from duplex import Recognizer, open_features
 from duplex.data.manifest import read_manifest
 from duplex.encoders import load_encoder
 from duplex.errors import UsageError
-from duplex.methods.base import TaskContext
+from duplex.methods.base import MethodContext
 from duplex.recognition.added_words import encode_prompts
 from duplex.recognition.answers import UnreadableImage
 from duplex.training.checkpoint import load_checkpoint, read_record, with_checksum
@@ -42,7 +42,7 @@ def pipeline_scores(trained, method: str, world: str) -> torch.Tensor:
     """Return the scores of cached test features by the checkpoint's scorer, among the pairs of all splits."""
     path = trained.run(method) / "checkpoint.safetensors"
     record, tower = read_record(path), load_encoder("tiny", towers="text")
-    loaded = load_checkpoint(path, TaskContext(record.labels, {"cls": (128,)}, tower.text), record.encoder)
+    loaded = load_checkpoint(path, MethodContext(record.labels, {"cls": (128,)}, tower.text), record.encoder)
     features = open_features(trained.paths.features("own"))
     rows = np.flatnonzero(read_manifest(trained.paths.manifest("own"))["split"] == "test")
     return loaded.scorer(record.labels.candidates(world, "train"))({"cls": torch.from_numpy(features.cls[rows])})

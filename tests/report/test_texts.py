@@ -26,7 +26,7 @@ from duplex.report.images import (
     retrieve_texts,
 )
 from duplex.stages.featured_run import load_featured_run
-from tests.methods.world import DIM, batch_of, features, small_labels, small_task
+from tests.methods.world import DIM, batch_of, features, small_context, small_labels
 from tests.report.reading import Page, cited
 
 LABELS = small_labels()
@@ -103,7 +103,7 @@ def test_texts_are_compared_in_the_text_space_of_the_method() -> None:
     ("kind", "row"), [("closed_form", {"losses": [], "inference": ["gaussian"], "adapter": "none"}), ("plid", {})]
 )
 def test_kinds_without_semantic_prototypes_have_no_texts(kind: str, row: dict[str, Any]) -> None:
-    method = make_method(kind, parse_options(kind, row), small_task())
+    method = make_method(kind, parse_options(kind, row), small_context())
     method.start(batch_of(features(30, 5).float(), np.resize(LABELS.pairs["train"], 30)))
     viewing = context_of(method.inspectable(), features(len(OWN), 1).float())
     assert viewing.embedded_images.z is not None and viewing.embedded_images.z.shape == (len(OWN), DIM)

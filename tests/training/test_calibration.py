@@ -29,7 +29,7 @@ from duplex.training.calibration import (
     unseen_pairs,
 )
 from tests.methods.field import words
-from tests.methods.world import features, scores_of, small_labels, small_method, small_task
+from tests.methods.world import features, scores_of, small_context, small_labels, small_method
 
 LABELS = small_labels()
 IMAGES = 40
@@ -53,7 +53,7 @@ class WithLikelihood(Duplex):
 
 def with_likelihood(kind: type[Duplex] = WithLikelihood) -> Duplex:
     torch.manual_seed(0)
-    built = kind(small_task(), Options(width=5)).double()
+    built = kind(small_context(), Options(width=5)).double()
     built.load_state_dict(method().state_dict())
     return built.eval()
 

@@ -25,7 +25,7 @@ from duplex.training.checkpoint import (
     save_checkpoint,
     with_checksum,
 )
-from tests.methods.world import features, scores_of, small_labels, small_method, small_task
+from tests.methods.world import features, scores_of, small_context, small_labels, small_method
 
 ENCODER = {"encoder": "tiny", "weights": "abc", "precision": "fp32"}
 OPTIONS = Options(width=5)
@@ -45,7 +45,7 @@ def saved(tmp_path):
 
 def test_a_loaded_method_gives_the_same_scores(saved):
     path, network = saved
-    loaded = load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+    loaded = load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
     state, columns, z = network.state_dict(), small_labels().candidates("open", "test"), features(6, 0).float()
     assert state.keys() == loaded.state_dict().keys()
     for name, tensor in loaded.state_dict().items():
@@ -81,7 +81,7 @@ def test_the_same_run_gives_the_same_bytes(saved, tmp_path):
 def test_other_labels_are_refused(saved):
     other = LabelSpace.from_pairs({"train": [("red", "circle"), ("blue", "star")]})
     with pytest.raises(DuplexError, match="other labels"):
-        load_checkpoint(saved[0], small_task(other, torch.float32), ENCODER)
+        load_checkpoint(saved[0], small_context(other, torch.float32), ENCODER)
 
 
 def test_other_files_pipes_and_folders_are_refused(saved, tmp_path):
@@ -104,20 +104,20 @@ def test_a_changed_value_is_refused(saved):
     tensors["codebook.rows"][0, 0] += 1e-6
     save_file(tensors, path, metadata)
     with pytest.raises(DuplexError, match="is damaged"):
-        load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+        load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
 
 
 def test_tensors_of_another_shape_type_or_name_are_refused(saved):
     path, network = saved
     save_checkpoint(path, network, dataclasses.replace(RECORD, options=Options(width=6)))
     with pytest.raises(DuplexError, match="another version of the method wrote it; train again"):
-        load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+        load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
     save_checkpoint(path, network.double(), RECORD)
     with pytest.raises(DuplexError, match=r"codebook.mean_all is \(8,\) of torch.float64"):
-        load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+        load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
     save_checkpoint(path, network.float(), dataclasses.replace(RECORD, options=Options(width=5, adapter="none")))
     with pytest.raises(DuplexError, match=r"has an unknown tensor 'paths\.adapter"):
-        load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+        load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
 
 
 def test_the_first_tensor_that_does_not_fit_is_reported(saved):
@@ -148,7 +148,7 @@ def test_the_first_tensor_that_does_not_fit_is_reported(saved):
 def test_another_encoder_is_refused(saved, key):
     said = f"trained on features of {key} {ENCODER.get(key)!r}, not 'other'; train again, or name that encoder"
     with pytest.raises(DuplexError, match=said):
-        load_checkpoint(saved[0], small_task(dtype=torch.float32), {**ENCODER, key: "other"})
+        load_checkpoint(saved[0], small_context(dtype=torch.float32), {**ENCODER, key: "other"})
 
 
 @pytest.mark.parametrize("old", [1, 5])
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_an_old_format_is_refused(saved, tmp_path, old):
     path = tmp_path / "old.safetensors"
     save_file(load_file(saved[0]), path, {"duplex": json.dumps({"format": old, "options": {}, "labels": {}})})
     with pytest.raises(DuplexError, match=f"has format {old}, this version reads format 7; train again"):
-        load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+        load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
 
 
 def with_meta(path, change, with_checksum=with_checksum):
@@ -232,7 +232,7 @@ def test_whole_numbers_are_read_as_floats(saved):
 def test_a_width_that_no_tensor_has_is_refused_before_it_fills_the_memory(saved):
     path = with_meta(saved[0], lambda meta: meta["options"].update(adapter_width=10**6))
     with pytest.raises(DuplexError, match="adapter_width is 1,000,000, and no tensor is that large"):
-        load_checkpoint(path, small_task(dtype=torch.float32), ENCODER)
+        load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
 
 
 def test_only_files_with_the_metadata_of_duplex_are_checkpoints(tmp_path):

@@ -19,7 +19,7 @@ from duplex.training.loop import train
 from duplex.training.optimiser import make_optimiser
 from duplex.training.selection import Validation, metric_name
 from tests.methods.world import small_method
-from tests.training.test_loop import DUPLEX, LABELS, SETTINGS, Recorder, examples, images, run, same, small_task
+from tests.training.test_loop import DUPLEX, LABELS, SETTINGS, Recorder, examples, images, run, same, small_context
 
 VAL = examples("val", 24, 7)
 
@@ -153,12 +153,12 @@ class Tower(nn.Module):
 
 
 def test_a_precision_that_the_text_tower_does_not_have_is_refused():
-    task = dataclasses.replace(small_task(), text=Tower())  # type: ignore[arg-type]
+    context = dataclasses.replace(small_context(), text=Tower())  # type: ignore[arg-type]
     ten = Examples(images().compositions[:10].numpy(), {"cls": images().cls[:10]}, images().compositions[:10])
     with pytest.raises(UsageError, match="precision is fp32 and the text tower was loaded in bf16; load it with") as it:
-        train(Recorder(task), ten, SETTINGS, 0, lambda _: 0.5)
+        train(Recorder(context), ten, SETTINGS, 0, lambda _: 0.5)
     assert "\n" not in str(it.value)
-    train(Recorder(task), ten, dataclasses.replace(SETTINGS, precision="bf16", epochs=1), 0, lambda _: 0.5)
+    train(Recorder(context), ten, dataclasses.replace(SETTINGS, precision="bf16", epochs=1), 0, lambda _: 0.5)
 
 
 def test_undefined_validation_is_one_line():

@@ -32,7 +32,7 @@ from duplex.training.loop import ResumePoint, train
 from duplex.training.optimiser import make_optimiser, rate_share
 from duplex.training.resume import TrainingState
 from duplex.training.scoring import validation_auc
-from tests.methods.world import features, small_labels, small_method, small_task, step_of
+from tests.methods.world import features, small_context, small_labels, small_method, step_of
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
 DUPLEX = Options(width=5)
@@ -202,11 +202,11 @@ def test_means_of_losses_weigh_batches_by_their_images():
     means = Losses(1, SETTINGS)
     means.add(1, 3, {"a": torch.tensor(1.0)})
     means.add(2, 1, {"a": torch.tensor(5.0), "b": torch.tensor(2.0)})
-    means.read()
+    means.flush()
     assert means.means["loss_a"] == 2.0 and means.last == {"a": 5.0, "b": 2.0}
-    means.read()
+    means.flush()
     means.add(3, 4, {"a": torch.tensor(4.0)})
-    means.read()
+    means.flush()
     assert means.means["loss_a"] == 3.0 and means.last == {"a": 4.0}
 
 
@@ -254,7 +254,7 @@ class Recorder(Method[MethodOptions]):
 
 
 def recorded(settings: TrainingOptions, seed: int = 0, validate=lambda _: 0.5):
-    method = Recorder(small_task())
+    method = Recorder(small_context())
     rows = torch.arange(LABELS.size)[:10]  # as compositions, so that the order shows
     outcome = train(method, Examples(np.arange(10), {"cls": features(10, 0)}, rows), settings, seed, validate)
     return method, outcome
@@ -325,7 +325,7 @@ def test_the_learning_rate_follows_its_schedule(monkeypatch, more, rates):
 
 
 def test_optimiser_and_weight_decay_are_those_of_the_settings():
-    method = Recorder(small_task())
+    method = Recorder(small_context())
     assert type(make_optimiser(method, FOUR)) is torch.optim.Adam
     adamw = make_optimiser(method, dataclasses.replace(FOUR, optimiser="adamw", weight_decay=0.25))
     assert type(adamw) is torch.optim.AdamW and adamw.param_groups[0]["weight_decay"] == 0.25
@@ -341,7 +341,7 @@ def test_nan_after_the_last_step_is_reported():
             return {"b": torch.nan_to_num(self.weight)}
 
     with pytest.raises(DuplexError, match=r"weight diverged in the last step of epoch 1; lower training.learning_rate"):
-        train(Broken(small_task()), examples(count=4), FOUR, 0, lambda _: 0.5)
+        train(Broken(small_context()), examples(count=4), FOUR, 0, lambda _: 0.5)
 
 
 @pytest.mark.parametrize(("aucs", "best"), [([0.1, 0.2, 0.3, 0.3, 0.3, 0.9], 2), ([0.5] * 4, 0)])

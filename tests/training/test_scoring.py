@@ -23,7 +23,7 @@ from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
 from duplex.training.calibration import fit_confidence
 from duplex.training.scoring import ScoringTask, score_split, score_term_sums, tune, validation_auc
-from tests.methods.world import batch_of, features, small_labels, small_method, small_task
+from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
 
 def eight(split: str, own: Any = None) -> Examples:
@@ -174,7 +174,7 @@ def test_a_term_of_weight_0_is_left_out():
 
 def closed_form(weights: tuple[float, float, float]) -> ClosedFormMethod:
     torch.manual_seed(0)
-    method = ClosedFormMethod(small_task(), ClosedFormOptions(width=5, weights=weights)).double()
+    method = ClosedFormMethod(small_context(), ClosedFormOptions(width=5, weights=weights)).double()
     method.start(batch_of(features(40, 5), np.resize(small_labels().pairs["train"], 40)))
     return method
 
@@ -194,7 +194,7 @@ def test_terms_of_a_product_are_sums_of_weighted_logarithms():
 
 def test_a_score_that_is_no_sum_has_no_terms():
     labels = small_labels()
-    method = Plid(small_task(), PlidOptions())
+    method = Plid(small_context(), PlidOptions())
     assert score_term_sums(method, labels.candidates("closed", "test"), eight("test"), labels) == {}
 
 
@@ -256,7 +256,7 @@ class WritesCandidates(Plid):
 
 def test_methods_receive_a_copy_of_the_candidates(monkeypatch):
     labels = small_labels()
-    method, plain = (kind(small_task(), PlidOptions()).double() for kind in (WritesCandidates, Plid))
+    method, plain = (kind(small_context(), PlidOptions()).double() for kind in (WritesCandidates, Plid))
     plain.load_state_dict(method.state_dict())
     candidates, examples = labels.candidates("closed", "val"), eight("val")
     before = candidates.copy()
