@@ -28,7 +28,7 @@ class BuildWithPipeline(build_py):
         super().run()
         if not self.editable_mode:
             for name in pipeline_files():
-                target = Path(self.build_lib) / "duplex" / "project" / name
+                target = Path(self.build_lib) / "duplex" / "shipped" / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, target)
 

@@ -22,12 +22,11 @@ from benchmarks.measure import emit, options, say
 from duplex import Recognizer, open_features
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
-from duplex.data.manifest import read_manifest
-from duplex.evaluation.accumulator import Floats
-from duplex.evaluation.confidence import log_probabilities
-from duplex.evaluation.reliability import Reliability
+from duplex.data.tables import read_manifest
+from duplex.evaluation.accumulate import Floats
+from duplex.evaluation.confidence import Reliability, log_probabilities
 from duplex.labels import Bools, Ints
-from duplex.recognition.image_paths import list_images
+from duplex.recognition.inputs import list_images
 
 IMAGES, UNSEEN = 400, 0.13
 

@@ -21,13 +21,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import emit, memory, options, say
-from duplex.data.czsl_layout import read_pair_lists
-from duplex.evaluation.accumulator import ScoreAccumulator
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.uncertainty import Components
+from duplex.data.czsl import read_pair_lists
+from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.evaluation.metrics import Components, Margins
 from duplex.labels import Ints, LabelSpace
-from duplex.layers.class_statistics import ClassStatistics
-from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings
 
 STATES, OBJECTS, SEEN, LISTED = 413, 674, 5592, 2292
 TRAIN, VAL, DIM = 26_920, 7_280, 768

@@ -66,7 +66,7 @@ def timed(scores: Scores, work: Callable[[], Any]) -> tuple[float, Any]:
 
 def exact(columns: int) -> dict[str, Any]:
     """All metrics with intervals, from blocks of columns."""
-    from duplex.evaluation.accumulator import ScoreAccumulator
+    from duplex.evaluation.accumulate import ScoreAccumulator
     from duplex.evaluation.metrics import measure
 
     scores = Scores(columns)

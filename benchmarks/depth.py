@@ -27,15 +27,14 @@ from torch import Tensor, nn
 
 from benchmarks.measure import alternate, begin_peak, emit, memory, options, say
 from duplex.encoders.image_blocks import capture_block_input, last_blocks
-from duplex.encoders.openclip import VisionTransformer
-from duplex.features.layout import ENCODED, Span, row_bytes
-from duplex.features.store import PartialCache
+from duplex.encoders.upstream import VisionTransformer
+from duplex.features.file import ENCODED, PartialCache, Span, row_bytes
 from duplex.features.tokens import DiskTokens, read_tokens
-from duplex.layers.factors import Adapter
-from duplex.layers.finetuned_blocks import FinetunedBlocks
 from duplex.methods.base import Batch
+from duplex.methods.blocks import FinetunedBlocks
+from duplex.methods.paths import Adapter
 from duplex.options import FinetuneOptions
-from duplex.training.epoch import prefetch
+from duplex.training.loop import prefetch
 
 DIM, SIZE, PATCH = 768, 224, 14
 NAME = "block_inputs"

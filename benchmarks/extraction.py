@@ -3,7 +3,7 @@
 Three ways over the same images and weights alternate in one run: the encoder alone over tensors in memory, open_clip's
 example (open, transform, encode, one batch after another), and `extract`. Decoding alone, in as many processes as
 `extract` has, shows which of the two is the bottleneck. Weights are random: speed does not depend on them. A
-convolutional encoder is extracted in its own processes, alternately with and without `duplex.system.allocator`
+convolutional encoder is extracted in its own processes, alternately with and without `duplex.system.threads`
 (`speedup_conv`). The peak memory of an extraction, with its workers, is read for few and many images.
 """
 
@@ -24,13 +24,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks.measure import FamilyMemory, apart, device_name, emit, median_ratio, options, say, write_pictures
-from duplex.encoders import Encoder, load_encoder
-from duplex.encoders.clip import ClipEncoder, open_clip
-from duplex.encoders.encoder_source import EncoderSource, complete_preprocess
-from duplex.features.decoding import ImageRows, decode_batches, decoding_workers
-from duplex.features.extraction import extract
-from duplex.system.allocator import keep_freed_memory
-from duplex.system.precision import PRECISIONS
+from duplex.encoders.base import Encoder, EncoderSource, complete_preprocess, load_encoder
+from duplex.encoders.open_clip import ClipEncoder, open_clip
+from duplex.features.extract import ImageRows, decode_batches, decoding_workers, extract
+from duplex.system.threads import PRECISIONS, keep_freed_memory
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
 SMALL = {

@@ -26,8 +26,8 @@ import torch
 from benchmarks.gpu_holds import holds
 from benchmarks.gpu_times import TIMES, Look
 from benchmarks.measure import emit, options, say
-from duplex.library.inputs import make_deterministic
 from duplex.system.files import write_text
+from duplex.training.inputs import make_deterministic
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 LIMIT = 480  # seconds after which no further part begins

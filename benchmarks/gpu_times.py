@@ -21,10 +21,10 @@ from benchmarks import text as texts
 from benchmarks import training as steps
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.openworld import begun
-from duplex.features.decoding import decoding_workers
-from duplex.features.examples import Examples
+from duplex.features.extract import decoding_workers
+from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
-from duplex.system.precision import Precision, float32_arithmetic
+from duplex.system.threads import Precision, float32_arithmetic
 from duplex.training.scoring import ScoringTask, score_split
 
 TIMED: tuple[Precision, ...] = ("fp32", "tf32", "bf16")

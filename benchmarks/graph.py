@@ -14,9 +14,8 @@ from torch import Tensor
 
 from benchmarks.measure import alternate, emit, finished, options, say
 from duplex.labels import CandidateSet, Ints
-from duplex.layers.composition_index import copy_to_device
-from duplex.layers.factors import Fusion
-from duplex.layers.graph import FactorNodes, LocalCandidates, Message, aggregate, blend
+from duplex.methods.duplex import FactorNodes, LocalCandidates, Message, aggregate, blend
+from duplex.methods.paths import Fusion, copy_to_device
 
 DIM = 768
 DENSE = 128  # largest batch of the dense step: at 256 its matrix alone takes 5.5 GB, and the gradient as much again

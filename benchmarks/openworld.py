@@ -20,18 +20,16 @@ import torch
 
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.measure import alternate, emit, options, say
-from duplex.encoders.clip_text import ClipTextTower
+from duplex.encoders.text import ClipTextTower
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import LabelSpace
-from duplex.layers.codebook import Codebook
 from duplex.methods.base import Batch, MethodContext
+from duplex.methods.codebook import Codebook
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.options import TrainingOptions
-from duplex.system.allocator import keep_freed_memory
+from duplex.system.threads import keep_freed_memory
 from duplex.training.checkpoint import Record, save_checkpoint
-from duplex.training.epoch import optimiser_step
-from duplex.training.optimiser import make_optimiser, make_schedule
-from duplex.training.resume import TrainingState
+from duplex.training.loop import TrainingState, make_optimiser, make_schedule, optimiser_step
 
 DIM, STEPS = 768, 3
 SETTINGS = TrainingOptions(learning_rate=1e-4, batch_size=32, epochs=1)

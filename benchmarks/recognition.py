@@ -21,11 +21,10 @@ from PIL import Image
 from benchmarks.extraction import random_encoder
 from benchmarks.measure import alternate, emit, options, say
 from duplex import Recognizer, load_encoder
-from duplex.data.image_files import read_image
-from duplex.encoders import Encoder
+from duplex.data.images import read_image
+from duplex.encoders.base import Encoder
 from duplex.labels import LabelSpace
-from duplex.recognition.sources import FORMAT
-from duplex.recognition.trained import ExportedModel
+from duplex.recognition.trained import FORMAT, ExportedModel
 
 STATES, OBJECTS, PROCESSES = 18, 23, 5
 

@@ -32,10 +32,9 @@ from starlette.requests import Request
 from benchmarks.clients import BOUNDARY, form
 from benchmarks.measure import emit, median_ratio, memory, options, say, write_pictures
 from duplex import Recognizer
-from duplex.data.image_files import decode_image
+from duplex.data.images import decode_image
 from duplex.encoders.vision_ops import ensure_torchvision
-from duplex.recognition.server import Limits
-from duplex.recognition.workers import ImageRequest, image_workers
+from duplex.recognition.serve import ImageRequest, Limits, image_workers
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3
 TOGETHER = 16  # pictures encoded at once
@@ -224,7 +223,7 @@ STREAM = """
 import sys, time
 from pathlib import Path
 from duplex import Recognizer, load_encoder
-from duplex.features.extraction import extract
+from duplex.features.extract import extract
 model, folder, out = sys.argv[1:]
 paths = sorted(Path(folder).glob("*.jpg"))
 recognizer = Recognizer.load(model)

@@ -40,20 +40,18 @@ from ruamel.yaml import YAML
 from benchmarks.measure import emit, options, say
 from docs.builder.results import markdown_table
 from duplex.artifacts import ArtifactPaths, RunPaths
-from duplex.config.method_entries import MethodEntry
-from duplex.config.params import Params, load_params
-from duplex.data.dataset import split_name
+from duplex.config.params import MethodEntry, Params, load_params
+from duplex.data.tables import split_name
 from duplex.errors import DuplexError
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.uncertainty import Difference, compare_seeds, compare_splits
+from duplex.evaluation.metrics import Difference, Margins, compare_seeds, compare_splits
 from duplex.labels import WORLDS
 from duplex.methods.registry import method_source
 from duplex.options import FinetuneOptions
+from duplex.project import stages
+from duplex.project import stages as train
 from duplex.report.aggregate import at_threshold, standard_error
-from duplex.stages import evaluate, train
-from duplex.system.allocator import keep_freed_memory
-from duplex.system.code_hash import code_hash
-from duplex.system.plugins import module_of
+from duplex.system.plugins import code_hash, module_of
+from duplex.system.threads import keep_freed_memory
 from duplex.training.checkpoint import read_checkpoint, read_record
 
 ROW = re.compile(r"(?P<method>\w+)(?P<options>\{.*\})?(@(?P<blocks>\d+)(:(?P<adapter>\w+))?)?")
@@ -127,10 +125,10 @@ class Bench:
         if not (same and out.checkpoint.exists()):
             out.root.mkdir(parents=True, exist_ok=True)
             out.metrics.unlink(missing_ok=True)
-            train.run(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))
+            train.train_stage(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))
             mark.write_text(key)
         if tested and not out.metrics.exists():
-            evaluate.run(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))
+            stages.evaluate_stage(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))
         return out
 
     def place(self, name: str, rate: float, seed: int) -> RunPaths:

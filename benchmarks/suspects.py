@@ -17,13 +17,12 @@ from scipy import stats
 
 from benchmarks.measure import emit, options, say
 from duplex.artifacts import ArtifactPaths
-from duplex.data.manifest import read_manifest
-from duplex.features.store import open_features
+from duplex.data.tables import read_manifest
+from duplex.features.file import open_features
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
-from duplex.recognition.label_margins import LabelMargins, margins
-from duplex.stages.suspects import rank_by_margins
+from duplex.project.suspects import LabelMargins, margins, rank_by_margins
 
 SHARES, LOOKED, SEEDS = (0.05, 0.2), (0.05, 0.2), 5
 WAYS = ("prototypes", "knn", "run")

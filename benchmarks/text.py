@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.measure import begin_peak, device_name, emit, median_ratio, memory, options, say
-from duplex.encoders.clip_text import ClipTextTower, encode_separately
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts
+from duplex.encoders.text import ClipTextTower, encode_separately
 from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import prompt_name
 

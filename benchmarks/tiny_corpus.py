@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from duplex.synthetic import LOOKS, MILD, OUTLINES, Look, draw_image, random_stream
+from duplex.data.shapes import LOOKS, MILD, OUTLINES, Look, draw_image, random_stream
 
 SEED = 2026
 KINDS = tuple(OUTLINES)

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.tiny_corpus import SEED, training_example
-from duplex.encoders.encoder_source import read_config
-from duplex.encoders.openclip import CLIP, SimpleTokenizer
-from duplex.encoders.tiny.family import CONFIG, WEIGHTS
+from duplex.encoders.base import read_config
+from duplex.encoders.tiny import CONFIG, WEIGHTS
+from duplex.encoders.upstream import CLIP, SimpleTokenizer
 from duplex.system.files import write_tensors
 
 EXPECTED = "loss 1.17 after 14 epochs; 34 minutes on one thread of a busy two-core machine"

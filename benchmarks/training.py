@@ -17,12 +17,12 @@ import torch
 from benchmarks.measure import alternate, device_name, emit, finished, options, say
 from benchmarks.text import SIZES, made_up, random_tower
 from duplex.labels import LabelSpace
-from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
+from duplex.methods.paths import Prototypes
 from duplex.options import TrainingOptions
-from duplex.system.precision import PRECISIONS, Precision, float32_arithmetic
-from duplex.training.epoch import optimiser_step
+from duplex.system.threads import PRECISIONS, Precision, float32_arithmetic
+from duplex.training.loop import optimiser_step
 
 IMAGES = {"mit-states": 30338, "ut-zappos": 22998, "cgqa": 26920}
 

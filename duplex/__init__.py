@@ -11,42 +11,42 @@ from typing import TYPE_CHECKING, Any
 from duplex.system.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from duplex.encoders import load_encoder as load_encoder
+    from duplex.encoders.base import load_encoder as load_encoder
     from duplex.errors import DuplexError as DuplexError
-    from duplex.evaluation.accumulator import ScoreAccumulator as ScoreAccumulator
-    from duplex.evaluation.curve import Curve as Curve
+    from duplex.evaluation.accumulate import ScoreAccumulator as ScoreAccumulator
+    from duplex.evaluation.metrics import Curve as Curve
     from duplex.evaluation.metrics import measure as measure
-    from duplex.features.store import open_features as open_features
+    from duplex.features.file import open_features as open_features
     from duplex.labels import LabelSpace as LabelSpace
-    from duplex.library.dataset import Dataset as Dataset
-    from duplex.library.dataset import load_dataset as load_dataset
-    from duplex.library.evaluate import evaluate as evaluate
-    from duplex.library.fit import fit as fit
-    from duplex.library.result import Result as Result
-    from duplex.library.result import compare as compare
-    from duplex.library.run_training import Run as Run
     from duplex.options import Options as Options
     from duplex.recognition.answers import Answer as Answer
     from duplex.recognition.recognizer import Recognizer as Recognizer
+    from duplex.training.dataset import Dataset as Dataset
+    from duplex.training.dataset import load_dataset as load_dataset
+    from duplex.training.fit import Result as Result
+    from duplex.training.fit import compare as compare
+    from duplex.training.fit import evaluate as evaluate
+    from duplex.training.fit import fit as fit
+    from duplex.training.run import Run as Run
 
 PUBLIC = {
     "Answer": "duplex.recognition.answers",
-    "Curve": "duplex.evaluation.curve",
-    "Dataset": "duplex.library.dataset",
+    "Curve": "duplex.evaluation.metrics",
+    "Dataset": "duplex.training.dataset",
     "DuplexError": "duplex.errors",
     "LabelSpace": "duplex.labels",
     "Options": "duplex.options",
     "Recognizer": "duplex.recognition.recognizer",
-    "Result": "duplex.library.result",
-    "Run": "duplex.library.run_training",
-    "ScoreAccumulator": "duplex.evaluation.accumulator",
-    "compare": "duplex.library.result",
-    "evaluate": "duplex.library.evaluate",
-    "fit": "duplex.library.fit",
-    "load_dataset": "duplex.library.dataset",
+    "Result": "duplex.training.fit",
+    "Run": "duplex.training.run",
+    "ScoreAccumulator": "duplex.evaluation.accumulate",
+    "compare": "duplex.training.fit",
+    "evaluate": "duplex.training.fit",
+    "fit": "duplex.training.fit",
+    "load_dataset": "duplex.training.dataset",
     "load_encoder": "duplex.encoders",
     "measure": "duplex.evaluation.metrics",
-    "open_features": "duplex.features.store",
+    "open_features": "duplex.features.file",
 }
 
 __all__ = list(PUBLIC)

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from pydantic_core import PydanticCustomError
 
 from duplex.errors import UsageError
-from duplex.system.precision import Precision
+from duplex.system.threads import Precision
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 OptionsType = TypeVar("OptionsType", bound="Options")

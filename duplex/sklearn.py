@@ -8,7 +8,7 @@
     model.fit(X, y)                                                # X [n, d], y [n, 2]: state and object of each image
     model.predict(X_new)                                           # [n, 2], unseen pairs among them
 
-The model is linear discriminant analysis; means of unseen pairs are composed (duplex/layers/gaussian_prototypes.py):
+The model is linear discriminant analysis; means of unseen pairs are composed (duplex/methods/gaussian.py):
 
     log p(c|x) = g_c(x) + bias [c is unseen] - log Z
 
@@ -30,8 +30,7 @@ from torch import Tensor
 
 from duplex.errors import UsageError, install_command
 from duplex.labels import Ints
-from duplex.layers.class_statistics import ClassStatistics
-from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings
 from duplex.options import OptionError, Options, Positive
 
 try:

@@ -28,26 +28,21 @@ from torch.nn.functional import normalize
 
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams
-from duplex.encoders import load_encoder
-from duplex.encoders.text_tower import TextTower
-from duplex.features.examples import Examples
+from duplex.encoders.base import TextTower, load_encoder
+from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Ints, LabelSpace
-from duplex.layers import portable
-from duplex.layers.prompt_paths import word_vectors
-from duplex.library.inputs import RunInputs
-from duplex.library.run_evaluation import calibration_for, evaluate_world, term_metrics
-from duplex.library.run_training import MethodSpec, train_method
+from duplex.methods import portable
 from duplex.methods.base import Batch, Inputs, Method, MethodContext, PrimitiveVectors
+from duplex.methods.paths import word_vectors
 from duplex.methods.registry import KNOWN_NEEDS, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
-from duplex.recognition.card import RunFacts
-from duplex.recognition.export_folder import export
-from duplex.recognition.sources import open_trained
-from duplex.recognition.trained import TrainedRun
-from duplex.system.torch_modes import initial_modes
+from duplex.recognition.export import RunFacts, export
+from duplex.recognition.trained import TrainedRun, open_trained
+from duplex.system.threads import initial_modes
 from duplex.training.checkpoint import load_checkpoint
-from duplex.training.epoch import optimiser_step
-from duplex.training.optimiser import make_optimiser
+from duplex.training.inputs import RunInputs
+from duplex.training.loop import make_optimiser, optimiser_step
+from duplex.training.run import MethodSpec, calibration_for, evaluate_world, term_metrics, train_method
 
 IMAGES, PATCHES, WIDTH = 40, 4, 8
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from duplex.system.entry import run_script
 
 def work(*words: str) -> None:
     from duplex.config.params import load_params
-    from duplex.stages import ablate
+    from duplex.project import ablate
 
     match words:
         case ["plan"]:

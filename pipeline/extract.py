@@ -4,8 +4,8 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.stages.extract import extract
-    from duplex.stages.planned import load_planned
+    from duplex.project.stages import extract
+    from duplex.project.stamps import load_planned
 
     print("\n".join(extract(load_planned(dataset, "extract"), dataset).lines()))
 

@@ -5,9 +5,9 @@ from duplex.system.entry import run_script
 
 def work(dataset: str) -> None:
     from duplex.config.params import load_params
-    from duplex.stages import maps
+    from duplex.project import report
 
-    maps.run(load_params(), dataset)
+    report.maps_stage(load_params(), dataset)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ from duplex.system.entry import run_script
 
 def work() -> None:
     from duplex.config.params import load_params
-    from duplex.stages import plan
+    from duplex.project import stamps
 
-    plan.run(load_params())
+    stamps.plan_stage(load_params())
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str) -> None:
-    from duplex.stages.planned import load_planned
-    from duplex.stages.prepare import prepare
+    from duplex.project.stages import prepare
+    from duplex.project.stamps import load_planned
 
     prepare(load_planned(dataset, "prepare"), dataset)
 

@@ -4,12 +4,13 @@ from duplex.system.entry import run_script
 
 
 def work(dataset: str, method: str, seed: str) -> None:
-    from duplex.stages import evaluate, train
-    from duplex.stages.planned import load_planned
+    from duplex.project import stages
+    from duplex.project import stages as train
+    from duplex.project.stamps import load_planned
 
     params = load_planned(dataset, "train", "evaluate", method=method)
-    train.run(params, dataset, method, int(seed))
-    evaluate.run(params, dataset, method, int(seed))
+    train.train_stage(params, dataset, method, int(seed))
+    stages.evaluate_stage(params, dataset, method, int(seed))
 
 
 if __name__ == "__main__":

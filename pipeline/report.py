@@ -5,9 +5,9 @@ from duplex.system.entry import run_script
 
 def work() -> None:
     from duplex.config.params import load_params
-    from duplex.stages import report
+    from duplex.project import report
 
-    report.run(load_params())
+    report.report_stage(load_params())
 
 
 if __name__ == "__main__":

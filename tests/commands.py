@@ -45,5 +45,5 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with the repository's params.yaml; the network seems to work."""
     (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("duplex.encoders.hub.is_reachable", lambda address: True)
+    monkeypatch.setattr("duplex.encoders.base.is_reachable", lambda address: True)
     return tmp_path

@@ -14,11 +14,11 @@ from ruamel.yaml import YAML
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.shapes import render_images, shapes_manifest
-from duplex.library.inputs import InputsCache
-from duplex.stages import evaluate, train
-from duplex.stages.extract import extract
-from duplex.stages.prepare import prepare
+from duplex.project import stages
+from duplex.project import stages as train
+from duplex.project.stages import extract, prepare
 from duplex.training import loop
+from duplex.training.inputs import InputsCache
 from tests.subprocesses import ROOT
 
 SHIPPED = ROOT / "params.yaml"
@@ -82,8 +82,8 @@ def make_project(
         extract(params, "own", paths, num_workers=0)
         for method in methods:
             for seed in seeds:
-                train.run(params, "own", method, seed, paths, load=load)
-                evaluate.run(params, "own", method, seed, paths, load=load)
+                train.train_stage(params, "own", method, seed, paths, load=load)
+                stages.evaluate_stage(params, "own", method, seed, paths, load=load)
     return params
 
 

@@ -58,7 +58,7 @@ def repro() -> str:
 def main() -> None:
     import duplex
     from duplex.data.shapes import draw
-    from duplex.encoders import load_encoder
+    from duplex.encoders.base import load_encoder
 
     assert command("--version") == f"duplex {duplex.__version__}\n"
     rng = np.random.default_rng(0)
@@ -68,11 +68,11 @@ def main() -> None:
     encoder = load_encoder("tiny")  # its weights are in the wheel
     picture = encoder.image_transform(draw("red_star/0000.png"))[None]
     assert encoder.encode_images(picture).shape == (1, encoder.dim)
-    from duplex.report.page import _environment
+    from duplex.report.blocks import _environment
 
     assert {"page.html.j2", "report.md.j2"} <= set(_environment().list_templates())
     blocked = "import sys; sys.modules.update(dict.fromkeys(('dvc', 'openTSNE', 'pyarrow')))"
-    code = f"{blocked}; import duplex.evaluation.metrics, duplex.evaluation.scores, duplex.evaluation.sampled"
+    code = f"{blocked}; import duplex.evaluation.metrics, duplex.evaluation.score_files, duplex.evaluation.sampled"
     subprocess.run([sys.executable, "-c", code], check=True)  # evaluation needs no extra
     project()
     print(f"duplex {duplex.__version__} works in {sys.prefix}")

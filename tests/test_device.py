@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.evaluation.accumulator import ScoreAccumulator
-from duplex.features.examples import Examples
+from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.features.tokens import Examples
 from duplex.methods.duplex import DuplexOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import train

@@ -16,28 +16,27 @@ from ruamel.yaml import YAML
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.config.run_key import run_records
-from duplex.data.manifest import read_manifest
+from duplex.data.tables import read_manifest
 from duplex.errors import UsageError
-from duplex.features.encoding import OutputSpec
+from duplex.features.extract import OutputSpec
 from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
-from duplex.library import inputs as inputs_module
-from duplex.library.inputs import InputRequest, InputsCache, RunInputs, load_inputs
-from duplex.library.run_training import initialised_method
-from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning
+from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions
+from duplex.project import runs, stages
+from duplex.project import stages as train
+from duplex.project import suspects as suspects_module
+from duplex.project.runs import load_featured_run, model_card_facts
+from duplex.project.stages import extract, prepare
+from duplex.project.stamps import run_records
+from duplex.project.suspects import rank_suspects
 from duplex.recognition import numpy_example
-from duplex.recognition.export_folder import export
-from duplex.recognition.image_inputs import encode, open_image
+from duplex.recognition.export import export
+from duplex.recognition.inputs import encode, open_image
 from duplex.recognition.recognizer import Recognizer
-from duplex.stages import evaluate, queries, train
-from duplex.stages import suspects as suspects_module
-from duplex.stages.extract import extract
-from duplex.stages.featured_run import load_featured_run
-from duplex.stages.prepare import prepare
-from duplex.stages.suspects import rank_suspects
-from duplex.stages.trained_runs import model_card_facts
+from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
+from duplex.training.inputs import InputRequest, InputsCache, RunInputs, load_inputs
+from duplex.training.run import initialised_method
 from tests.projects import draw_project
 from tests.recognition.serving import RunningServer
 from tests.subprocesses import start_duplex
@@ -81,8 +80,8 @@ def project(tmp_path_factory) -> Project:
     found = Project(folder)
     prepare(found.params(), "own", found.paths)
     extract(found.params(), "own", found.paths, num_workers=0)
-    train.run(found.params(), "own", "deep", 0, found.paths)
-    evaluate.run(found.params(), "own", "deep", 0, found.paths)
+    train.train_stage(found.params(), "own", "deep", 0, found.paths)
+    stages.evaluate_stage(found.params(), "own", "deep", 0, found.paths)
     return found
 
 
@@ -124,7 +123,7 @@ def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: P
     params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
     prepare(params, "own", paths)
     extract(params, "own", paths, num_workers=0)
-    train.run(params, "own", "eight", 0, paths)
+    train.train_stage(params, "own", "eight", 0, paths)
     run = paths.run("own", "eight", 0)
     recognizer, kept = Recognizer.load(run.root, device="cpu"), read_record(run.checkpoint)
     assert (kept.encoder["block_inputs"], kept.encoder["bits"]) == ("2", "8")
@@ -145,7 +144,7 @@ def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: P
 def test_swap_uses_factors_of_finetuned_features(project) -> None:
     shown = load_featured_run(project.params(), "own", "deep", 0, project.paths)
     picture = shown.root / shown.retrieval_context().images[0]
-    (hit, *_) = queries.swap(project.params(), "own", shown, (picture, picture), 3)
+    (hit, *_) = runs.swap(project.params(), "own", shown, (picture, picture), 3)
     assert hit.image == shown.retrieval_context().images[0] and hit.cosine > 0.999
 
 
@@ -230,11 +229,13 @@ def test_the_report_shows_finetuned_features(project) -> None:
 
 
 def test_training_and_evaluation_from_the_disk_equal_those_from_memory(project, monkeypatch) -> None:
-    wanted = evaluate.run(project.params(), "own", "deep", 0, project.paths)
-    held = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
+    wanted = stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths)
+    held = train.train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
     monkeypatch.setattr(inputs_module, "read_tokens", lambda path, name, limit: read_tokens(path, name, 0))
-    assert evaluate.run(project.params(), "own", "deep", 0, project.paths) == wanted
-    streamed = train.run(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
+    assert stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths) == wanted
+    streamed = train.train_stage(
+        project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0)
+    )
     assert streamed.history == held.history  # so few images are one block, in the order that those in memory have
 
 
@@ -252,7 +253,7 @@ def test_the_memory_budget_decides_which_tokens_stay_on_the_disk(project) -> Non
 
 
 def test_a_cache_with_block_inputs_serves_methods_without_finetuning(project) -> None:
-    train.run(project.params(), "own", "flat", 0, project.paths)
+    train.train_stage(project.params(), "own", "flat", 0, project.paths)
     assert read_record(project.checkpoint("flat")).finetune is None
 
 
@@ -260,7 +261,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
     with pytest.raises(
         UsageError, match=r"finetune\.blocks is 3 and .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`"
     ):
-        train.run(project.params(), "own", "deeper", 0, project.paths)
+        train.train_stage(project.params(), "own", "deeper", 0, project.paths)
 
 
 def test_more_blocks_than_the_encoder_has_are_reported_with_its_number(project) -> None:

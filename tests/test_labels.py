@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.data.czsl_layout import read_pair_lists
+from duplex.data.czsl import read_pair_lists
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import SPLITS, CandidateSet, LabelSpace, frequency_groups, prompt_name
 from tests.methods.world import random_labels

@@ -15,22 +15,26 @@ import torch
 from torch import Tensor
 
 from duplex.evaluation.confidence import Confidence
-from duplex.features.examples import Examples
+from duplex.features.tokens import Examples
 from duplex.labels import World
-from duplex.layers import portable
-from duplex.layers.prompt_paths import word_vectors
+from duplex.methods import portable
 from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
+from duplex.methods.paths import word_vectors
 from duplex.methods.registry import find_method, installed_methods, make_method
 from duplex.options import Options, TrainingOptions
-from duplex.recognition.candidates import Candidates
+from duplex.recognition.answers import Candidates
 from duplex.testing import small_labels
-from duplex.training.calibration import Calibration, calibrate, feasible_compositions
 from duplex.training.checkpoint import Record, load_checkpoint, save_checkpoint
-from duplex.training.epoch import train_epoch
-from duplex.training.loop import ResumePoint, train
-from duplex.training.optimiser import make_optimiser, make_schedule
-from duplex.training.resume import TrainingState
-from duplex.training.scoring import ScoringTask, score_split, tune, validation_auc
+from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, make_schedule, train, train_epoch
+from duplex.training.scoring import (
+    Calibration,
+    ScoringTask,
+    calibrate,
+    feasible_compositions,
+    score_split,
+    tune,
+    validation_auc,
+)
 from tests.conftest import AVAILABLE
 from tests.methods.world import DIM, small_tower
 from tests.pretended import Pretended

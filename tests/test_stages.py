@@ -18,14 +18,14 @@ from ruamel.yaml import YAML
 from duplex import Recognizer
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, load_params
-from duplex.data.manifest import read_manifest
+from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError, UsageError
-from duplex.features.identity import IMPORTED
+from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace
+from duplex.project import report, stages
+from duplex.project import stages as train
+from duplex.project.stages import extract, prepare
 from duplex.report.aggregate import aggregate as summary
-from duplex.stages import evaluate, report, train
-from duplex.stages.extract import extract
-from duplex.stages.prepare import prepare
 from duplex.training.checkpoint import read_checkpoint
 from tests.features.conftest import update_checksums
 from tests.projects import draw_project, interrupt
@@ -57,8 +57,8 @@ def paths(folder: Path) -> ArtifactPaths:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_from_features_to_metrics(params, paths, method):
-    outcome = train.run(params, "own", method, 0, paths)
-    found = evaluate.run(params, "own", method, 0, paths)
+    outcome = train.train_stage(params, "own", method, 0, paths)
+    found = stages.evaluate_stage(params, "own", method, 0, paths)
     run = paths.run("own", method, 0)
     assert json.loads(run.metrics.read_text()) == found
     assert 0 < found["closed"]["auc"] <= 100
@@ -103,8 +103,8 @@ def test_a_resplit_copies_the_features_of_its_data_set(params, paths, tmp_path, 
     extract(params, "own", alone)
     assert alone.features("own").read_bytes() == paths.features("own").read_bytes()
     assert ": copied " in capsys.readouterr().err
-    train.run(params, "own-split1", "cso", 0, paths)
-    found = evaluate.run(params, "own-split1", "cso", 0, paths)
+    train.train_stage(params, "own-split1", "cso", 0, paths)
+    found = stages.evaluate_stage(params, "own-split1", "cso", 0, paths)
     assert 0 < found["closed"]["auc"] <= 100
     with_blocks, elsewhere = with_resplit(params, 1), ArtifactPaths(tmp_path / "block inputs")
     for name in ("own", "own-split1"):
@@ -123,8 +123,8 @@ def with_resplit(params: Params, block_inputs: int) -> Params:
 def test_the_same_seed_gives_the_same_bytes(params, paths):
     found = []
     for _ in range(2):
-        train.run(params, "own", "duplex", 3, paths)
-        evaluate.run(params, "own", "duplex", 3, paths)
+        train.train_stage(params, "own", "duplex", 3, paths)
+        stages.evaluate_stage(params, "own", "duplex", 3, paths)
         run = paths.run("own", "duplex", 3)
         found.append([path.read_bytes() for path in (run.checkpoint, run.history, run.metrics, run.curve)])
     assert found[0] == found[1]
@@ -137,18 +137,18 @@ def test_the_same_seed_gives_the_same_bytes(params, paths):
      ("clip", 4, "seed is 3 instead of 4")],
 )  # fmt: skip
 def test_a_checkpoint_of_another_run_is_not_evaluated_under_this_name(params, paths, method, seed, names):
-    train.run(params, "own", "clip", 3, paths)
+    train.train_stage(params, "own", "clip", 3, paths)
     copy = paths.run("own", method, seed).checkpoint
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_bytes(paths.run("own", "clip", 3).checkpoint.read_bytes())
     with pytest.raises(DuplexError, match=names):
-        evaluate.run(params, "own", method, seed, paths)
+        stages.evaluate_stage(params, "own", method, seed, paths)
 
 
 @pytest.mark.slow
 def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folder, params, paths, tmp_path):
-    train.run(params, "own", "csp", 5, paths)
-    evaluate.run(params, "own", "csp", 5, paths)
+    train.train_stage(params, "own", "csp", 5, paths)
+    stages.evaluate_stage(params, "own", "csp", 5, paths)
     record = YAML(typ="safe").load((folder / "params.yaml").read_text())
     record["datasets"]["own"]["training"]["epochs"], record["run"]["seeds"] = 1, [5]
     record["methods"]["csp"]["finetune"] = "auto"
@@ -156,19 +156,19 @@ def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folde
     with changed.open("w") as file:
         YAML().dump(record, file)
     with pytest.raises(DuplexError, match="finetune is None instead of 'auto'"):
-        evaluate.run(load_params(changed), "own", "csp", 5, paths)
+        stages.evaluate_stage(load_params(changed), "own", "csp", 5, paths)
     del record["methods"]["csp"]["finetune"]
     with changed.open("w") as file:
         YAML().dump(record, file)
     with pytest.raises(DuplexError, match="epochs is 2 instead of 1; `duplex train"):
-        evaluate.run(load_params(changed), "own", "csp", 5, paths)
+        stages.evaluate_stage(load_params(changed), "own", "csp", 5, paths)
 
     manifest = paths.manifest("own")
     before = manifest.read_text()
     try:
         manifest.write_text(before.replace(",test\n", ",train\n", 1))
         with pytest.raises(DuplexError, match="its images, labels or splits have changed; `duplex train"):
-            evaluate.run(params, "own", "csp", 5, paths)
+            stages.evaluate_stage(params, "own", "csp", 5, paths)
         with pytest.raises(DuplexError, match=r"csp/5/predictions.csv has other images .*manifest.csv; `dvc repro`"):
             report.read_results(load_params(changed), {}, paths)
     finally:
@@ -176,9 +176,9 @@ def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folde
     report.read_results(load_params(changed), {}, paths)
 
     run = paths.run("own", "csp", 5)
-    train.run(params, "own", "csp", 5, paths)
+    train.train_stage(params, "own", "csp", 5, paths)
     assert run.metrics.exists() and run.predictions.exists(), "the same checkpoint"
-    train.run(load_params(changed), "own", "csp", 5, paths)
+    train.train_stage(load_params(changed), "own", "csp", 5, paths)
     assert not run.metrics.exists() and not run.curve.exists() and not run.predictions.exists()
 
 
@@ -228,9 +228,9 @@ def trained_content(run: RunPaths) -> list[Any]:
 def test_training_and_selection_do_not_use_test_images(params, paths):
     """Scramble every test row: checkpoint, its bias and threshold, and history stay the same, test metrics do not."""
     run = paths.run("own", "duplex_open", 5)
-    train.run(params, "own", "duplex_open", 5, paths)
+    train.train_stage(params, "own", "duplex_open", 5, paths)
     clean = trained_content(run)
-    auc = evaluate.run(params, "own", "duplex_open", 5, paths)["open"]["auc"]
+    auc = stages.evaluate_stage(params, "own", "duplex_open", 5, paths)["open"]["auc"]
     rows = np.flatnonzero(read_manifest(paths.manifest("own"))["split"] == "test")
     with h5py.File(paths.features("own"), "r+") as file:
         healthy = file["cls"][...]
@@ -239,9 +239,9 @@ def test_training_and_selection_do_not_use_test_images(params, paths):
         file["cls"][...] = poisoned
         update_checksums(file)
     try:
-        train.run(params, "own", "duplex_open", 5, paths)
+        train.train_stage(params, "own", "duplex_open", 5, paths)
         assert trained_content(run) == clean
-        assert evaluate.run(params, "own", "duplex_open", 5, paths)["open"]["auc"] != auc
+        assert stages.evaluate_stage(params, "own", "duplex_open", 5, paths)["open"]["auc"] != auc
     finally:
         with h5py.File(paths.features("own"), "r+") as file:
             file["cls"][...] = healthy
@@ -253,9 +253,9 @@ def with_evaluation(params: Params, **changes) -> Params:
 
 
 def test_score_terms_are_measured_if_evaluation_terms_is_true(params, paths):
-    train.run(params, "own", "cso", 0, paths)
+    train.train_stage(params, "own", "cso", 0, paths)
     found, plain = (
-        evaluate.run(with_evaluation(params, terms=terms), "own", "cso", 0, paths) for terms in (True, False)
+        stages.evaluate_stage(with_evaluation(params, terms=terms), "own", "cso", 0, paths) for terms in (True, False)
     )
     assert set(found) - set(plain) == {"terms_semantic", "terms_factors"}
     assert (found.pop("terms"), plain.pop("terms")) == (True, False)
@@ -264,9 +264,9 @@ def test_score_terms_are_measured_if_evaluation_terms_is_true(params, paths):
 
 
 def test_the_sampled_protocol_is_close_to_the_exact_one(params, paths):
-    train.run(params, "own", "csp", 0, paths)
-    exact = evaluate.run(params, "own", "csp", 0, paths)["closed"]
-    swept = evaluate.run(with_evaluation(params, protocol="sampled"), "own", "csp", 0, paths)["closed"]
+    train.train_stage(params, "own", "csp", 0, paths)
+    exact = stages.evaluate_stage(params, "own", "csp", 0, paths)["closed"]
+    swept = stages.evaluate_stage(with_evaluation(params, protocol="sampled"), "own", "csp", 0, paths)["closed"]
     assert swept["auc"] == pytest.approx(exact["auc"], abs=3)
     assert "auc_low" not in swept
 
@@ -281,15 +281,15 @@ def write_vectors(path: Path, paths: ArtifactPaths, width: int, seed: int) -> Pa
 
 def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     params = with_evaluation(params, feasibility="words")
-    train.run(params, "own", "clip", 0, paths)
-    own = evaluate.run(params, "own", "clip", 0, paths)["open"]["threshold"]
+    train.train_stage(params, "own", "clip", 0, paths)
+    own = stages.evaluate_stage(params, "own", "clip", 0, paths)["open"]["threshold"]
     words = write_vectors(folder / "words.txt", paths, 8, 0)
     changed = with_evaluation(params, word_vectors=words)
-    train.run(changed, "own", "clip", 0, paths)
-    other = evaluate.run(changed, "own", "clip", 0, paths)["open"]["threshold"]
+    train.train_stage(changed, "own", "clip", 0, paths)
+    other = stages.evaluate_stage(changed, "own", "clip", 0, paths)["open"]["threshold"]
     assert other != own
     with pytest.raises(DuplexError, match="its word vectors have changed"):
-        evaluate.run(params, "own", "clip", 0, paths)
+        stages.evaluate_stage(params, "own", "clip", 0, paths)
     model = paths.run("own", "clip", 0).root
     wanted = Recognizer.load(model, device="cpu", word_vectors=words).candidates("open")
     assert wanted.feasible.sum() == json.loads(paths.run("own", "clip", 0).metrics.read_text())["open"]["feasible"]
@@ -305,18 +305,18 @@ def test_interrupted_training_does_not_continue_with_other_word_vectors(folder, 
     for other in others:
         interrupt(monkeypatch, 2)
         with pytest.raises(KeyboardInterrupt):
-            train.run(with_evaluation(params, word_vectors=first), "own", "compcos", 0, paths)
+            train.train_stage(with_evaluation(params, word_vectors=first), "own", "compcos", 0, paths)
         capsys.readouterr()
-        found = train.run(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
+        found = train.train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert "belongs to another run; starting from the beginning" in capsys.readouterr().err
-        again = train.run(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
+        again = train.train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert found == again
 
 
 def test_a_method_without_a_world_to_evaluate_is_refused(params, paths):
-    train.run(params, "own", "duplex", 4, paths)
+    train.train_stage(params, "own", "duplex", 4, paths)
     with pytest.raises(UsageError, match=r"evaluation.worlds is \['open'\] and duplex is for the closed world alone"):
-        evaluate.run(with_evaluation(params, worlds=("open",)), "own", "duplex", 4, paths)
+        stages.evaluate_stage(with_evaluation(params, worlds=("open",)), "own", "duplex", 4, paths)
     assert not paths.run("own", "duplex", 4).metrics.exists()
 
 
@@ -334,8 +334,8 @@ def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, 
     for source in ("words", "likelihood"):
         asked = with_evaluation(params, feasibility=source)
         for method in ("closed_form", "clip"):
-            train.run(asked, "own", method, 0, paths)
-            found[source, method] = evaluate.run(asked, "own", method, 0, paths)["open"]
+            train.train_stage(asked, "own", method, 0, paths)
+            found[source, method] = stages.evaluate_stage(asked, "own", method, 0, paths)["open"]
     first, second = found["words", "closed_form"], found["likelihood", "closed_form"]
     for name in ("threshold", "feasible", "auc", "unseen", "val_auc_at_threshold"):
         assert first["likelihood"][name] == second[name] and second["words"][name] == first[name]
@@ -348,8 +348,8 @@ def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, 
 def open_metrics(params, paths, **changes):
     """Train and evaluate `closed_form` with some settings of the evaluation; return the metrics of the open world."""
     asked = with_evaluation(params, **changes)
-    train.run(asked, "own", "closed_form", 0, paths)
-    return evaluate.run(asked, "own", "closed_form", 0, paths)["open"]
+    train.train_stage(asked, "own", "closed_form", 0, paths)
+    return stages.evaluate_stage(asked, "own", "closed_form", 0, paths)["open"]
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_contains_the_package_and_nothing_else(wheel: Path) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "duplex").rglob("*.py")}
     expected = modules | {f"duplex/{name}" for name in DATA} | {f"{INFO}/{name}" for name in METADATA}
-    expected |= {f"duplex/project/{name}" for name in listed_files() if PROJECT.fullmatch(name)}
+    expected |= {f"duplex/shipped/{name}" for name in listed_files() if PROJECT.fullmatch(name)}
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     assert set(names) == expected and len(names) == len(expected)

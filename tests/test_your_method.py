@@ -19,9 +19,9 @@ from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.testing import check_method, small_batch, small_context
 from duplex.training.checkpoint import read_record
-from tests.library.test_ten_lines import arrays, small
 from tests.projects import inside
 from tests.subprocesses import ROOT
+from tests.training.test_ten_lines import arrays, small
 
 PAGE = (ROOT / "docs" / "your_method.md").read_text()
 MEMORY = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "class Neighbours" in block)

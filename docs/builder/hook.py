@@ -18,7 +18,7 @@ from docs.builder.results import with_tables  # noqa: E402
 from docs.builder.tables import read_classes, table  # noqa: E402
 
 TOP = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "SECURITY.md": "security"}
-PARAMS = ("duplex/config/params.py", "duplex/options.py", "duplex/data/source_options.py")  # classes of params.yaml
+PARAMS = ("duplex/config/params.py", "duplex/options.py", "duplex/data/contents.py")  # classes of params.yaml
 LINK = re.compile(r"\[([^\]\n]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 
 

@@ -17,8 +17,7 @@ from duplex.system.version import __version__
 
 __all__ = ["app", "main"]
 
-MODULES = ["data", "own_data", "features", "methods", "score", "compare", "report", "fit", "predict", "export", "serve",
-           "suspects", "project", "sweep", "tune"]  # fmt: skip
+MODULES = ["data", "features", "runs", "report", "model"]
 
 
 class CommandGroup(TyperGroup):

@@ -1,23 +1,32 @@
-"""`duplex data`: list, count, check and download data sets."""
+"""`duplex data`: list, count, check and download data sets.
+
+`duplex data add`, `split` and `remove`: data sets of params.yaml, checked before they are written.
+
+`duplex data suspects` lists images whose labels are likely wrong (*suspects*); `relabel` applies corrections.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from duplex.cli import app
-from duplex.cli.formatting import issue_lines, print_json
-from duplex.cli.options import AsJson, load_params
-from duplex.errors import UsageError, require
+from duplex.cli.options import AsJson, DatasetName, Force, issue_lines, load_params, print_json, seed_option
+from duplex.data.contents import SplitOptions
+from duplex.errors import DuplexError, UsageError, require
+from duplex.options import DEFAULT_TRAINING
 
 if TYPE_CHECKING:
+    from duplex.config.params import DatasetParams, EncoderParams, Params
     from duplex.data.check import DataIssue
-    from duplex.data.dataset import LabelledImages
-    from duplex.data.source_options import SourceOptions
+    from duplex.data.contents import SourceOptions
+    from duplex.data.tables import LabelledImages
     from duplex.labels import LabelSpace
+
 
 Name = Annotated[str, typer.Argument(help="A data set of params.yaml, or any name with --root.")]
 Root = Annotated[Path | None, typer.Option(help="Folder or table of a data set that is not in params.yaml.")]
@@ -29,8 +38,8 @@ app.add_typer(group, name="data")
 @group.command("list")
 def list_(as_json: AsJson = False) -> None:
     """List the data sets of params.yaml, and whether their images are on disk."""
-    from duplex.data.dataset_source import is_on_disk
-    from duplex.data.mirrors import BENCHMARKS
+    from duplex.data.download import BENCHMARKS
+    from duplex.data.sources import is_on_disk
 
     rows = []
     for name, (source, _) in _known().items():
@@ -46,7 +55,7 @@ def list_(as_json: AsJson = False) -> None:
 @group.command()
 def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Print the number of pairs and images per split, and the shares of images with frequent and with rare pairs."""
-    from duplex.data.stats import count_dataset, statistics_text
+    from duplex.data.tables import count_dataset, statistics_text
 
     labels, dataset = _load(*_source(name, root))
     counts = count_dataset(labels, dataset.manifest if dataset else None)
@@ -60,8 +69,8 @@ def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     """Open every image of a data set and check its lists, labels and splits. Exits with 1 if there is a problem."""
     from duplex.data.check import check_dataset
-    from duplex.data.dataset_source import ensure_images
-    from duplex.data.stats import count_dataset, published_differences
+    from duplex.data.sources import ensure_images
+    from duplex.data.tables import count_dataset, published_differences
 
     source, features = _source(name, root)
     labels, dataset = _load(source, features)
@@ -90,8 +99,8 @@ def download(
     ] = None,
 ) -> None:
     """Download a benchmark and unpack it. The same command resumes an interrupted download."""
+    from duplex.data.download import BENCHMARKS
     from duplex.data.download import download as fetch
-    from duplex.data.mirrors import BENCHMARKS
 
     require(name, BENCHMARKS, "benchmark")
     known = _known() if Path("params.yaml").exists() else {}
@@ -106,7 +115,7 @@ def _known() -> dict[str, tuple[SourceOptions, Path | None]]:
 
 
 def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
-    from duplex.data.dataset_source import detect_source
+    from duplex.data.sources import detect_source
 
     if root is not None:
         return detect_source(root), None
@@ -124,9 +133,9 @@ def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, Lab
 
     None takes the place of the images for a benchmark of which only the pair lists are on disk.
     """
-    from duplex.data.czsl_layout import METADATA, has_pair_lists, read_pair_lists
-    from duplex.data.dataset_source import load_source
-    from duplex.features.feature_file import feature_keys
+    from duplex.data.czsl import METADATA, has_pair_lists, read_pair_lists
+    from duplex.data.sources import load_source
+    from duplex.features.imported import feature_keys
 
     if source.kind == "standard" and has_pair_lists(source.root) and not (source.root / METADATA).exists():
         return read_pair_lists(source.root).labels(), None
@@ -136,3 +145,427 @@ def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, Lab
 
 def _log(text: str) -> None:
     typer.echo(text, err=True)
+
+
+ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
+FINETUNED = "dual_finetuned"  # the method of params.yaml that --finetune is for
+NEED = "the encoder that made the features, or patch tokens"
+
+
+def _share(text: str, default: float) -> Any:
+    return typer.Option(help=f"Share of {text} [{default}].")
+
+
+@group.command()
+def add(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")],
+    path: Annotated[Path, typer.Argument(help="A folder of images, a CSV or Parquet table, or a benchmark's folder.")],
+    images: Annotated[
+        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
+    ] = None,
+    split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
+    val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
+    test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
+    val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
+    test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Frozen encoder [{ENCODER}]; tiny knows only the words of the data set shapes; none: for --features "
+            "of an unknown encoder."
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Weights of the encoder: a published tag, a file, or random:SEED for a trial.")
+    ] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of features computed elsewhere: .npy, row i for line i of the table, or .npz with image names."
+        ),
+    ] = None,
+    finetune: Annotated[
+        str | None,
+        typer.Option(help="auto: fine-tune last blocks of the encoder, as many as validation favours; default: none."),
+    ] = None,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Do not add the data set to run.datasets of params.yaml.")
+    ] = False,
+) -> None:
+    """Check a data set, print its statistics, and add it to params.yaml.
+
+    In a data set that params.yaml already has, only the given options change. Exits with 1 if the data set cannot be
+    trained on.
+    """
+    from duplex.cli.params_file import add_dataset, check_name
+    from duplex.config.params import load_params
+
+    check_name(name)
+    params = load_params()
+    known = params.datasets.get(name)
+    options = {"seed": split_seed, "val_unseen": val_unseen, "test_unseen": test_unseen}
+    options |= {"val_images": val_images, "test_images": test_images}
+    options = {key: value for key, value in options.items() if value is not None}
+    split = SplitOptions(**{**(dataclasses.asdict(known.source.split) if known else {}), **options})
+    features = features.resolve() if features else (known.features if known else None)
+    encoder_entry = _encoder_entry(encoder, weights, known, features)
+    source, dataset = _load_own(path, images, split, features)
+    if options and not dataset.made_split:
+        raise UsageError(f"{path} already has a split; leave out the options for making one")
+    depth = 0 if finetune is None else _room_for_blocks(finetune, params, encoder_entry, len(dataset.manifest))
+    _print_findings(name, dataset, [*_issues(dataset, source, encoder_entry, features, params.extraction.max_bad)])
+    entry: dict[str, Any] = {"source": _source_entry(source, dataset, split)}
+    if depth:
+        entry["encoder"] = {**encoder_entry, "block_inputs": depth}
+    elif known is None or encoder is not None or weights is not None:
+        entry["encoder"] = encoder_entry
+    if features is not None:
+        entry["features"] = str(features)
+    supported = _supported_methods(params, name, source, encoder_entry, features)
+    unsupported = [method for method in params.run.methods if method not in supported]
+    run = not (no_run or unsupported)
+    add_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
+    changes = f"; changed: {' and '.join(entry)}" if known else ""
+    later = "" if run else " after you add it to run.datasets"
+    typer.echo(f"params.yaml has {name}{changes}; `dvc repro` runs it{later}", err=True)
+    if depth:
+        _set_finetune(name)
+    if unsupported:
+        _report_unsupported(name, unsupported, supported)
+
+
+def _report_unsupported(name: str, unsupported: list[str], supported: list[str]) -> None:
+    """Print that a new data set was not added to `run.datasets` of params.yaml, since it lacks inputs of some methods.
+
+    The line ends with the command that trains a method which supports the data set.
+    """
+    message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need {NEED}"
+    other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
+    typer.echo(message + other, err=True)
+
+
+def _load_own(
+    path: Path, images: Path | None, split: SplitOptions, features: Path | None
+) -> tuple[SourceOptions, LabelledImages]:
+    """Detect the kind of data set at a path (folder, table, benchmark); return its options and its labelled images."""
+    from duplex.data.sources import detect_source, load_source
+    from duplex.features.imported import feature_keys, refuse_repeated_lines
+
+    source = detect_source(path.resolve(), split, images.resolve() if images else None)
+    if features is not None and source.table is not None:
+        refuse_repeated_lines(features, source.table)
+    return source, load_source(source, feature_keys(features, source))
+
+
+def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue]) -> None:
+    """Print the issues and the statistics of a data set; raise `DuplexError` if it cannot be trained on."""
+    from duplex.data.tables import count_dataset, published_differences, statistics_text
+    from duplex.labels import SPLITS
+
+    counts = count_dataset(dataset.labels, dataset.manifest)
+    print(issue_lines(name, issues, dataset.notes, published_differences(name, counts)))
+    print(statistics_text(name, counts))
+    if dataset.made_split:
+        images = ", ".join(f"{counts.splits[split].images:,} {split}" for split in SPLITS)
+        print(f"made a split: {images} images; a column `split` of a table would set it")
+    if fatal := next((issue for issue in issues if issue.fatal), None):
+        raise DuplexError(f"{name} is not added: {fatal}")
+
+
+@group.command()
+def split(
+    name: DatasetName,
+    splits: Annotated[
+        int,
+        typer.Option(min=1, max=100, help="Number of new random splits to make."),
+    ] = 5,
+    no_run: Annotated[
+        bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets of params.yaml.")
+    ] = False,
+) -> None:
+    """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with another random choice of unseen pairs.
+
+    The new data sets have the images, encoder, training options and number of unseen pairs of NAME; features are
+    copied if they exist. In a re-split that params.yaml already has, only a changed `source` of NAME is copied.
+    """
+    from duplex.cli.params_file import add_dataset, check_name
+    from duplex.data.sources import load_source
+    from duplex.data.tables import resplit, split_name
+    from duplex.features.imported import feature_keys
+
+    params = load_params()
+    base = params.dataset(name)
+    if base.source.resplit is not None:
+        raise UsageError(f"{name} is itself a re-split; name the data set that it was made from")
+    check_name(split_name(name, splits))
+    for number in range(1, splits + 1):
+        existing = params.datasets.get(split_name(name, number))
+        if existing is not None and existing.source.resplit != number:
+            raise UsageError(
+                f"{split_name(name, number)} exists and is not re-split {number} of {name}; rename or remove it"
+            )
+    data = load_source(base.source, feature_keys(base.features, base.source))
+    labels_by_split = [resplit(data, number).labels for number in range(1, splits + 1)]  # may fail: before any writing
+    record = base.model_dump(mode="json", exclude_defaults=True)
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(base.training)}
+    record["training"] = {key: value for key, value in base.training.to_dict().items() if value != defaults[key]}
+    for number, labels in enumerate(labels_by_split, 1):
+        source = {**record["source"], "resplit": number}
+        existing = params.datasets.get(split_name(name, number))
+        if existing is None:
+            entry = {**record, "source": source}
+        elif existing.source == dataclasses.replace(base.source, resplit=number):
+            entry = {}
+        else:
+            entry = {"source": source}
+            typer.echo(f"{split_name(name, number)}: source changed to that of {name}", err=True)
+        add_dataset(split_name(name, number), entry, run=not no_run)
+        val, test = ((~labels.seen[labels.pairs[part]]).sum() for part in ("val", "test"))
+        seen = f"{labels.pairs['train'].size} seen pairs"
+        typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)
+    entries = {**params.methods, **params.ablations}
+    if special := [method for method, entry in entries.items() if name in entry.per_dataset]:
+        typer.echo(
+            f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them", err=True
+        )
+
+
+@group.command()
+def remove(
+    name: DatasetName,
+    results: Annotated[
+        bool, typer.Option("--results", help="Also delete artifacts/NAME, the features, runs and results.")
+    ] = False,
+) -> None:
+    """Remove a data set from params.yaml, dvc.lock and the report. Images are never deleted."""
+    import shutil
+
+    from duplex.artifacts import ArtifactPaths
+    from duplex.cli.params_file import forget_stages, remove_dataset
+
+    remove_dataset(name)
+    stages = sum(forget_stages(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))
+    paths = ArtifactPaths()
+    shutil.rmtree(paths.inventory(name), ignore_errors=True)
+    paths.maps(name).unlink(missing_ok=True)
+    folder = paths.manifest(name).parent
+    if results:
+        shutil.rmtree(folder, ignore_errors=True)
+    remark = f"; kept: {folder} (--results deletes it)" if folder.exists() else ""
+    typer.echo(f"removed {name} from params.yaml and dvc.lock ({stages} stages){remark}", err=True)
+
+
+def _encoder_entry(
+    name: str | None, weights: str | None, known: DatasetParams | None, features: Path | None
+) -> dict[str, Any]:
+    """Return the `encoder` entry of a data set for params.yaml.
+
+    The command's options come first, then the existing entry, then the default, the Duplex paper's encoder. For a new
+    data set with --features and no --encoder, and for --encoder none, the encoder is named `imported`.
+    """
+    from duplex.encoders.base import is_random
+    from duplex.features.file import IMPORTED
+
+    if name == "none" or (name is None and known is None and features is not None):
+        if features is None or weights is not None:
+            raise UsageError("--encoder none needs --features and no --weights; name the encoder instead")
+        return {"name": IMPORTED}
+    if features is not None and is_random(weights):
+        raise UsageError("--weights random is for images; its text tower would not fit imported features; leave it out")
+    if name is None and known is not None:
+        encoder: EncoderParams = known.encoder
+        return {**encoder.model_dump(exclude_defaults=True), **({"weights": weights} if weights else {})}
+    name = name or ENCODER
+    weights = weights or (WEIGHTS if name.startswith("ViT-") else None)
+    return {"name": name, **({"weights": weights} if weights else {})}
+
+
+def _set_finetune(dataset: str) -> None:
+    """Write `finetune: auto` (validation chooses the blocks) for `dual_finetuned` on a data set to params.yaml."""
+    from duplex.cli.params_file import set_for_dataset
+
+    set_for_dataset(FINETUNED, dataset, {"finetune": "auto"})
+    typer.echo(f"params.yaml now has finetune: auto for {dataset} in methods.{FINETUNED}", err=True)
+
+
+def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], images: int) -> int:
+    """Return how many last blocks of the encoder can be fine-tuned, and print this number and what limits it.
+
+    Raises `UsageError` if the method to fine-tune is not in params.yaml or the encoder's weights are not on disk.
+    """
+    from duplex.artifacts import ArtifactPaths
+    from duplex.encoders.base import load_encoder, missing_weights
+    from duplex.features.file import IMPORTED
+    from duplex.training.recipes import finetunable_blocks
+
+    require(finetune, ("auto",), "--finetune")
+    name, weights = encoder["name"], encoder.get("weights")
+    if FINETUNED not in params.methods:
+        raise UsageError(f"--finetune auto is for the method {FINETUNED}, which params.yaml lacks; add it to methods")
+    if name == IMPORTED:
+        raise UsageError("--finetune auto is for images; the encoder of imported features is unknown")
+    if missing_weights(name, weights) is not None:
+        raise UsageError(f"--finetune auto loads {name}, whose weights are not on disk; download them first")
+    room = finetunable_blocks(load_encoder(name, weights, towers="image"), images, ArtifactPaths.root)
+    found = f"up to {room.depth} blocks" if room.depth else "none"
+    typer.echo(f"fine-tuning: {found}; {room.reason}", err=True)
+    return room.depth
+
+
+def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOptions) -> dict[str, Any]:
+    """Return the `source` entry of a data set for params.yaml: kind, folder, table and options of a random split."""
+    entry: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
+    if source.table:
+        entry["table"] = str(source.table)
+    if dataset.made_split:
+        entry["split"] = dataclasses.asdict(split)
+    return entry
+
+
+def _issues(
+    dataset: LabelledImages, source: SourceOptions, encoder: dict[str, Any], features: Path | None, max_bad: float
+) -> Iterator[DataIssue]:
+    """Yield all issues of a data set: of its encoder, its labels, and its file of features or its images."""
+    from duplex.data.check import check_dataset, check_labels_of
+    from duplex.features.file import IMPORTED
+    from duplex.features.imported import check_features
+
+    if encoder["name"] != IMPORTED:
+        yield from _encoder_issues(encoder, dataset.labels)
+    if features is None:
+        yield from check_dataset(dataset, source.root)
+    else:
+        yield from (issue for issue in check_labels_of(dataset) if issue.count)
+        is_table, weights = source.kind == "table", encoder.get("weights")
+        yield from check_features(features, dataset, is_table, encoder["name"], weights, max_bad)
+
+
+def _supported_methods(
+    params: Params, name: str, source: SourceOptions, encoder: dict[str, Any], features: Path | None
+) -> list[str]:
+    """Return the methods of params.yaml that can be trained on a data set, which need not be in params.yaml yet."""
+    from duplex.config.params import DatasetParams, EncoderParams
+    from duplex.training.inputs import supported_methods
+
+    if features is None:
+        return list(params.methods)
+    training: Any = DEFAULT_TRAINING  # checked and converted
+    entry = DatasetParams(source=source, encoder=EncoderParams(**encoder), features=features, training=training)
+    return supported_methods(params.model_copy(update={"datasets": {**params.datasets, name: entry}}), name)
+
+
+def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
+    """Yield the issues of an encoder for a data set's labels, and of its weights.
+
+    Issues are words that its vocabulary lacks, prompts that are too long, and weights that are random or not on disk.
+    """
+    from duplex.data.check import DataIssue
+    from duplex.encoders.base import is_random, is_reachable, missing_weights, unknown_words
+    from duplex.labels import prompt_name
+    from duplex.training.inputs import long_prompts
+
+    name, weights = encoder["name"], encoder.get("weights")
+    if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
+        message = f"words are unknown to {name}; choose another --encoder (`duplex encoders` lists those on disk)"
+        yield DataIssue(message, len(unknown), tuple(unknown), True, fatal=True)
+    try:
+        missing = missing_weights(name, weights)
+    except UsageError as error:
+        raise UsageError(f"--encoder {name}: {error}") from error
+    if is_random(weights):
+        yield DataIssue("encoder has random weights, whose results mean nothing", 1, (f"{name} + {weights}",), False)
+    if missing is None and not unknown and (long := long_prompts(name, weights, labels)):
+        message = f"pairs have a longer prompt than {name} reads; shorten the names of their states or objects"
+        yield DataIssue(message, len(long), tuple(long), True, fatal=True)
+    if missing is not None:
+        size = f", about {missing.size / 1e9:.1f} GB" if missing.size else ""
+        address = f"{name} + {weights}{size}, from {missing.address}"
+        if is_reachable(missing.address):
+            yield DataIssue("weights will be downloaded", 1, (address,), False)
+        else:
+            hint = "; download them elsewhere, or name a folder with weights as --encoder local-dir:FOLDER"
+            yield DataIssue("weights are neither on disk nor reachable", 1, (address + hint,), True)
+
+
+WAYS = ("run", "knn")
+PRINTED = 20  # lines on stdout
+
+
+@group.command()
+def suspects(
+    name: Annotated[str, typer.Argument(help="A data set of params.yaml whose features are cached.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            help="Judge labels by class means of a run's features (run), or by labels of the nearest images (knn).",
+        ),
+    ] = "run",
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the run whose features --by run uses; default: the best run of NAME."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to; default: suspects/NAME.")] = None,
+    images: Annotated[int, typer.Option(min=1, help="Number of images in suspects.html.")] = 200,
+    force: Force = False,
+) -> None:
+    """Rank a data set's images by how likely their labels are wrong.
+
+    Writes suspects.csv, for editing, and suspects.html with the most suspicious images.
+    """
+    from duplex.project.suspects import rank_suspects as rank
+    from duplex.project.suspects import write_suspects_page
+    from duplex.system.files import refuse_existing, replace_file
+
+    require(by, WAYS, "value of --by")
+    params = load_params()
+    folder = out or Path("suspects") / name
+    csv, page = folder / "suspects.csv", folder / "suspects.html"
+    for path in (csv, page):
+        refuse_existing(path, force=force)
+    table = rank(params, name, by, run)  # type: ignore[arg-type]
+    rows, root = table.head(images).to_dict("records"), params.dataset(name).source.root
+    with replace_file(csv) as scratch:  # renamed once the page is written too
+        table.to_csv(scratch, index=False, lineterminator="\n")
+        write_suspects_page(page, f"Suspicious labels of {name}", rows, root)  # type: ignore[arg-type]
+    for row in rows[:PRINTED]:
+        label = f"{row['state']} {row['object']}"
+        better = f"{row['better_state']} {row['better_object']}"
+        typer.echo(f"{row['rank']:>5}  {label:<28} rather {better:<28} {row['image']}")
+    typer.echo(
+        f"wrote {csv} and suspects.html with {len(table)} images; correct the columns state and object, "
+        f"delete the other lines, then run `duplex data relabel {name} {csv}`",
+        err=True,
+    )
+
+
+@group.command()
+def relabel(
+    name: DatasetName,
+    edited: Annotated[
+        Path, typer.Argument(help="CSV file with the labels that you corrected, in the columns image,state,object.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
+    force: Force = False,
+) -> None:
+    """Write a new table of a data set's images, with labels corrected by a CSV file. The original stays unchanged."""
+    from duplex.data.check import SHOWN
+    from duplex.data.tables import write_manifest
+    from duplex.project.suspects import relabelled_manifest
+    from duplex.system.files import refuse_existing
+
+    params = load_params()
+    target = out or Path(f"{name}-relabelled.csv")
+    if target.suffix.lower() != ".csv":
+        raise UsageError(f"{target} is not named .csv; choose another --out")
+    refuse_existing(target, force=force)
+    result = relabelled_manifest(params, name, edited)
+    write_manifest(result.manifest, target)
+    root = params.dataset(name).source.root
+    hint = f"`duplex data add {name}-relabelled {target} --images {root}` adds it"
+    typer.echo(f"wrote {target} with {result.changed} corrected labels; {hint}", err=True)
+    if result.outdated:
+        why = f"their labels in {name} have changed since the list was made"
+        named = ", ".join(result.outdated[:SHOWN]) + (", ..." if len(result.outdated) > SHOWN else "")
+        typer.echo(f"{len(result.outdated):,} images keep their labels, since {why}: {named}", err=True)
+    if result.new:
+        typer.echo(f"new states or objects, perhaps misspelt: {', '.join(result.new)}", err=True)

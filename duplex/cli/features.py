@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli import app
-from duplex.cli.formatting import print_json
-from duplex.cli.options import ENGINES, AsJson, Dataset, Engine, load_params, seed_option
+from duplex.cli.options import ENGINES, AsJson, Dataset, Engine, load_params, print_json, seed_option
 from duplex.errors import UsageError, require
-from duplex.system.precision import PRECISIONS
+from duplex.system.threads import PRECISIONS
 
 if TYPE_CHECKING:
     from duplex.config.params import Params
@@ -70,7 +69,7 @@ def extract(
 
     An interrupted extraction is resumed by the same command.
     """
-    from duplex.stages import extract as stage
+    from duplex.project import stages as stage
 
     _check_shards(engine, shard, shards)
     if limit is not None and out is None:
@@ -86,7 +85,7 @@ def extract(
     _check_precision(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh}
     if engine == "ray":
-        from duplex.runs.ray_engine import extract_dataset_on_ray
+        from duplex.project.ray import extract_dataset_on_ray
 
         reports = extract_dataset_on_ray(params, dataset, shards, out, **options)
     else:
@@ -106,7 +105,7 @@ def extract(
 @cache.command()
 def info(path: CachePath, as_json: AsJson = False) -> None:
     """Print a feature cache's settings, number of images, unreadable images, and NaN, zero or duplicate features."""
-    from duplex.features.inspection import inspect
+    from duplex.features.inspect import inspect
 
     _print_record(inspect(path), as_json)
 
@@ -127,7 +126,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Encode a random sample of a feature cache's images again and compare the results with the cache."""
-    from duplex.stages.extract import verify_cache
+    from duplex.project.stages import verify_cache
 
     _print_record(verify_cache(load_params(), path, dataset, sample=sample, seed=seed), as_json)
 
@@ -152,13 +151,10 @@ def import_(
 ) -> None:
     """Write a feature cache from features that were computed elsewhere."""
     from duplex.artifacts import ArtifactPaths
-    from duplex.data.manifest import read_manifest
-    from duplex.features.feature_file import FeatureFile
-    from duplex.features.feature_issues import refuse_other_width
-    from duplex.features.identity import IMPORTED
-    from duplex.features.importing import import_features
-    from duplex.features.store import open_features
-    from duplex.stages.extract import write_extraction_summary
+    from duplex.data.tables import read_manifest
+    from duplex.features.file import IMPORTED, open_features
+    from duplex.features.imported import FeatureFile, import_features, refuse_other_width
+    from duplex.project.stages import write_extraction_summary
     from duplex.system.files import sha256
 
     if (manifest is None) == (dataset is None):
@@ -184,7 +180,7 @@ def import_(
 def join(out: Annotated[Path, typer.Argument(help="Cache file to write, in the folder of its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
     from duplex.features.shards import join_shards
-    from duplex.stages.extract import write_extraction_summary
+    from duplex.project.stages import write_extraction_summary
 
     rows = join_shards(out)
     write_extraction_summary(out)
@@ -194,7 +190,7 @@ def join(out: Annotated[Path, typer.Argument(help="Cache file to write, in the f
 @encoders.command("list")
 def list_encoders(as_json: AsJson = False) -> None:
     """List every encoder: feature width, number of published weights, weights on disk."""
-    from duplex.encoders.families import all_families
+    from duplex.encoders.base import all_families
 
     families = all_families()
     entries = [entry for family in families for entry in family.catalog()]
@@ -221,7 +217,7 @@ def convert_encoder(
 
     TorchScript archives contain code: convert only those you trust.
     """
-    from duplex.encoders.open_clip_source import convert_weights as write
+    from duplex.encoders.open_clip import convert_weights as write
 
     write(archive, folder, encoder, tag)
     typer.echo(f"wrote {folder}; use it as encoder local-dir:{folder}", err=True)
@@ -268,7 +264,7 @@ def _override(
 
 def _check_precision(params: Params, dataset: str) -> None:
     """Raise an error for fp16 on a CPU, where it is ten times slower than fp32, and for tf32, which CPUs lack."""
-    from duplex.encoders import resolve_device
+    from duplex.encoders.base import resolve_device
 
     precision = params.dataset(dataset).encoder.precision
     errors = {"fp16": "fp16 on a CPU is far slower than fp32", "tf32": "tf32 needs a GPU"}

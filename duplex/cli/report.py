@@ -1,19 +1,23 @@
-"""`duplex report`, `retrieve`, `swap`: write the report, and search test images with a trained run."""
+"""`duplex report`, `retrieve`, `swap`: write the report, and search test images with a trained run.
+
+`duplex init` and `duplex doctor`: start a project, and check the machine and the project.
+"""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duplex.cli import app
-from duplex.cli.formatting import print_json
-from duplex.cli.options import AsJson, Dataset, load_params, seed_option
-from duplex.metric_table import aligned
+from duplex.cli.options import AsJson, Dataset, load_params, print_json, seed_option
+from duplex.evaluation.metric_table import aligned
 
 if TYPE_CHECKING:
     from duplex.report.images import Hit
+
 
 Method = Annotated[
     str | None,
@@ -41,13 +45,13 @@ def report(
     from duplex.config.params import load_params
 
     if dataset is None:
-        from duplex.stages import report as stage
+        from duplex.project import report as stage
 
-        page = stage.run(load_params(), write_metrics=False)
+        page = stage.report_stage(load_params(), write_metrics=False)
     else:
-        from duplex.stages import own_page
+        from duplex.project import report as own_page
 
-        page = own_page.run(load_params(), dataset)
+        page = own_page.own_page_stage(load_params(), dataset)
     typer.echo(page)
     if show:
         import webbrowser
@@ -66,10 +70,10 @@ def retrieve(
     as_json: AsJson = False,
 ) -> None:
     """Print two lists: the test images nearest to a pair's semantic prototype (from text) and to its visual one."""
-    from duplex.stages import queries
+    from duplex.project import runs
 
-    run = queries.load_queried_run(load_params(), dataset, method, seed)
-    hits_by_prototype = queries.retrieve(run, pair, top)
+    run = runs.load_queried_run(load_params(), dataset, method, seed)
+    hits_by_prototype = runs.retrieve(run, pair, top)
     if as_json:
         print_json({kind: _records(hits) for kind, hits in hits_by_prototype.items()})
         return
@@ -91,11 +95,11 @@ def swap(
     as_json: AsJson = False,
 ) -> None:
     """Print the test images nearest to a vector computed from the state of one image and the object of another."""
-    from duplex.stages import queries
+    from duplex.project import runs
 
     params = load_params()
-    run = queries.load_queried_run(params, dataset, method, seed)
-    hits = queries.swap(params, dataset, run, (state_from, object_from), top)
+    run = runs.load_queried_run(params, dataset, method, seed)
+    hits = runs.swap(params, dataset, run, (state_from, object_from), top)
     if as_json:
         print_json([{key: value for key, value in row.items() if key != "right"} for row in _records(hits)])
         return
@@ -107,3 +111,37 @@ def _records(hits: list[Hit]) -> list[dict[str, object]]:
     return [
         {"image": hit.image, "label": hit.label, "cosine": round(hit.cosine, 6), "right": hit.right} for hit in hits
     ]
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder of the new project; it must be empty or absent.")],
+) -> None:
+    """Start a project: write params.yaml, dvc.yaml, stage scripts, .gitignore and README; set up git and DVC."""
+    from duplex.project.doctor import init as init_project
+
+    for line in init_project(folder):
+        typer.echo(line, err=True)
+    typer.echo(f"next: cd {shlex.quote(str(folder))} && dvc repro && duplex metrics", err=True)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Check versions, device, number formats, disk, weights, data and caches; print a remedy for each problem.
+
+    Changes and downloads nothing. Exits with 1 if there is a problem.
+    """
+    from dataclasses import asdict
+
+    from duplex.project.doctor import examine
+
+    findings = examine()
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            typer.echo(f"{'!' if finding.remedy else ' '} {finding.topic:<12}{finding.message}")
+            if finding.remedy:
+                typer.echo(f"{'':14}-> {finding.remedy}")
+    if any(finding.remedy for finding in findings):
+        raise typer.Exit(1)

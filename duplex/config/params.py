@@ -1,4 +1,15 @@
-"""Read params.yaml as frozen, typed objects. Unknown keys and wrong types raise a one-line error with the key."""
+"""Read params.yaml as frozen, typed objects. Unknown keys and wrong types raise a one-line error with the key.
+
+Entries of `methods:` and `ablations:` in params.yaml: a method's class (`kind`), worlds and (training) options.
+
+    duplex_open:
+      {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
+
+`extends` takes kind, options, `training`, `finetune` and `per_dataset` from another entry. All keys other than
+`RESERVED_KEYS` are options of the kind. `world`: closed or open; `shown_as`: the method's name in result tables.
+
+Read YAML as plain data of bounded size; excessive anchors, nesting and numbers raise an error.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +17,19 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
-from duplex.config.method_entries import MethodEntry, check_table, read_entries
-from duplex.config.plain_yaml import read_yaml
-from duplex.data.source_options import SourceOptions
+from duplex.data.contents import SourceOptions
 from duplex.errors import DuplexError, UsageError, require
-from duplex.labels import World
+from duplex.labels import WORLDS, World
 from duplex.methods import registry
 from duplex.options import (
     AutoFinetune,
@@ -32,7 +43,223 @@ from duplex.options import (
     TrainingOptions,
     finetune_options,
 )
-from duplex.system.precision import Precision
+from duplex.system.threads import Precision
+
+DEFAULT_KIND = "duplex"
+SHARED_KEYS = {"kind", "extends", "world", "shown_as", "per_dataset"}  # cannot be in a table of `per_dataset`
+RESERVED_KEYS = ("kind", "extends", "world", "shown_as", "training", "finetune", "per_dataset")
+TABLES = ("training", "finetune")  # keys whose values are tables of options
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """One entry of `methods:` or `ablations:` in params.yaml, merged with the entry that it extends."""
+
+    kind: str
+    options: Table = field(default_factory=dict)
+    world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
+    shown_as: str | None = None  # method whose name this one, its model of another world, has in tables
+    training: Table = field(default_factory=dict)  # overrides training options of the data set
+    finetune: Table = field(default_factory=dict)  # options of fine-tuned blocks; empty: no block is fine-tuned
+    per_dataset: Mapping[str, Table] = field(default_factory=dict)  # data set -> options, `training` and `finetune`
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Methods whose runs' probabilities this method multiplies (its option `of`); empty if it is trained itself."""
+        return tuple(self.options.get("of", ()))
+
+    @property
+    def worlds(self) -> tuple[World, ...]:
+        """The worlds (closed, open) in which the method is scored."""
+        return WORLDS if self.world == "both" else (self.world,)
+
+    @property
+    def trained_for(self) -> World:
+        """The world (closed or open) whose candidates are used in training."""
+        return "open" if self.world == "open" else "closed"
+
+    def options_for(self, dataset: str | None) -> dict[str, Any]:
+        """Return the options that the method's class takes on a data set, before they are checked.
+
+        dataset: its entry in `per_dataset` changes the options; None: the options without such changes.
+        """
+        changes = self.per_dataset.get(dataset, {}) if dataset else {}
+        return {**self.options, **{key: value for key, value in changes.items() if key not in TABLES}}
+
+    def training_for(self, dataset: str) -> dict[str, Any]:
+        """Return the training options that the method sets for a data set; they override those of the data set."""
+        return {**self.training, **self.per_dataset.get(dataset, {}).get("training", {})}
+
+    def finetune_for(self, dataset: str | None) -> dict[str, Any]:
+        """Return the options of fine-tuning the image tower on a data set, unchecked; empty without fine-tuning."""
+        changes = self.per_dataset.get(dataset, {}).get("finetune", {}) if dataset else {}
+        is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
+        replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
+        return {**({} if replaces else self.finetune), **changes}
+
+
+def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, MethodEntry]]:
+    """Parse `methods:` and `ablations:` of params.yaml; return `{"methods": {name: entry}, "ablations": …}`."""
+
+    def entry(place: str, record: Table, path: tuple[str, ...]) -> MethodEntry:
+        return _parse(place, _with_base(place, record, methods, path), datasets)
+
+    return {
+        "methods": {name: entry(f"methods.{name}", record, (name,)) for name, record in methods.items()},
+        "ablations": {
+            name: entry(f"ablations.{name}", {"extends": None, **check_table(f"ablations.{name}", record)}, ())
+            for name, record in ablations.items()
+        },
+    }
+
+
+def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
+    """Return an entry's table, completed from the entry that its key `extends` names.
+
+    place: where params.yaml has the entry, such as `methods.duplex`, for messages.
+    path: names of the entries that led to this one by `extends`, to find circles.
+    """
+    if "extends" not in check_table(place, record):
+        return record
+    base = record["extends"]
+    if not isinstance(base, str) or base not in methods:
+        raise UsageError(f"{place}.extends is {base!r}; known methods: {', '.join(methods)}")
+    if base in path:
+        raise UsageError(f"{place}.extends: {' -> '.join((*path, base))} is a circle; remove one `extends`")
+    return _merge(_with_base(f"methods.{base}", methods[base], methods, (*path, base)), record)
+
+
+def _merge(base: Table, record: Table) -> Table:
+    """Return the entry `base` without `extends`, `world`, `shown_as`, updated by the entry `record` that extends it."""
+    taken = {key: value for key, value in base.items() if key not in ("extends", "world", "shown_as")}
+    merged = {**taken, **{key: value for key, value in record.items() if key != "extends"}}
+    for key in (*TABLES, "per_dataset"):
+        if isinstance(base.get(key), Mapping) and isinstance(record.get(key), Mapping):
+            merged[key] = {**base[key], **record[key]}
+    return merged
+
+
+def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
+    """Return the `MethodEntry` of the table `record` at `place` in params.yaml; raise UsageError for a wrong value."""
+    kind = record.get("kind", DEFAULT_KIND)
+    if not isinstance(kind, str) or not kind:
+        raise UsageError(f"{place}.kind is {kind!r}; expected a name that `duplex methods` lists, or module:Class")
+    world = record.get("world", "both")
+    if world not in (*WORLDS, "both"):
+        raise UsageError(f"{place}.world is {world!r}; known: closed, open, both")
+    shown_as = record.get("shown_as")
+    if shown_as is not None and not isinstance(shown_as, str):
+        raise UsageError(f"{place}.shown_as is {shown_as!r}; expected the name of a method")
+    per_dataset = {
+        name: _with_finetune_table(changes)
+        for name, changes in check_table(f"{place}.per_dataset", record.get("per_dataset", {})).items()
+    }
+    for name, changes in per_dataset.items():
+        where = f"{place}.per_dataset.{name}"
+        if name not in datasets:
+            raise UsageError(f"{where}: unknown data set; known: {', '.join(datasets)}")
+        for key in TABLES:
+            check_table(f"{where}.{key}", check_table(where, changes).get(key, {}))
+        for key in SHARED_KEYS & changes.keys():
+            raise UsageError(f"{where}.{key}: `{key}` cannot differ by data set; set it in {place}, or add a method")
+    options = {key: value for key, value in record.items() if key not in RESERVED_KEYS}
+    _check_members(place, options, per_dataset)
+    training = check_table(f"{place}.training", record.get("training", {}))
+    finetune = check_table(f"{place}.finetune", _with_finetune_table(record).get("finetune", {}))
+    return MethodEntry(kind, options, world, shown_as, training, finetune, per_dataset)
+
+
+def _with_finetune_table(record: Any) -> Any:
+    """Return a method entry with `finetune: auto` (depth from validation) written as `finetune: {blocks: auto}`."""
+    is_auto = isinstance(record, Mapping) and record.get("finetune") == "auto"
+    return {**record, "finetune": {"blocks": "auto"}} if is_auto else record
+
+
+def _check_members(place: str, options: Table, per_dataset: Table) -> None:
+    """Raise UsageError if the option `of` (methods whose runs form a product) is wrong or varies by data set."""
+    if "of" not in options:
+        return
+    of = options["of"]
+    if not isinstance(of, list | tuple) or not all(isinstance(name, str) for name in of):
+        raise UsageError(f"{place}.of is {of!r}; expected a list of names of methods")
+    if "members" in options:
+        raise UsageError(f"{place}.members: training fills it in; remove it")
+    for dataset, changes in per_dataset.items():
+        if "of" in changes:
+            raise UsageError(f"{place}.per_dataset.{dataset}.of: all data sets combine the same methods; remove it")
+
+
+def check_table(place: str, value: Any) -> Table:
+    """Return `value`, found at `place` in params.yaml; raise UsageError unless it is a table with text keys."""
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{place} is {value!r}; expected a table of keys and values")
+    numbers = [key for key in value if not isinstance(key, str)]
+    if numbers:
+        raise UsageError(f"{place} has the key {numbers[0]!r}, which is not text; correct it, or write it in quotes")
+    return value
+
+
+MAX_BYTES = 1 << 20  # of a file
+MAX_CHARACTERS = 4096  # of a text
+MAX_VALUES = 100_000  # of a file; an alias counts as all values that it stands for
+MAX_BITS = 128  # of a whole number
+
+
+class _Refused(Exception):
+    """Error: a value in a YAML file is too long or too large, contains itself, or has a key that is not a word."""
+
+
+def read_yaml(path: Path) -> Any:
+    """Return the content of a YAML 1.2 file with one document. Raises UsageError for a file that cannot be read."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise UsageError(f"{path} has {size:,} bytes; expected at most {MAX_BYTES:,}")
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        _count(content, {}, set())
+    except FileNotFoundError as error:
+        raise UsageError(f"{path} does not exist here; run from the project's folder") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise UsageError(
+            f"{path} is nested too deeply to be read; write tables and lists inside each other with fewer levels"
+        ) from error
+    except (YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except _Refused as error:
+        raise UsageError(f"{path}: {error}") from error
+    return content
+
+
+def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
+    """Return the number of values in `value`, itself included; raise an error for values beyond the limits.
+
+    counts: number of values by id, for the tables and lists counted before.
+    outer: ids of the tables and lists that contain `value`.
+    """
+    if isinstance(value, str) and (len(value) > MAX_CHARACTERS or value.encode(errors="ignore").decode() != value):
+        raise _Refused(
+            f"text {value[:20]!r}... is too long or not Unicode; expected at most {MAX_CHARACTERS} characters"
+        )
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise _Refused(f"a whole number has {value.bit_length()} bits; expected at most {MAX_BITS}")
+    if not isinstance(value, Mapping | list | tuple | set):
+        return 1
+    if id(value) in outer:
+        raise _Refused("an anchor contains itself")
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str | int | float | bool | None):
+                raise _Refused(f"the key {str(key)[:40]} is not a word; write it in quotes")
+    if id(value) not in counts:
+        inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else [*value]
+        counts[id(value)] = 1 + sum(_count(part, counts, outer | {id(value)}) for part in inner)
+    if counts[id(value)] > MAX_VALUES:
+        raise _Refused(f"it has more than {MAX_VALUES:,} values, counted with aliases expanded")
+    return counts[id(value)]
+
 
 PACKAGE = Path(__file__).parents[1]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$"
@@ -298,7 +525,7 @@ def load_params(path: Path = Path("params.yaml")) -> Params:
 
 def shipped_project() -> Path:
     """Return the folder of the files dvc.yaml and params.yaml that ship with the package."""
-    for folder in (PACKAGE / "project", PACKAGE.parent):  # in a wheel (setup.py), in a clone
+    for folder in (PACKAGE / "shipped", PACKAGE.parent):  # in a wheel (setup.py), in a clone
         if (folder / "dvc.yaml").is_file():
             return folder
     raise DuplexError("this installation of duplex has no dvc.yaml; install duplex from a wheel")

@@ -13,11 +13,10 @@ from pathlib import Path
 import pandas as pd
 
 from duplex.data.contents import content_keys
-from duplex.data.dataset import LabelledImages
-from duplex.data.image_files import verify_image
-from duplex.data.image_tree import ImageTree, describe_skipped
+from duplex.data.images import ImageTree, describe_skipped, verify_image
+from duplex.data.tables import LabelledImages
 from duplex.labels import SPLITS, LabelSpace, prompt_name
-from duplex.system.progress import track
+from duplex.system.processes import track
 
 ALIKE = "read like another in a prompt"
 SHOWN = 5  # examples of an issue in its text

@@ -2,25 +2,544 @@
 
 Every image is a pure function of the seed and its file name, so images can be drawn alone and in any order. The
 benchmark lets the whole pipeline run anywhere in minutes; its results say nothing about photographs.
+
+Drawing of small images: outlines (objects), looks (states) and styles (background, light and noise).
+
+The data set `shapes` (duplex/data/shapes.py) and the training images of the packaged tiny CLIP are drawn by these
+modules, which import nothing else of duplex.
+
+Looks of drawn objects: how each state ("striped", "melted") changes their geometry, colour and the whole image.
+
+Several effects depend on the object (`Outline.round`, `Outline.shine`, its rotation and tint), so that stripes on a
+ring differ from stripes on a house.
+
+Outlines of objects: closed contours in a frame where an object fills about the unit disc and y points down.
+
+Contours are sampled densely, so that bent ones (melted, wavy) have no visible corners.
+
+Draw one image: a background, an object with the appearance of a state, light, blur and noise.
+
+All randomness comes from the argument `rng`; with `random_stream` an image is a pure function of a seed and a name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter
 
-from duplex import synthetic
-from duplex.data.image_files import verify_image
-from duplex.data.manifest import COLUMNS
+from duplex.data.images import verify_image
+from duplex.data.tables import COLUMNS
 from duplex.errors import DuplexError
-from duplex.synthetic import HARSH, LOOKS, draw_image, random_stream
 from duplex.system.files import replace_file, write_text
-from duplex.system.progress import track
+from duplex.system.processes import track
+
+Points = NDArray[np.float64]  # [P, 2]
+SPACING = 0.08  # distance between neighbouring points of a contour
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The shape of one drawn object: its contour, holes, and how patterns and highlights are placed on it."""
+
+    contour: Points
+    holes: tuple[Points, ...] = ()  # contours cut out of it
+    round: bool = False  # whether patterns run around its centre instead of across it
+    shine: tuple[float, float] = (-0.35, -0.35)  # position of the highlight on a glossy object
+
+
+def _closed(corners: object) -> Points:
+    """The closed polygon through `corners` as evenly spaced points [P, 2]."""
+    points = np.asarray(corners, dtype=np.float64)
+    pieces = []
+    for start, end in zip(points, np.roll(points, -1, axis=0), strict=True):
+        steps = max(1, round(float(np.hypot(*(end - start))) / SPACING))
+        pieces.append(start + (end - start) * (np.arange(steps) / steps)[:, None])
+    return np.concatenate(pieces)
+
+
+def _polar(radius: object, count: int = 80) -> Points:
+    """The contour [count, 2] at the distance `radius`, one number or one per angle, from the centre."""
+    angle = np.arange(count) * (2 * np.pi / count)
+    points: Points = (
+        np.stack([np.cos(angle), np.sin(angle)], axis=1) * np.broadcast_to(np.asarray(radius), count)[:, None]
+    )
+    return points
+
+
+def _regular(corners: int, inner: float | None = None, turn: float = -0.5 * np.pi) -> Points:
+    """The contour of a regular polygon, or of a star if `inner` is given: the radius between its tips."""
+    count = corners if inner is None else 2 * corners
+    radius = np.where(np.arange(count) % 2 == 0, 1.0, 1.0 if inner is None else inner)
+    angle = turn + np.arange(count) * (2 * np.pi / count)
+    return _closed(np.stack([np.cos(angle), np.sin(angle)], axis=1) * radius[:, None])
+
+
+def _heart() -> Points:
+    angle = np.arange(80) * (2 * np.pi / 80)
+    x = 16 * np.sin(angle) ** 3
+    y = 13 * np.cos(angle) - 5 * np.cos(2 * angle) - 2 * np.cos(3 * angle) - np.cos(4 * angle)
+    return np.stack([x, -y - 2.0], axis=1) / 16.5
+
+
+def _moon() -> Points:
+    outer = np.linspace(0.22 * np.pi, 1.78 * np.pi, 60)
+    tip = np.cos(outer[0]), np.sin(outer[0])
+    centre = 0.62
+    radius = np.hypot(tip[0] - centre, tip[1])
+    bend = np.arctan2(tip[1], tip[0] - centre)
+    inner = np.linspace(2 * np.pi - bend, bend, 44)[1:-1]
+    arcs = [(np.cos(outer), np.sin(outer)), (centre + radius * np.cos(inner), radius * np.sin(inner))]
+    points: Points = np.concatenate([np.stack(arc, axis=1) for arc in arcs]) + np.array([0.25, 0.0])
+    return points
+
+
+def _drop() -> Points:
+    angle = np.arange(80) * (2 * np.pi / 80)
+    return np.stack([0.78 * np.sin(angle) * np.sin(angle / 2) ** 1.3, -np.cos(angle)], axis=1)
+
+
+def _lobes(centres: object) -> Points:
+    """The outer contour of overlapping discs, as of a cloud: the farthest edge on each ray from the origin."""
+    angle = np.arange(96) * (2 * np.pi / 96)
+    ray = np.stack([np.cos(angle), np.sin(angle)], axis=1)  # [A, 2]
+    discs = np.asarray(centres, dtype=np.float64)
+    along = ray @ discs[:, :2].T  # [A, D]
+    miss = (discs[:, :2] ** 2).sum(axis=1) - along**2
+    reach = along + np.sqrt(np.maximum(discs[:, 2] ** 2 - miss, 0.0))
+    hit = discs[:, 2] ** 2 >= miss
+    points: Points = ray * np.where(hit, reach, 0.0).max(axis=1)[:, None]
+    return points
+
+
+def _leaf() -> Points:
+    t = np.linspace(0, np.pi, 40, endpoint=False)
+    x = np.concatenate([np.cos(t), -np.cos(t)])
+    y = np.concatenate([0.5 * np.sin(t) ** 1.5, -0.5 * np.sin(t) ** 1.5])
+    return np.stack([x, y], axis=1)
+
+
+def _mushroom() -> Points:
+    t = np.linspace(np.pi, 2 * np.pi, 30)
+    cap = np.stack([np.cos(t), 0.05 + 0.95 * np.sin(t)], axis=1)
+    return _closed(np.concatenate([cap, [[0.32, 0.12], [0.4, 0.95], [-0.4, 0.95], [-0.32, 0.12]]]))
+
+
+def _fish() -> Points:
+    t = np.linspace(0.13 * np.pi, 1.87 * np.pi, 46)
+    body = np.stack([-0.75 * np.cos(t) - 0.2, 0.55 * np.sin(t)], axis=1) * [-1.0, 1.0]
+    return _closed(np.concatenate([body - [0.4, 0.0], [[0.95, -0.5], [0.8, 0.0], [0.95, 0.5]]]))
+
+
+CLOUD = [(-0.5, 0.2, 0.45), (0.5, 0.2, 0.45), (-0.18, -0.25, 0.5), (0.32, -0.15, 0.42), (0.0, 0.25, 0.45)]
+PETALS = [(0.55 * np.cos(a), 0.55 * np.sin(a), 0.42) for a in np.arange(5) * 0.4 * np.pi - 0.5 * np.pi]
+HOUSE = [(0, -1), (0.9, -0.15), (0.68, -0.15), (0.68, 0.85), (-0.68, 0.85), (-0.68, -0.15), (-0.9, -0.15)]
+ARROW = [(1, 0), (0.25, -0.75), (0.25, -0.3), (-0.95, -0.3), (-0.95, 0.3), (0.25, 0.3), (0.25, 0.75)]
+BOLT = [(0.25, -1), (-0.6, 0.15), (-0.08, 0.15), (-0.3, 1), (0.6, -0.25), (0.08, -0.25)]
+CROWN = [(-0.9, -0.55), (-0.42, 0.0), (0, -0.8), (0.42, 0.0), (0.9, -0.55), (0.7, 0.7), (-0.7, 0.7)]
+DOOR = [(-0.2, 0.3), (0.2, 0.3), (0.2, 0.851), (-0.2, 0.851)]
+TREE = [(0, -1), (0.5, -0.3), (0.25, -0.3), (0.75, 0.5), (0.17, 0.5), (0.17, 0.95), (-0.17, 0.95), (-0.17, 0.5)]
+TREE += [(-0.75, 0.5), (-0.25, -0.3), (-0.5, -0.3)]
+
+
+def _cross(arm: float = 0.3, reach: float = 0.95) -> Points:
+    quarter = [(arm, -reach), (arm, -arm), (reach, -arm)]
+    turns = [(quarter, 1, 0), (quarter, 0, 1), (quarter, -1, 0), (quarter, 0, -1)]
+    return _closed([(c * x - s * y, s * x + c * y) for corners, c, s in turns for x, y in corners])
+
+
+OUTLINES: dict[str, Outline] = {
+    "circle": Outline(_polar(0.9), round=True),
+    "star": Outline(_regular(5, inner=0.42), shine=(0.0, -0.35)),
+    "heart": Outline(_heart(), shine=(-0.45, -0.4)),
+    "arrow": Outline(_closed(ARROW), shine=(0.45, -0.15)),
+    "moon": Outline(_moon(), round=True, shine=(-0.45, -0.3)),
+    "square": Outline(_closed([(-0.78, -0.78), (0.78, -0.78), (0.78, 0.78), (-0.78, 0.78)])),
+    "triangle": Outline(_regular(3), shine=(0.0, -0.25)),
+    "cross": Outline(_cross(), shine=(0.0, -0.55)),
+    "ring": Outline(_polar(0.95), holes=(_polar(0.5, 48),), round=True, shine=(-0.5, -0.5)),
+    "drop": Outline(_drop(), round=True, shine=(-0.3, 0.25)),
+    "house": Outline(_closed(HOUSE), holes=(_closed(DOOR),), shine=(-0.3, -0.3)),
+    "cloud": Outline(_lobes(CLOUD), shine=(-0.15, -0.35)),
+    "diamond": Outline(_closed([(0, -1), (0.62, 0), (0, 1), (-0.62, 0)])),
+    "hexagon": Outline(_regular(6)),
+    "oval": Outline(_polar(0.95) * [1.0, 0.6], round=True),
+    "bolt": Outline(_closed(BOLT), shine=(-0.1, -0.2)),
+    "flower": Outline(_lobes([*PETALS, (0.0, 0.0, 0.3)]), round=True, shine=(0.0, -0.5)),
+    "tree": Outline(_closed(TREE), shine=(0.0, -0.4)),
+    "crown": Outline(_closed(CROWN), shine=(-0.4, 0.3)),
+    "leaf": Outline(_leaf(), shine=(-0.2, -0.15)),
+    "fish": Outline(_fish(), shine=(-0.4, -0.2)),
+    "mushroom": Outline(_mushroom(), shine=(-0.3, -0.4)),
+}
+
+
+Plane = NDArray[np.floating[Any]]  # [H, W] in 0..1
+Range = tuple[float, float]  # limits of a random number
+
+
+@dataclass(frozen=True)
+class Look:
+    """Appearance that a state such as "striped" gives to a drawn object. The defaults: a plain object in any colour."""
+
+    hue: float | None = None  # degrees; None: any colour
+    saturation: Range = (0.6, 1.0)
+    value: Range = (0.55, 1.0)
+    pattern: str | None = None  # striped, dotted or checkered: drawn in a second colour
+    bend: str | None = None  # melted or wavy: bends the contour
+    scale: float = 1.0  # factor of the object's size
+    stretch: float = 1.0  # factor along the object's first axis
+    hollow: bool = False  # only the rim is drawn
+    furry: bool = False  # hairs along the rim
+    broken: bool = False  # two halves, moved apart along a jagged cut
+    glossy: bool = False  # shaded, with a highlight
+    blur: Range = (0.0, 0.0)  # radius in pixels, over the whole image
+    light: Range = (1.0, 1.0)  # factor of the whole image
+    fade: Range = (0.0, 0.0)  # how transparent the object is
+
+
+LOOKS: dict[str, Look] = {
+    "red": Look(hue=0.0),
+    "green": Look(hue=125.0),
+    "blue": Look(hue=225.0),
+    "yellow": Look(hue=54.0, value=(0.8, 1.0)),
+    "dark": Look(light=(0.22, 0.42)),
+    "faded": Look(fade=(0.5, 0.7)),
+    "striped": Look(pattern="striped"),
+    "dotted": Look(pattern="dotted"),
+    "checkered": Look(pattern="checkered"),
+    "hollow": Look(hollow=True),
+    "blurry": Look(blur=(1.6, 2.6)),
+    "tiny": Look(scale=0.42),
+    "broken": Look(broken=True),
+    "glossy": Look(glossy=True),
+    "furry": Look(furry=True),
+    "melted": Look(bend="melted"),
+    "plain": Look(),
+    "wavy": Look(bend="wavy"),
+    "long": Look(stretch=1.7, scale=0.85),
+    "huge": Look(scale=1.45),
+    "bright": Look(light=(1.25, 1.45)),
+    "orange": Look(hue=28.0, saturation=(0.8, 1.0), value=(0.85, 1.0)),
+    "purple": Look(hue=280.0, value=(0.4, 0.8)),
+    "pink": Look(hue=335.0, saturation=(0.3, 0.5), value=(0.9, 1.0)),
+    "brown": Look(hue=24.0, saturation=(0.5, 0.75), value=(0.3, 0.5)),
+    "cyan": Look(hue=182.0, value=(0.75, 1.0)),
+    "white": Look(hue=0.0, saturation=(0.0, 0.05), value=(0.93, 1.0)),
+    "black": Look(hue=0.0, saturation=(0.0, 0.1), value=(0.0, 0.12)),
+    "gray": Look(hue=0.0, saturation=(0.0, 0.05), value=(0.4, 0.6)),
+}
+
+
+def bend_contour(points: Points, kind: str, phase: float) -> Points:
+    """An object's contour [P, 2], a list of points (x, y), bent as the state "melted" or "wavy" bends it.
+
+    Args:
+        points: the contour after rotation; y points down.
+        kind: melted or wavy.
+        phase: shift of the drips or ripples along the contour, in radians.
+    """
+    x, y = points[:, 0], points[:, 1]
+    if kind == "melted":  # low parts run down in drips, the rest sags
+        drip = 0.5 + 0.5 * np.sin(7.0 * x + phase)
+        low = np.clip(0.6 + y, 0.0, None)
+        return np.stack([x * (1.0 + 0.12 * low), 0.8 * y + 0.42 * drip * low**1.3 - 0.15], axis=1)
+    angle, radius = np.arctan2(y, x), np.hypot(x, y)  # wavy
+    ripple = 1.0 + 0.13 * np.sin(11.0 * angle + phase)
+    return np.stack([x, y], axis=1) * np.where(radius > 0, ripple, 1.0)[:, None]
+
+
+def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
+    """The share [H, W] of a pattern's second colour at each pixel, to draw striped, dotted or checkered objects.
+
+    Args:
+        kind: striped, dotted or checkered.
+        frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
+        pitch: width of a stripe, as a fraction of the object's radius.
+        phase: shift of the pattern, in radians.
+    """
+    across, along = frame
+    if outline.round:  # around the centre: wedges and rings instead of bands and rows
+        u, v = frame
+        across, along = (1.65 / np.pi) * np.arctan2(v, u), 1.1 * np.hypot(u, v)
+    beat = np.pi / pitch
+    if kind == "striped":
+        return _edge(np.sin(beat * across + phase))
+    if kind == "checkered":
+        return _edge(np.sin(beat * across + phase) * np.sin(beat * along) * 1.5)
+    return _edge(np.cos(beat * across) * np.cos(beat * along + phase) - 0.42)  # dotted
+
+
+def _edge(wave: Plane) -> Plane:
+    """The share of a pattern's second colour: 1 where its `wave` [H, W] is positive, else 0; soft edges."""
+    share: Plane = np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
+    return share
+
+
+SIDE = 64  # width and height of an image in pixels
+FINE = 2  # factor by which masks are drawn larger, then averaged down
+Canvas = NDArray[np.floating[Any]]  # [H, W, 3] in 0..1
+_ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
+
+
+@dataclass(frozen=True)
+class Style:
+    """Limits of the random variation of drawn images, which make them easy or difficult to recognise.
+
+    Lengths are fractions of the image's side.
+    """
+
+    radius: Range  # of the object
+    shift: float  # of its centre, at most
+    turn: float  # degrees, at most, to either side of `lean`
+    squeeze: float  # relative shortening of one axis, at most
+    textured: float  # share of backgrounds with a texture
+    clutter: int  # largest number of strokes and discs behind and in front of the object
+    contrast: float  # least distance in RGB between the colours of object and background
+    noise: Range  # standard deviation of the camera's noise
+    wash: float  # strength of uneven, tinted light, at most
+    tint: float  # degrees by which an object's kind shifts a colour's hue, at most
+    haze: float  # blur in pixels, at most, of every image
+    lean: float = 0.0  # degrees by which every object is rotated
+    lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # colour of the light on everything
+
+
+MILD = Style((0.26, 0.36), 0.1, 15.0, 0.08, 0.15, 0, 0.55, (0.0, 0.03), 0.0, 6.0, 0.0)
+HARSH = Style(
+    (0.23, 0.36), 0.14, 24.0, 0.17, 0.7, 2, 0.38, (0.01, 0.045), 0.27, 16.0, 0.5, lean=30.0, lamp=(1.0, 0.8, 0.6)
+)  # fmt: skip
+
+
+def random_stream(seed: int, name: str) -> np.random.Generator:
+    """A random generator for a seed and a name (any text): equal on every machine, independent per name."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
+
+
+def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
+    """A random `SIDE` x `SIDE` RGB image of an object with the appearance of a state.
+
+    Args:
+        kind: the object, a key of `OUTLINES`.
+        look: the appearance that the state gives to the object, a value of `LOOKS`.
+        style: limits of the variation, such as `MILD` or `HARSH`.
+        rng: source of all randomness.
+    """
+    ground = _background(style, rng)
+    place = _Place.drawn(look, style, rng)
+    outline = OUTLINES[kind]
+    mask = _mask(outline, look, place, rng)
+    ink = _ink(kind, look, style, place, ground, rng=rng)
+    alpha = mask * (1.0 - _within(look.fade, rng))
+    canvas = ground + (ink - ground) * alpha[..., None]
+    canvas = _scraps(canvas, style, rng, mask)
+    return _camera(canvas, look, style, rng)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Random position, size and rotation of an object in the image."""
+
+    centre: NDArray[np.float64]  # [2] in pixels
+    matrix: NDArray[np.float64]  # [2, 2] from the object's frame to pixels
+    pixels: float  # the object's radius
+
+    @classmethod
+    def drawn(cls, look: Look, style: Style, rng: np.random.Generator) -> _Place:
+        radius = _within(style.radius, rng) * look.scale * SIDE
+        angle = np.deg2rad(style.lean + _spread(style.turn, rng))
+        squeeze = 1.0 - style.squeeze * rng.random()
+        narrow = (squeeze, 1.0) if rng.random() < 0.5 else (1.0, squeeze)
+        axes = (radius * look.stretch * narrow[0], radius * narrow[1])
+        cos, sin = np.cos(angle), np.sin(angle)
+        centre = SIDE * (0.5 + style.shift * (2.0 * rng.random(2) - 1.0))
+        return cls(centre, np.array([[cos, -sin], [sin, cos]]) * np.array(axes), radius)
+
+    def pixels_of(self, points: Points, look: Look, phase: float) -> Points:
+        """Convert a contour [P, 2] from the object's frame to pixels of the image; melted and wavy ones are bent."""
+        turned = points @ (self.matrix / self.pixels).T
+        bent = turned if look.bend is None else bend_contour(turned, look.bend, phase)
+        return bent * self.pixels + self.centre
+
+    def object_coordinates(self) -> tuple[Plane, Plane]:
+        """The coordinates (u, v) [H, W] of every pixel of the image in the object's frame."""
+        inverse = np.linalg.inv(self.matrix).astype(np.float32)
+        x, y = _COLUMNS - np.float32(self.centre[0]), _ROWS - np.float32(self.centre[1])
+        return inverse[0, 0] * x + inverse[0, 1] * y, inverse[1, 0] * x + inverse[1, 1] * y
+
+
+def _within(limits: Range, rng: np.random.Generator) -> float:
+    return limits[0] + (limits[1] - limits[0]) * float(rng.random())
+
+
+def _spread(limit: float, rng: np.random.Generator) -> float:
+    return limit * (2.0 * float(rng.random()) - 1.0)
+
+
+def _mask(outline: Outline, look: Look, place: _Place, rng: np.random.Generator) -> Plane:
+    phase = 2 * np.pi * float(rng.random())
+    contours = [place.pixels_of(points, look, phase) for points in (outline.contour, *outline.holes)]
+    if not look.broken:
+        return _drawn(contours, look, place, rng)
+    return _halves(contours, look, place, rng)
+
+
+def _drawn(contours: list[Points], look: Look, place: _Place, rng: np.random.Generator) -> Plane:
+    sheet = Image.new("L", (SIDE * FINE, SIDE * FINE))
+    pen = ImageDraw.Draw(sheet)
+    width = max(2, round(0.2 * place.pixels * FINE))
+    for number, contour in enumerate(contours):
+        path = [tuple(point) for point in (contour * FINE).tolist()]
+        if look.hollow:
+            pen.line([*path, path[0], path[1]], fill=255, width=width, joint="curve")
+        else:
+            pen.polygon(path, fill=0 if number else 255)
+        if look.furry:
+            _bristle(pen, contour, place, rng)
+    return np.asarray(sheet.reduce(FINE), dtype=np.float32) / 255
+
+
+def _bristle(pen: ImageDraw.ImageDraw, contour: Points, place: _Place, rng: np.random.Generator) -> None:
+    x, y = contour.T
+    turn = 1.0 if np.dot(x, np.roll(y, -1)) > np.dot(y, np.roll(x, -1)) else -1.0  # which side is outside
+    roots = np.repeat(contour, 2, axis=0)
+    ahead = np.roll(roots, -2, axis=0) - roots
+    normal = np.stack([ahead[:, 1], -ahead[:, 0]], axis=1) * turn
+    normal /= np.maximum(np.hypot(*normal.T), 1e-9)[:, None]
+    hair = normal + 0.6 * rng.standard_normal(normal.shape)
+    tips = roots + hair * (place.pixels * (0.08 + 0.17 * rng.random(len(roots))))[:, None]
+    for root, tip in zip((roots * FINE).tolist(), (tips * FINE).tolist(), strict=True):
+        pen.line([*root, *tip], fill=255, width=FINE)
+
+
+def _halves(contours: list[Points], look: Look, place: _Place, rng: np.random.Generator) -> Plane:
+    """The mask [H, W] of an object that is broken along a jagged line, its halves moved apart."""
+    angle = np.deg2rad(_spread(35.0, rng)) + (0.5 * np.pi if rng.random() < 0.3 else 0.0)
+    across = np.array([np.cos(angle), np.sin(angle)])
+    along = np.array([-across[1], across[0]])
+    x, y = _COLUMNS - np.float32(place.centre[0]), _ROWS - np.float32(place.centre[1])
+    run = (along[0] * x + along[1] * y) / place.pixels
+    jag = 0.16 * np.abs((run * 1.6 + rng.random()) % 1.0 - 0.5) * 4 - 0.16
+    side = across[0] * x + across[1] * y - place.pixels * jag  # [H, W] pixels from the cut
+    move = place.pixels * (across * _within((0.1, 0.2), rng) + along * _spread(0.3, rng))
+    gap = 0.05 * place.pixels + 0.5
+    whole = Look(hollow=look.hollow, furry=look.furry)
+    right = _drawn([contour + move for contour in contours], whole, place, rng) * np.clip(side - gap + 0.5, 0, 1)
+    left = _drawn([contour - move for contour in contours], whole, place, rng) * np.clip(0.5 - side - gap, 0, 1)
+    mask: Plane = np.maximum(right, left).astype(np.float32)
+    return mask
+
+
+def _rgb(hue: float, saturation: float, value: float) -> NDArray[np.float32]:
+    k = (np.array([5.0, 3.0, 1.0]) + hue / 60.0) % 6.0
+    return (value - value * saturation * np.clip(np.minimum(k, 4.0 - k), 0.0, 1.0)).astype(np.float32)
+
+
+def _any_colour(rng: np.random.Generator) -> NDArray[np.float32]:
+    return _rgb(360 * float(rng.random()), float(rng.random()) ** 0.7, 0.15 + 0.85 * float(rng.random()))
+
+
+def _colour(
+    kind: str, look: Look, style: Style, away: NDArray[np.float32], rng: np.random.Generator
+) -> NDArray[np.float32]:
+    """A random colour [3] for an object: its state's hue shifted by the object's tint, else any hue."""
+    tint = style.tint * (2.0 * float(random_stream(0, f"tint of {kind}").random()) - 1.0)
+    ink = away
+    for _ in range(12):
+        if look.hue is None:
+            ink = _any_colour(rng)
+        else:
+            hue = look.hue + tint + _spread(10.0, rng)
+            ink = _rgb(hue % 360, _within(look.saturation, rng), _within(look.value, rng))
+        if np.linalg.norm(ink - away) >= style.contrast:
+            break
+    return ink
+
+
+def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator) -> Canvas:
+    """A colour [H, W, 3] for all pixels, with a state's pattern and gloss; only the object's pixels are used."""
+    outline = OUTLINES[kind]
+    ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
+    u, v = place.object_coordinates()
+    sheet: Canvas = np.broadcast_to(ink, (SIDE, SIDE, 3))
+    if look.pattern is not None:
+        second = _colour(kind, Look(), style, ink, rng)
+        part = pattern_plane(look.pattern, outline, (u, v), _within((0.24, 0.36), rng), 6.28 * float(rng.random()))
+        sheet = sheet + (second - ink) * part[..., None]
+    if look.glossy:
+        shade = np.clip(0.8 - 0.35 * v, 0.3, 1.15)
+        spot = np.exp(-((((u - outline.shine[0]) / 0.26) ** 2 + ((v - outline.shine[1]) / 0.18) ** 2) ** 1.5))
+        sheet = sheet * shade[..., None]
+        sheet = sheet + (1.0 - sheet) * (0.95 * spot)[..., None]
+    return np.asarray(sheet, dtype=np.float32)
+
+
+def _background(style: Style, rng: np.random.Generator) -> Canvas:
+    first = _any_colour(rng)
+    if rng.random() >= style.textured:
+        return np.broadcast_to(first, (SIDE, SIDE, 3))
+    second = first + (_any_colour(rng) - first) * np.float32(_within((0.3, 0.75), rng))
+    texture = int(rng.integers(3))
+    angle = 2 * np.pi * float(rng.random())
+    along = (np.cos(angle) * (_COLUMNS / SIDE - 0.5) + np.sin(angle) * (_ROWS / SIDE - 0.5)).astype(np.float32)
+    if texture == 0:
+        part = np.clip(along + 0.5, 0, 1)
+    elif texture == 1:
+        part = 0.5 + 0.5 * np.sin(_within((12.0, 40.0), rng) * along)
+    else:
+        part = _blotches(int(rng.integers(3, 9)), rng)
+    canvas: Canvas = (first + (second - first) * part[..., None]).astype(np.float32)
+    return canvas
+
+
+def _blotches(cells: int, rng: np.random.Generator) -> Plane:
+    """Smooth random values [H, W] in 0..1, from a grid of `cells` x `cells`, for textures and uneven light."""
+    coarse = Image.fromarray((255 * rng.random((cells, cells))).astype(np.uint8))
+    return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32) / 255
+
+
+def _scraps(canvas: Canvas, style: Style, rng: np.random.Generator, mask: Plane) -> Canvas:
+    count = int(rng.integers(style.clutter + 1))
+    for _ in range(count):
+        sheet = Image.new("L", (SIDE * FINE, SIDE * FINE))
+        pen = ImageDraw.Draw(sheet)
+        x, y, dx, dy = (FINE * SIDE * rng.random(4)).tolist()
+        if rng.random() < 0.5:
+            reach = 0.45
+            pen.line([x, y, x + reach * (dx - x), y + reach * (dy - y)], fill=255, width=int(rng.integers(2, 6)))
+        else:
+            size = FINE * _within((1.0, 4.5), rng)
+            pen.ellipse([x - size, y - size, x + size, y + size], fill=255)
+        part = np.asarray(sheet.reduce(FINE), dtype=np.float32) / 255
+        if rng.random() < 0.7:
+            part = part * (1.0 - mask)
+        canvas = canvas + (_any_colour(rng) - canvas) * part[..., None]
+    return canvas
+
+
+def _camera(canvas: Canvas, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
+    if style.wash > 0:
+        strength = style.wash * float(rng.random())
+        wash = 1.0 - strength * _blotches(3, rng)[..., None] * (0.4 + 0.6 * rng.random(3).astype(np.float32))
+        canvas = canvas * wash
+    canvas = canvas * (np.float32(_within(look.light, rng)) * np.array(style.lamp, dtype=np.float32))
+    blur = max(_within(look.blur, rng), style.haze * float(rng.random()) ** 2)
+    if blur > 0:
+        soft = Image.fromarray((255 * np.clip(canvas, 0, 1)).astype(np.uint8)).filter(ImageFilter.GaussianBlur(blur))
+        canvas = np.asarray(soft, dtype=np.float32) / 255
+    grain = np.float32(_within(style.noise, rng)) * rng.standard_normal(canvas.shape, dtype=np.float32)
+    return Image.fromarray((255 * np.clip(canvas + grain, 0, 1) + 0.5).astype(np.uint8))
+
+
+__all__ = ["HARSH", "LOOKS", "MILD", "OUTLINES", "SIDE", "Look", "Style", "draw_image", "random_stream"]
+
 
 SEED = 7
 STATES = (
@@ -124,6 +643,6 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
 
 def _stamp(seed: int) -> str:
     digest = hashlib.sha256(inspect.getsource(draw).encode())
-    for path in sorted(Path(synthetic.__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return f"seed {seed}\ndrawing {digest.hexdigest()}\n"

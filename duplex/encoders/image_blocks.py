@@ -119,7 +119,7 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
 def _layouts() -> dict[Any, TowerLayout]:
     from timm.models import convnext, efficientnet, mobilenetv3, resnet, vision_transformer
 
-    from duplex.encoders.openclip import ModifiedResNet, VisionTransformer
+    from duplex.encoders.upstream import ModifiedResNet, VisionTransformer
 
     return {
         VisionTransformer.forward: TowerLayout(

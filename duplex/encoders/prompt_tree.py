@@ -3,17 +3,32 @@
 A prompt is a sequence of *lexicon rows* (token embeddings, frozen or learned); a node of the tree is one distinct
 prefix, and its depth is the position of its last token. Nodes are numbered depth first, so that a run of consecutive
 nodes has few ancestors beside the run itself (see `text_attention`).
+
+Attention in a prefix tree of prompts (`PromptTree`): each node attends to its ancestors and itself.
+
+With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i = Σ_{j ∈ A(i)} p_ij v_j` and
+`p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: the result of causal attention for that token in every
+prompt that contains the node. The backward pass is explicit: only the inputs and `p` are saved, and gradients of shared
+keys are summed in a fixed order on every device, since `embedding_dense_backward` sorts instead of adding atomically.
+
+Consecutive queries share most ancestors: one *block* of queries shares one set of keys under a mask, and all blocks are
+small matrix products of one size.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
 
 from duplex.errors import DuplexError
 
@@ -125,3 +140,183 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
     for start in range(0, len(order), size):
         prompts = order[start : start + size]
         yield prompts, PromptTree.of(rows[prompts])
+
+
+def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
+    """The attention outputs [Q, width] of tokens in a prefix tree of prompts; softmax is in float32 or wider.
+
+    Args:
+        states: query, key and value of each token side by side, [R, 3 * width].
+        plan: index tensors that list the Q querying tokens and the tokens that each attends to.
+    """
+    wide = torch.promote_types(states.dtype, torch.float32)
+    output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
+    return output
+
+
+class TreeAttention(torch.autograd.Function):
+    """Attention in a prefix tree of prompts as an autograd function with an explicit backward pass.
+
+    Differentiable once, in `states` (queries, keys and values of the tokens).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, plan: AttentionPlan) -> Tensor:
+        blocks = Gathered.of(states, plan)
+        count, _, size, seen = plan.mask.shape
+        scores = torch.bmm(blocks.q, blocks.k.mT).view(count, plan.heads, size, seen)
+        p = torch.add(plan.mask, scores, alpha=blocks.width**-0.5).softmax(-1).flatten(0, 1)  # [C*H, B, S]
+        ctx.plan = plan
+        ctx.save_for_backward(states, p)
+        return F.embedding(plan.slot_of_query, torch.bmm(p, blocks.v).view(-1, blocks.width)).flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        states, p = ctx.saved_tensors
+        plan: AttentionPlan = ctx.plan
+        each = Gathered.of(states, plan).gradients(p, grads[0], plan)  # [C*H*B + 2*C*H*S, e]
+        summed = torch.ops.aten.embedding_dense_backward(each, plan.rows, states.numel() // each.shape[1], -1, False)
+        return summed.view_as(states), None
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Queries, keys and values of one attention call, gathered for each block of queries and each head.
+
+    A token that several blocks attend to is copied for each of them. The three are views of one new tensor.
+    """
+
+    width: int  # e, of one head
+    rows: Tensor  # [C*H*B + 2*C*H*S, e]
+    q: Tensor  # [C*H, B, e]
+    k: Tensor  # [C*H, S, e]
+    v: Tensor  # [C*H, S, e]
+
+    @classmethod
+    def of(cls, states: Tensor, plan: AttentionPlan) -> Gathered:
+        count, _, size, seen = plan.mask.shape
+        width = states.shape[1] // (3 * plan.heads)
+        rows = F.embedding(plan.rows, states.view(-1, width))
+        parts = rows.split([count * plan.heads * length for length in (size, seen, seen)])
+        return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
+
+    def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
+        """The gradients of queries, keys and values as one tensor; to save memory, they overwrite `self.rows`.
+
+        Args:
+            p: attention weights `p_ij` of key j for query i. grad: gradient `do` of the output [Q, H * e]. With `ds`
+                the gradient of the scores: `dv_j = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij
+                k_j / √e`.
+        """
+        do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
+        if plan.unused_slots:
+            do.view(len(plan.mask), plan.heads, *do.shape[1:])[-1, :, -plan.unused_slots :].zero_()
+        dp = torch.bmm(do, self.v.mT)
+        ds = torch.ops.aten._softmax_backward_data(dp, p, -1, p.dtype).mul_(self.width**-0.5)
+        torch.bmm(p.mT, do, out=self.v)
+        dk = torch.bmm(ds.mT, self.q)
+        torch.bmm(ds, self.k, out=self.q)
+        self.k.copy_(dk)
+        return self.rows
+
+
+BLOCK = 16  # queries per block, about: larger blocks waste products, smaller ones gather ancestors more often
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """The index tensors of attention in a prefix tree: `Q` queries in `C` blocks of at most `B`, with `S` keys each.
+
+    States `[R, 3 * width]` hold each token's query, key and value; cut into `H` heads of width `e`: `[R * 3 * H, e]`.
+    """
+
+    heads: int
+    rows: Tensor  # [C*H*B + 2*C*H*S] rows of the cut states that hold the blocks' queries, keys and values
+    mask: Tensor  # [C, 1, B, S] 0 for an ancestor or the node itself, -inf for another key
+    slot_of_query: Tensor  # [Q, H] position of each query's heads in the blocks `[C*H*B]`
+    query_of_slot: Tensor  # [C*H, B] the inverse: position in `[Q * H]` of each slot's query
+    unused_slots: int  # at the end of the last block, without a query
+    query_states: Tensor | None  # [Q] states that are queries; None for all of them in order
+
+
+@dataclass(frozen=True)
+class TreeLayout:
+    """The index tensors by which a text tower encodes a `PromptTree`: its inputs, and one attention call per layer.
+
+    An *entry* is a distinct (token, position): an input of the first layer.
+    """
+
+    entry_rows: Tensor  # [E]
+    entry_depths: Tensor  # [E]
+    layers: tuple[AttentionPlan, ...]  # the first one's states are entries, the last one's queries the prompts' ends
+    ends: Tensor  # [P] each prompt's index among the last layer's queries
+
+    @classmethod
+    def of(cls, tree: PromptTree, layers: int, heads: int, device: torch.device) -> TreeLayout:
+        keys, entries = np.unique(tree.rows * tree.length + tree.depths, return_inverse=True)
+        nodes, ends = np.unique(tree.ends, return_inverse=True)
+        every = np.arange(tree.tokens)
+        whole, final = QueryBlocks.of(tree, every), QueryBlocks.of(tree, nodes)
+        plans = [final.attention(entries if layers == 1 else every, heads, device)]
+        if layers > 2:
+            plans = [whole.attention(every, heads, device)] * (layers - 2) + plans
+        if layers > 1:
+            plans.insert(0, whole.attention(entries, heads, device))
+        rows, depths = _put(keys // tree.length, device), _put(keys % tree.length, device)
+        return cls(rows, depths, tuple(plans), _put(ends, device))
+
+
+@dataclass(frozen=True)
+class QueryBlocks:
+    """Attention queries in blocks; the keys of a block are all ancestors of its queries in the `PromptTree`."""
+
+    queries: Ints  # [Q] nodes
+    keys: Ints  # [C, S] nodes; unused columns repeat the first
+    mask: NDArray[np.float32]  # [C, B, S]
+
+    @classmethod
+    def of(cls, tree: PromptTree, queries: Ints) -> QueryBlocks:
+        """Divide attention queries into blocks of equal size, smaller if only some nodes of the tree are queries.
+
+        Equal sizes leave few places of a block without a query.
+        """
+        total = len(queries)
+        size = math.ceil(total / math.ceil(tree.tokens / BLOCK))
+        count = math.ceil(total / size)
+        path = tree.ancestors[queries]  # [Q, L], itself first
+        query, up = np.nonzero(path >= 0)
+        pairs, inverse = np.unique(query // size * tree.tokens + path[query, up], return_inverse=True)
+        block, node = np.divmod(pairs, tree.tokens)
+        first = np.searchsorted(block, np.arange(count))
+        slot = np.arange(len(pairs)) - first[block]
+        keys = np.repeat(node[first][:, None], slot.max() + 1, axis=1)
+        keys[block, slot] = node
+        mask = np.full((count * size, keys.shape[1]), -np.inf, np.float32)
+        mask[query, slot[inverse]] = 0
+        mask[total:, 0] = 0  # an unused slot sees one key, so that its softmax is finite
+        return cls(queries, keys, mask.reshape(count, size, -1))
+
+    def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
+        """The index tensors of attention among tokens; tree node `i` is row `states[i]` of their tensor."""
+        count, size = self.mask.shape[:2]
+        total, head = len(self.queries), np.arange(heads)
+        query_states = states[self.queries]
+        query = np.arange(total)
+        slots = (query // size * heads)[:, None] * size + head * size + (query % size)[:, None]  # [Q, H]
+        number = np.minimum(np.arange(count * size), total - 1).reshape(count, 1, size)  # unused slots repeat the last
+        query_of_slot = number * heads + head[:, None]  # [C, H, B]
+        q, k = query_states[number], states[self.keys][:, None]
+        parts = [kind * heads + head[:, None] + 3 * heads * rows for kind, rows in enumerate((q, k, k))]
+        return AttentionPlan(
+            heads=heads,
+            rows=_put(np.concatenate([part.ravel() for part in parts]), device),
+            mask=torch.from_numpy(self.mask[:, None]).to(device),
+            slot_of_query=_put(slots, device),
+            query_of_slot=_put(query_of_slot.reshape(count * heads, size), device),
+            unused_slots=count * size - total,
+            query_states=None if np.array_equal(query_states, np.arange(len(states))) else _put(query_states, device),
+        )
+
+
+def _put(array: Ints, device: torch.device) -> Tensor:
+    return torch.from_numpy(array.astype(np.int32)).to(device)

@@ -3,23 +3,113 @@
 Feasibility is a number per composition, larger for more plausible ones (Mancini et al., 2021; Open-World CZSL). Unseen
 compositions with a feasibility below the threshold score -inf. All thresholds are tried in one pass over the scores:
 unseen compositions are divided into buckets, and each step to a lower threshold adds one bucket to the candidates.
+
+Cross-fitted gain of a feasibility threshold: the AUC that it gains on unseen pairs that had no part in choosing it.
+
+A feasibility threshold excludes implausible unseen pairs from the candidates. It is chosen by the AUC over validation
+images, so its gain on the same images is optimistic: its cost, the real pairs outside of validation that it excludes,
+does not show there. Here one half of the unseen pairs chooses the threshold and the other half measures it, both ways
+and for many random halves. Leaving out one pair at a time would hide the cost, which would show only for the least
+feasible pair, if the others choose a threshold above it.
+
+Word vectors from a text file in GloVe's format: one word and its numbers per line, separated by spaces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import rich.progress
 from numpy.typing import NDArray
+from rich.console import Console
 
 from duplex.errors import DuplexError
-from duplex.evaluation.accumulator import Floats, ScoreAccumulator
-from duplex.evaluation.crossfit import CrossFitGain, crossfit_gain, wins_by_pair
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.uncertainty import Components
-from duplex.labels import Bools
+from duplex.evaluation.accumulate import Floats, ScoreAccumulator
+from duplex.evaluation.metrics import Components, Margins
+from duplex.labels import Bools, Ints, prompt_name
+
+HALVINGS = 100  # number of random halves
+ERRORS = 2  # standard errors that a gain must exceed: with one, a sixth of thresholds without effect would pass
+
+
+@dataclass(frozen=True)
+class CrossFitGain:
+    """Gain in AUC (a fraction) of a feasibility threshold over none, on pairs that had no part in choosing it."""
+
+    value: float  # mean over images of unseen pairs, as AUC is
+    standard_error: float | None  # over unseen pairs; None for fewer than two
+    pairs: int  # number of unseen pairs
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the gain in AUC exceeds twice its standard error."""
+        return self.standard_error is not None and self.value > ERRORS * self.standard_error
+
+
+def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
+    """Each unseen pair's contribution to AUC [P]: the points that its images win against images of seen pairs.
+
+    AUC compares each of the N_u images of unseen pairs with each of the N_s images of seen pairs: a win (a bias exists
+    that makes both right) counts 2 points, a tie 1. Points are whole numbers, hence their sums are exact, and `AUC =
+    points.sum() / (2 N_s N_u)`.
+
+    Args:
+        components: each image's part of AUC, which compares it with all images of the other group (seen, unseen).
+        pair: index of each unseen image's pair [N_u].
+        pairs: number of unseen pairs P.
+    """
+    won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
+    return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
+
+
+def pair_halves(pairs: int, count: int = HALVINGS) -> Bools:
+    """Masks [count, pairs] that each select a random half of `pairs` pairs; the same masks in every call."""
+    rng = np.random.default_rng(0)
+    ranks = np.array([rng.permutation(pairs) for _ in range(count)])
+    return ranks < pairs // 2
+
+
+def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bools | None = None) -> CrossFitGain:
+    """The gain in AUC of choosing a feasibility threshold, measured on pairs that had no part in the choice.
+
+    Each unseen pair is measured at the thresholds that are chosen by random halves of the pairs without it.
+
+    With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and `N_u = sum_p n_p`,
+
+        g_p = mean_{h in H_p} (wins[t_h, p] - wins[0, p]) / (2 N_s),   t_h = argmax_t sum_{q in h} wins[t, q]
+        gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
+
+    Args:
+        wins: points of each unseen pair at each threshold [T, P] (`wins_by_pair`); thresholds ascending, the first
+            excludes nothing. Of equally good thresholds the lowest is chosen.
+        images: number n_p of images of each unseen pair [P].
+        seen_images: number N_s of images of seen pairs.
+        first_halves: masks of random halves of the pairs [R, P] (default: `pair_halves`).
+    """
+    pairs, unseen_images = images.size, int(images.sum())
+    first = pair_halves(pairs) if first_halves is None else first_halves  # [R, P]
+    by_first = wins @ first.T  # [T, R] whole numbers, hence exact
+    by_second = wins.sum(axis=1, keepdims=True) - by_first
+    threshold = np.where(first, by_second.argmax(axis=0)[:, None], by_first.argmax(axis=0)[:, None])  # [R, P]
+    won = np.take_along_axis(wins, threshold, axis=0) - wins[0]  # [R, P]
+    gains = won.mean(axis=0) / (2 * seen_images)  # [P]
+    value = float(gains.sum()) / unseen_images
+    if pairs < 2:
+        return CrossFitGain(value, None, pairs)
+    spread = float(np.square(gains - images * value).sum())
+    return CrossFitGain(value, math.sqrt(pairs / (pairs - 1) * spread) / unseen_images, pairs)
+
+
+def largest_clear_gain(gains: Sequence[CrossFitGain]) -> int | None:
+    """The index of the largest of several gains in AUC; None if no gain exceeds twice its standard error."""
+    clear = [place for place, gain in enumerate(gains) if gain.is_clear]
+    return max(clear, key=lambda place: gains[place].value, default=None)
+
 
 BucketNumbers = NDArray[Any]  # [C] in the narrowest integer type that holds them
 
@@ -103,3 +193,79 @@ def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -
     auc = np.array(by_cut, dtype=np.float64)[passing]
     gain = crossfit_gain(np.array(wins)[passing], images, components.seen.size)
     return Threshold(float(steps[auc.argmax()]), steps, auc, gain)
+
+
+LISTED = 10  # names in an error message
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Word vectors of states or objects, one per name, and the words without a vector in the file."""
+
+    vectors: Floats  # [names, w]
+    missing: tuple[str, ...]
+
+
+def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
+    """Read a word vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
+
+    A hyphenated word that the file lacks counts as its parts. Words that the file lacks are skipped; raise
+    `DuplexError` for a name without any known word.
+    """
+    words = [prompt_name(name).split() for name in names]
+    wanted = {part for name in words for word in name for part in (word, *word.split("-"))}
+    table = _read(path, wanted)
+    missing: dict[str, None] = {}
+    rows = []
+    for name in words:
+        parts = [part for word in name for part in ([word] if word in table else word.split("-")) if part]
+        missing.update(dict.fromkeys(part for part in parts if part not in table))
+        known = [table[part] for part in parts if part in table]
+        rows.append(np.mean(known, axis=0) if known else None)
+    lost = [repr(name) for name, row in zip(names, rows, strict=True) if row is None]
+    if lost:
+        more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
+        raise DuplexError(
+            f"{path} has no vector for any word of {', '.join(lost[:LISTED])}{more}; "
+            "use another file or rename the labels"
+        )
+    return WordVectors(np.array(rows, dtype=np.float64), tuple(missing))
+
+
+def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
+    table: dict[str, Floats] = {}
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    try:
+        with rich.progress.open(
+            path, "r", encoding="utf-8", errors="replace", description=path.name, console=console, disable=hidden
+        ) as lines:
+            for number, line in enumerate(lines, start=1):
+                word, _, rest = line.rstrip().partition(" ")
+                if word in wanted and (vector := _numbers(rest, f"{path}, line {number}")) is not None:
+                    table.setdefault(word, vector)
+    except OSError as error:
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
+    lengths = {vector.size for vector in table.values()}
+    if len(lengths) > 1:
+        raise DuplexError(f"{path} has vectors of several lengths: {', '.join(map(str, sorted(lengths)))}")
+    return table
+
+
+def _numbers(text: str, place: str) -> Floats | None:
+    """The vector in a line of a GloVe file, given the text after its first word.
+
+    None if the line is for several words, such as "at a@b.com 0.3" (published files have a few such lines). `place`
+    names the line in errors.
+    """
+    try:
+        float(text.partition(" ")[0])
+    except ValueError:
+        return None
+    try:
+        vector = np.array(text.split(), dtype=np.float64)
+    except ValueError as error:
+        raise DuplexError(f"{place} is not a word followed by numbers, as in a GloVe file") from error
+    if not np.isfinite(vector).all():
+        raise DuplexError(f"{place} holds a number that is NaN or infinite")
+    return vector

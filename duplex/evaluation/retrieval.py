@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.accumulate import Floats
 from duplex.labels import Ints
 
 BLOCK = 1 << 22  # similarities in memory at once: 32 MiB

@@ -16,9 +16,8 @@ import torch
 from numpy.typing import ArrayLike
 
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.accumulator import refuse_inexact
-from duplex.evaluation.curve import harmonic_mean
-from duplex.evaluation.metrics import Metrics
+from duplex.evaluation.accumulate import refuse_inexact
+from duplex.evaluation.metrics import Metrics, harmonic_mean
 from duplex.labels import Ints
 
 BlockSource = Callable[[], Iterable[tuple[slice, Any]]]  # returns a new pass over (rows, scores [b, C])

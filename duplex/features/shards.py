@@ -11,11 +11,23 @@ from typing import Any
 import numpy as np
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.checks import open_cache, read_identity, read_row_span
-from duplex.features.checksums import read_rows
-from duplex.features.identity import Identity, extract_command, first_difference
-from duplex.features.layout import DATASETS, PENDING, REQUIRED, Span, partial_path, value_names
-from duplex.features.store import PartialCache, claim_cache
+from duplex.features.file import (
+    DATASETS,
+    PENDING,
+    REQUIRED,
+    Identity,
+    PartialCache,
+    Span,
+    claim_cache,
+    extract_command,
+    first_difference,
+    open_cache,
+    partial_path,
+    read_identity,
+    read_row_span,
+    read_rows,
+    value_names,
+)
 
 CHUNK = 2**26  # bytes copied at once
 RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as 16 x float16

@@ -3,15 +3,17 @@
 Tokens are in memory if they fit, else read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x
 2 B = 28 GB. A method then gets `DiskTokens` in place of a tensor, and training reads images in shuffled groups and
 announces the next ones to the operating system (`duplex.training.loop`).
+
+Cached features joined with labels: the data that training and evaluation work on.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,11 +21,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from duplex.errors import DuplexError
-from duplex.features.checks import open_cache
-from duplex.features.checksums import read_rows, refuse_wrong, row_checksums, stored_checksums
-from duplex.features.identity import repair_hint
-from duplex.features.layout import CODES, SCALES, DamagedCache, Half
-from duplex.labels import Ints
+from duplex.features.file import (
+    CODES,
+    SCALES,
+    DamagedCache,
+    Half,
+    open_cache,
+    read_rows,
+    refuse_wrong,
+    repair_hint,
+    row_checksums,
+    stored_checksums,
+)
+from duplex.labels import SPLITS, Ints, LabelSpace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 IN_MEMORY = 2**31  # default budget in bytes: more tokens than this stay on the disk, on any machine
 BLOCK = 2**22  # bytes of a block of neighbouring rows; `training.memory` is at least this
@@ -195,3 +209,50 @@ def dequantize(q: NDArray[np.int8], s: Half) -> Half:
         rows = slice(start, start + ROWS)
         y[rows] = q[rows] * np.expand_dims(s[rows], axis).astype(np.float32)
     return y
+
+
+Arrays = Mapping[str, np.ndarray | DiskTokens]  # rows of a cache, by input name
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The cached features and labels of the readable images of one split."""
+
+    rows: Ints  # manifest rows [n]
+    inputs: Mapping[str, Tensor]  # cached inputs: {"cls": [n, d], "patch": [n, T, w], …}
+    compositions: Tensor  # label of each image [n]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def cls(self) -> Tensor:
+        """CLS features [n, d] of the split's images."""
+        return self.inputs["cls"]
+
+    def to(self, device: torch.device) -> Examples:
+        inputs = {name: values.to(device) for name, values in self.inputs.items()}
+        return Examples(self.rows, inputs, self.compositions.to(device))
+
+
+def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray) -> dict[str, Examples]:
+    """The examples of each split, without the images that could not be read (mask `bad`, [N]).
+
+    Raises `DuplexError` if feature cache and manifest differ in length.
+    """
+    if len(manifest) != len(bad):
+        raise DuplexError(
+            f"the manifest has {len(manifest)} rows, its feature cache {len(bad)}; run `dvc repro extract`"
+        )
+    compositions = torch.from_numpy(labels.index(manifest["state"].tolist(), manifest["object"].tolist()))
+    splits = manifest["split"].to_numpy()
+    rows = {split: np.flatnonzero((splits == split) & ~bad) for split in SPLITS}
+    return {split: Examples(chosen, _select(inputs, chosen), compositions[chosen]) for split, chosen in rows.items()}
+
+
+def _select(inputs: Arrays, rows: Ints) -> dict[str, Any]:
+    selected: dict[str, Any] = {}
+    for name, values in inputs.items():
+        selected[name] = values.at(rows) if isinstance(values, DiskTokens) else torch.from_numpy(values[rows])
+    selected["cls"] = selected["cls"].float()  # tokens keep the type of the cache
+    return selected

@@ -27,12 +27,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.layers.attention import score_in_chunks
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import unit
-from duplex.layers.prompt_paths import Prototypes
+from duplex.methods.attention import score_in_chunks
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.head import Composer, WordMethod, next_allowed_partner
+from duplex.methods.families import Composer, WordMethod, next_allowed_partner
+from duplex.methods.paths import CompositionIndex, Prototypes, unit
 from duplex.options import Count, NonNegative, Options, Positive
 
 

@@ -27,15 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from duplex.encoders.text_tower import TextTower
+from duplex.encoders.base import TextTower
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints, LabelSpace, World
-from duplex.layers.composition_index import copy_to_device
-from duplex.layers.factors import unit
-from duplex.layers.finetuned_blocks import FinetunedBlocks
-from duplex.layers.gaussian_prototypes import FittedStatistics
-from duplex.layers.paths import Paths
-from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes
+from duplex.methods.blocks import FinetunedBlocks
+from duplex.methods.gaussian import FittedStatistics
+from duplex.methods.paths import TEMPLATE, Paths, Prompts, Prototypes, copy_to_device, unit
 from duplex.options import FinetuneOptions, Options
 
 Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs that the method needs
@@ -334,7 +331,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """The tensors from which `duplex.layers.portable` computes an exported model's scores, or None."""
+        """The tensors from which `duplex.methods.portable` computes an exported model's scores, or None."""
         return None
 
     def inspectable(self) -> Inspectable:

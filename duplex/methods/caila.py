@@ -25,11 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import Adapter, unit
-from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.head import TextMethod
+from duplex.methods.families import TextMethod
+from duplex.methods.paths import TEMPLATE, Adapter, CompositionIndex, Prompts, Prototypes, unit
 from duplex.options import Count, Options, Positive, Rate, Template
 
 

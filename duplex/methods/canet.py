@@ -25,10 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import Mlp, unit
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.head import WordMethod
+from duplex.methods.families import WordMethod
+from duplex.methods.paths import CompositionIndex, Mlp, unit
 from duplex.options import Count, Natural, Options, Positive, Rate, Share
 
 CHUNK = 2**14  # compositions embedded at once

@@ -26,11 +26,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from duplex.labels import LabelSpace
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import Mlp
-from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.methods.families import ThreePathOptions, ThreePaths
+from duplex.methods.paths import CompositionIndex, Mlp, Prototypes
 from duplex.options import Count, NonNegative
 
 

@@ -4,7 +4,7 @@
 
 * p(c^t|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects
 * p_g(c|x): softmax of g_c, the log-likelihood of the image feature under a normal distribution about the mean of
-  composition c (duplex/layers/gaussian_prototypes.py)
+  composition c (duplex/methods/gaussian.py)
 * p_g(s|x), p_g(o|x): posteriors by normal distributions per state and per object
 * w: weights that maximise validation AUC;  Z normalises over the candidates
 
@@ -21,14 +21,18 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
-from duplex.layers.class_statistics import ClassStatistics
-from duplex.layers.factors import unit
-from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings, FittedStatistics, GroupPosterior
-from duplex.layers.paths import PathOptions, Paths
-from duplex.layers.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
-from duplex.layers.score_formula import FLOOR, LEAST
-from duplex.layers.weight_search import tuned_weights
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, inspect_paths
+from duplex.methods.gaussian import (
+    ClassStatistics,
+    ClosedForm,
+    FitSettings,
+    FittedStatistics,
+    GroupPosterior,
+    tuned_weights,
+)
+from duplex.methods.paths import PathOptions, Paths, unit
+from duplex.methods.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
+from duplex.methods.score_formula import FLOOR, LEAST
 from duplex.options import NonNegative, Positive
 
 Term = Literal["semantic", "factors", "gaussian", "gaussian_factors"]

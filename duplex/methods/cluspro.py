@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.methods.families import ThreePathOptions, ThreePaths
+from duplex.methods.paths import Prototypes
 from duplex.options import Count, NonNegative, Positive, Share
 
 SHARPNESS = 0.05  # weight of the entropy in Sinkhorn-Knopp

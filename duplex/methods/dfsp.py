@@ -29,12 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.layers.attention import CrossBlock, score_in_chunks
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import unit, zero_initialised
-from duplex.layers.prompt_paths import TEMPLATE, Prototypes
+from duplex.methods.attention import CrossBlock, score_in_chunks
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.head import TextMethod
+from duplex.methods.families import TextMethod
+from duplex.methods.paths import TEMPLATE, CompositionIndex, Prototypes, unit, zero_initialised
 from duplex.options import Count, NonNegative, Options, Share, Template
 
 

@@ -3,6 +3,14 @@
 An image is compared with the text feature of each composition's learned prompt (semantic prototype) and with an
 estimated mean image feature of each composition (visual prototype). The codebook, the table of visual prototypes, is
 refined batch by batch by messages in a local graph. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
+
+Refine visual prototypes by messages from the images of a batch (the Duplex paper's Eq. 12-18, Algorithm 1).
+
+A message is a vector that is averaged into a prototype. The local graph is bipartite: messages go only into the
+prototypes of the batch's candidate compositions, from each image's state factor and object factor (the state part and
+the object part of its feature) and from each counterfactual (an image's state factor fused with another image's object
+factor). Sums of messages factor by state, by object and by cell of the (state x object) grid, so no matrix over the
+graph's nodes is ever built.
 """
 
 from __future__ import annotations
@@ -10,24 +18,231 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from duplex.labels import CandidateSet, Ints
-from duplex.layers.codebook import Codebook
-from duplex.layers.composition_index import copy_to_device
-from duplex.layers.factors import Fusion, unit
-from duplex.layers.graph import FactorNodes, Message, RefinedPrototypes, refine
-from duplex.layers.paths import FactorPosteriors, PathOptions, Paths
-from duplex.layers.portable import portable_paths, prototype_means
-from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreBlocks, ScoreTerms
+from duplex.methods.codebook import Codebook
+from duplex.methods.paths import FactorPosteriors, Fusion, PathOptions, Paths, Prototypes, copy_to_device, unit
+from duplex.methods.portable import portable_paths, prototype_means
 from duplex.methods.prompts import PathMethod
 from duplex.options import Share
+
+BLOCK_BYTES = {"cpu": 2**20}  # elsewhere 256 MiB
+EPSILON = 1e-12
+LEAST_WEIGHT = 1e-20  # of all messages to a candidate; below it posteriors have underflowed
+Message = Literal["state", "object", "counterfactual"]
+
+
+class CellSums(torch.autograd.Function):
+    """Weighted sums of counterfactuals by cell of the (state x object) grid (the Duplex paper's Eq. 11, 15-16).
+
+        out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
+
+    `a` and `b` are the projected state and object factors; there is no relu if not `rectified`. The up to `B^2`
+    counterfactuals are not stored but computed in blocks that fit the processor's cache, and again in the backward
+    pass; memory grows with the number of cells. Differentiable once in `a`, `b` and `w`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
+    ) -> Tensor:
+        """Weighted sum of the counterfactuals in each cell [cells, d].
+
+        a, b: projected state and object factors [B, d].
+        i, j, cell, w: first image, second image, cell and weight of each image pair [P].
+        """
+        out = a.new_zeros(cells, a.shape[1])
+        for rows in _blocks(len(i), a):
+            r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
+            out.index_add_(0, cell[rows], r.mul_((w[rows] * inverse)[:, None]))
+        ctx.save_for_backward(a, b, w, i, j, cell)
+        ctx.rectified = rectified
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of `a`, `b` and `w`.
+
+        With `u = r / |r|` and `r = relu(a_i + b_j)`, for the gradient `g` of an output: `dw = g.u`, and
+        `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.
+        """
+        a, b, w, i, j, cell = ctx.saved_tensors
+        rectified: bool = ctx.rectified
+        da, db, dw = torch.zeros_like(a), torch.zeros_like(b), torch.empty_like(w)
+        for rows in _blocks(len(i), a):
+            r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
+            g = grads[0].index_select(0, cell[rows])
+            dw[rows] = (g * r).sum(1) * inverse
+            g.addcmul_(r, (dw[rows] * inverse)[:, None], value=-1)
+            dr = g.mul_((w[rows] * inverse)[:, None])
+            if rectified:
+                dr.mul_(r > 0)
+            da.index_add_(0, i[rows], dr)
+            db.index_add_(0, j[rows], dr)
+        return da, db, dw, None, None, None, None, None
+
+
+def _counterfactuals(a: Tensor, b: Tensor, i: Tensor, j: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
+    r = a.index_select(0, i).add_(b.index_select(0, j))
+    if rectified:
+        r.relu_()
+    return r, torch.linalg.vector_norm(r, dim=1).clamp_(min=EPSILON).reciprocal_()
+
+
+def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
+    size = max(1, BLOCK_BYTES.get(like.device.type, 2**28) // (like.shape[1] * like.element_size()))
+    for start in range(0, pairs, size):
+        yield slice(start, start + size)
+
+
+@dataclass(frozen=True)
+class FactorNodes:
+    """Features of B images, their parts for state and object, posteriors and labels, which give messages."""
+
+    z: Tensor  # composition features z^c [B, d]
+    z_s: Tensor  # state factors [B, d]
+    z_o: Tensor  # object factors [B, d]
+    p_s: Tensor  # p(s | x) [B, M]
+    p_o: Tensor  # p(o | x) [B, N]
+    states: Tensor  # m_i [B]
+    objects: Tensor  # n_i [B]
+
+
+@dataclass(frozen=True)
+class LocalCandidates:
+    """Candidate compositions of a state and an object that both occur in the batch; messages go to their prototypes.
+
+    `C_cand = (S(B) x O(B)) & C_tgt` (the Duplex paper's Eq. 12-13): the batch's states S(B) and objects O(B) form a
+    small grid, whose cells are kept if they are in the list `C_tgt` of all candidates. Each pair of images `(i, j)`
+    belongs to the cell of image i's state and image j's object. Only labels on the host are used, so that nothing waits
+    for the device.
+    """
+
+    compositions: Ints  # the candidates as m * N + n, rising [C]
+    states: Tensor  # S(B), rising [S]
+    objects: Tensor  # O(B), rising [O]
+    partners_s: Tensor  # |O_cand(m)| of each state, at least 1 [S]
+    partners_o: Tensor  # |S_cand(n)| of each object, at least 1 [O]
+    row: Tensor  # place of each candidate's state in S(B) [C]
+    column: Tensor  # place of its object in O(B) [C]
+    i: Tensor  # pairs of images (i, j) whose label (m_i, n_j) is a candidate [P]
+    j: Tensor
+    cell: Tensor  # the place of that candidate [P]
+
+    @classmethod
+    def of(
+        cls, states: Ints, objects: Ints, candidates: CandidateSet, n_objects: int, device: torch.device
+    ) -> LocalCandidates:
+        """The local candidates of a batch, from its images' `states` and `objects` [B] and all `candidates`."""
+        distinct_s, state_of = np.unique(states, return_inverse=True)
+        distinct_o, object_of = np.unique(objects, return_inverse=True)
+        grid = distinct_s[:, None] * n_objects + distinct_o[None]  # [S, O]
+        inside = candidates.contains(grid)
+        row, column = np.nonzero(inside)
+        place = np.full(inside.shape, -1, dtype=np.int64)
+        place[row, column] = np.arange(len(row))
+        of_pair = place[state_of][:, object_of]  # [B, B]
+        i, j = np.nonzero(of_pair >= 0)
+        partners_s, partners_o = inside.sum(1).clip(min=1), inside.sum(0).clip(min=1)
+        arrays = (distinct_s, distinct_o, partners_s, partners_o, row, column, i, j, of_pair[i, j])
+        return cls(grid[inside], *copy_to_device(device, *arrays))
+
+    def __len__(self) -> int:
+        return len(self.compositions)
+
+
+def aggregate(
+    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, messages: tuple[Message, ...]
+) -> tuple[Tensor, Tensor]:
+    """Weighted mean of messages to each candidate's prototype [C, d], and a mask [C] of candidates with any.
+
+    If posteriors are very confident, all weights of a candidate may underflow to zero; no message reaches it then. The
+    Duplex paper's Eq. 15-16.
+    """
+    (total, weight), *others = [message_sums(kind, nodes, candidates, fusion) for kind in messages]
+    for more, more_weight in others:
+        total, weight = total + more, weight + more_weight
+    return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
+
+
+def message_sums(
+    kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of one kind of messages to each candidate's prototype [C, d], and total weights [C, 1]."""
+    m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
+    if kind == "state":
+        p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
+        return (p.T @ nodes.z_s)[m], p.sum(0)[m, None]
+    if kind == "object":
+        p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # p(o_n|x_j) / |S_cand(n)|  [B, O]
+        return (p.T @ nodes.z_o)[n], p.sum(0)[n, None]
+    return _counterfactual_sums(nodes, candidates, fusion)
+
+
+def _counterfactual_sums(
+    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
+) -> tuple[Tensor, Tensor]:
+    i, j, cell, count = candidates.i, candidates.j, candidates.cell, len(candidates)
+    label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
+    label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
+    weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
+    if fusion is None:  # a feature plus another's difference from the average, in the space of the prototypes
+        a, b, rectified = nodes.z, nodes.z - nodes.z.mean(0), False
+    else:
+        (a, b), rectified = fusion.project(nodes.z_s, nodes.z_o), fusion.rectified
+    sums = CellSums.apply(a, b, weight, i, j, cell, count, rectified)  # type: ignore[no-untyped-call]
+    return sums, weight.new_zeros(count).index_add(0, cell, weight)[:, None]
+
+
+def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
+    """Refined prototypes [C, d]: weighted means of old prototypes and messages (the Duplex paper's Eq. 17-18)."""
+    if momentum == 1.0:
+        return rows
+    mixed = momentum * rows + (1.0 - momentum) * aggregated
+    return normalize(mixed, dim=-1) if renormalise else mixed
+
+
+class RefinedPrototypes(NamedTuple):
+    """Refined prototypes of a batch's candidates, not yet written to the codebook."""
+
+    compositions: Ints  # [C]
+    rows: Tensor  # h' [C, d]
+
+
+def refine(
+    nodes: FactorNodes,
+    compositions: Ints,
+    candidates: CandidateSet,
+    codebook: Codebook,
+    fusion: Fusion | None,
+    messages: tuple[Message, ...],
+    momentum: float,
+    renormalise: bool = True,
+) -> RefinedPrototypes:
+    """Refined prototypes of a batch's candidates: weighted means of their old prototypes and of messages.
+
+    The old prototypes are the current ones of the codebook, or the initial ones if it is anchored (the Duplex paper's
+    Algorithm 1).
+
+    compositions: labels of the batch [B].
+    candidates: all candidates of the closed or open world.
+    fusion: module that fuses a state part and an object part to one feature; None: features are added instead.
+    momentum: weight of the old prototypes, lambda.
+    """
+    n = len(codebook.labels.objects)
+    local = LocalCandidates.of(compositions // n, compositions % n, candidates, n, nodes.z.device)
+    aggregated, reached = aggregate(nodes, local, fusion, messages)
+    rows = codebook.prototypes(local.compositions)
+    anchor = rows if codebook.initial is None else codebook.initial.prototypes(local.compositions)
+    blended = blend(anchor, aggregated, momentum, renormalise)
+    return RefinedPrototypes(local.compositions, torch.where(reached[:, None], blended, rows))
 
 
 @dataclass(frozen=True)

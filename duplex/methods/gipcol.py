@@ -23,14 +23,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.init import zeros_
 
-from duplex.encoders.text_tower import TextTower
+from duplex.encoders.base import TextTower
 from duplex.labels import LabelSpace
-from duplex.layers.composition_graph import CompositionGraph, GraphNetwork
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import unit
-from duplex.layers.prompt_paths import TEMPLATE, Prompts, Prototypes, Source
 from duplex.methods.base import Batch, Inspectable, MethodContext
-from duplex.methods.head import TextMethod
+from duplex.methods.families import TextMethod
+from duplex.methods.paths import TEMPLATE, CompositionIndex, Prompts, Prototypes, Source, unit
+from duplex.methods.words import CompositionGraph, GraphNetwork
 from duplex.options import Count, Options, Rate, Template
 
 

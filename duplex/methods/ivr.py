@@ -27,10 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import Mlp, unit
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.head import Composer, WordMethod, next_allowed_partner
+from duplex.methods.families import Composer, WordMethod, next_allowed_partner
+from duplex.methods.paths import CompositionIndex, Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
 

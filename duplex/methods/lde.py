@@ -26,11 +26,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import unit
-from duplex.layers.prompt_paths import TEMPLATE, Prompts
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.head import TextMethod
+from duplex.methods.families import TextMethod
+from duplex.methods.paths import TEMPLATE, CompositionIndex, Prompts, unit
 from duplex.options import Options, Template
 
 SMALL = 1e-7

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from duplex.errors import UsageError, require
 from duplex.labels import LabelSpace
-from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.methods.families import ThreePathOptions, ThreePaths
+from duplex.methods.paths import Prototypes
 from duplex.options import NonNegative
 
 LINE = re.compile(r"(state|object):\s*(.+?)\s+(excludes|implies)\s+(.+?)\s*")

@@ -31,11 +31,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import Factors, unit
-from duplex.layers.prompt_paths import TEMPLATE, Prompts
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext
-from duplex.methods.head import TextMethod
+from duplex.methods.families import TextMethod
+from duplex.methods.paths import TEMPLATE, CompositionIndex, Factors, Prompts, unit
 from duplex.options import Count, NonNegative, Options, Template
 
 Templates = Annotated[tuple[Template, ...], Field(min_length=2)]

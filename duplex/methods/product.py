@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from duplex.errors import UsageError
 from duplex.labels import Ints
-from duplex.layers.portable import joined_members
-from duplex.layers.score_formula import LEAST
-from duplex.layers.weight_search import Weights, tuned_weights
 from duplex.methods.base import Batch, Inputs, Method, MethodContext, ScoreTerms
+from duplex.methods.gaussian import Weights, tuned_weights
+from duplex.methods.portable import joined_members
 from duplex.methods.registry import find_method, make_method, parse_options
+from duplex.methods.score_formula import LEAST
 from duplex.options import CombinedOptions, FinetuneOptions
 
 

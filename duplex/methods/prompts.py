@@ -18,9 +18,6 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
-from duplex.layers.paths import PathOptions, Paths
-from duplex.layers.portable import normalised_mixture, portable_paths
-from duplex.layers.prompt_paths import Prototypes
 from duplex.methods.base import (
     Batch,
     Inputs,
@@ -32,6 +29,8 @@ from duplex.methods.base import (
     ScoreTerms,
     inspect_paths,
 )
+from duplex.methods.paths import PathOptions, Paths, Prototypes
+from duplex.methods.portable import normalised_mixture, portable_paths
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 
 from duplex.errors import DuplexError, UsageError
 from duplex.options import Options, TrainingOptions
-from duplex.system.code_hash import plugin_hash
-from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
+from duplex.system.plugins import installed_plugins, load_plugin, module_of, plugin_hash, provider
 
 if TYPE_CHECKING:
     from duplex.methods.base import Method, MethodContext
@@ -143,7 +142,7 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
             f"method kind {kind!r} trains nothing with these options, so it cannot fine-tune the encoder; "
             "remove `finetune`, or set `losses`"
         )
-    from duplex.methods.with_finetuning import WithFinetuning
+    from duplex.methods.finetuned import WithFinetuning
 
     return WithFinetuning(method, context.finetuned_blocks())
 

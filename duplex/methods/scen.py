@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.layers.factors import Mlp, unit
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.head import Composer, EmbeddingHead, next_allowed_partner
+from duplex.methods.families import Composer, EmbeddingHead, next_allowed_partner
+from duplex.methods.paths import Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
 STATE_WEIGHT = 0.4  # of L_s

@@ -22,12 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duplex.layers.attention import CrossAttention, score_in_chunks
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import unit
-from duplex.layers.prompt_paths import Prototypes
+from duplex.methods.attention import CrossAttention, score_in_chunks
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.methods.families import ThreePathOptions, ThreePaths
+from duplex.methods.paths import CompositionIndex, Prototypes, unit
 from duplex.options import Count
 
 

@@ -23,12 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
-from duplex.layers.attention import CrossBlock
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.factors import unit
-from duplex.layers.prompt_paths import Prototypes, word_vectors
+from duplex.methods.attention import CrossBlock
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.three_paths import ThreePathOptions, ThreePaths
+from duplex.methods.families import ThreePathOptions, ThreePaths
+from duplex.methods.paths import CompositionIndex, Prototypes, unit, word_vectors
 from duplex.options import Count, Share
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from duplex.layers.score_formula import answer_logits, score_terms, unit
+from duplex.methods.score_formula import answer_logits, score_terms, unit
 
 SHORTEST = 1e-12  # length of a feature below which `unit` does not make it a unit vector
 

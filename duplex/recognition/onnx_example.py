@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
-from duplex.layers.score_formula import answer_logits
+from duplex.methods.score_formula import answer_logits
 from duplex.recognition.numpy_example import load_model, require_exported
 
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}

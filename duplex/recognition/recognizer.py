@@ -17,22 +17,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from duplex.encoders import resolve_device
+from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError, require, require_whole
-from duplex.features.encoding import BATCH_MULTIPLE
-from duplex.features.identity import LIBRARIES, check_identity
-from duplex.features.layout import FIRST_BAD, status_reason
-from duplex.features.store import Features
+from duplex.features.extract import BATCH_MULTIPLE
+from duplex.features.file import FIRST_BAD, LIBRARIES, Features, check_identity, status_reason
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs
-from duplex.recognition.added_words import Pair, as_pairs, with_added_compositions
-from duplex.recognition.answers import Answer, UnreadableImage
-from duplex.recognition.candidates import Candidates
-from duplex.recognition.image_inputs import as_features, as_inputs, encode, encode_files, open_image
-from duplex.recognition.sources import open_trained
-from duplex.recognition.trained import TrainedModel
+from duplex.recognition.answers import Answer, Candidates, UnreadableImage
+from duplex.recognition.inputs import as_features, as_inputs, encode, encode_files, open_image
+from duplex.recognition.trained import TrainedModel, open_trained
+from duplex.recognition.words import Pair, as_pairs, with_added_compositions
 from duplex.system.files import checked_path
-from duplex.system.torch_modes import initial_modes
+from duplex.system.threads import initial_modes
 
 BATCH = 64
 

@@ -1,7 +1,15 @@
-"""Load the trained model of a recognizer: a run's checkpoint or an exported folder."""
+"""Load the trained model of a recognizer: a run's checkpoint or an exported folder.
+
+Load a trained model by name: a run's folder, its checkpoint, an exported folder, or a Hugging Face repository.
+
+Checks that the tensors of an export can score images, before they are used.
+
+Their checksum shows damage, but not that another tool wrote them.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,30 +20,37 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from duplex.encoders import Encoder, load_encoder
-from duplex.encoders.families import family_code
+from duplex.encoders.base import Encoder, family_code, load_encoder
 from duplex.encoders.image_blocks import block_input_shape
-from duplex.errors import UsageError, shown
+from duplex.errors import DuplexError, UsageError, shown
 from duplex.evaluation.confidence import Confidence
-from duplex.evaluation.glove import read_word_vectors
-from duplex.features.encoding import OutputSpec
-from duplex.features.identity import IMPORTED
+from duplex.evaluation.feasibility import read_word_vectors
+from duplex.features.extract import OutputSpec
+from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace, World
-from duplex.layers import portable
-from duplex.layers.finetuned_blocks import FinetunedBlocks, finetuned_blocks_factory
-from duplex.layers.prompt_paths import word_vectors
+from duplex.methods import portable
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
+from duplex.methods.blocks import FinetunedBlocks, finetuned_blocks_factory
+from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning, with_finetuned_features
+from duplex.methods.paths import word_vectors
 from duplex.methods.registry import find_method
-from duplex.methods.with_finetuning import FINETUNED_PREFIX, WithFinetuning, with_finetuned_features
 from duplex.options import FinetuneOptions
-from duplex.recognition.added_words import portable_terms
-from duplex.recognition.candidates import Candidates, sum_of
-from duplex.system.files import json_digest, sha256
-from duplex.training.calibration import Calibration, feasible_compositions
-from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_known_images
-from duplex.training.known_images import PREFIX, KnownImages
+from duplex.recognition.answers import Candidates, sum_of
+from duplex.recognition.words import portable_terms
+from duplex.system.files import checked_path, json_digest, sha256
+from duplex.training.checkpoint import (
+    WORD_VECTORS,
+    digest,
+    load_checkpoint,
+    read_checkpoint,
+    read_known_images,
+    with_checksum,
+)
+from duplex.training.scoring import PREFIX, Calibration, KnownImages, feasible_compositions
 
 
 @dataclass
@@ -258,3 +273,127 @@ class ExportedModel(TrainedModel):
     def tensors(self, world: World) -> dict[str, Tensor]:
         self.calibration_of(world)
         return self._tensors
+
+
+CANDIDATE_TYPES = {"state_of": torch.int64, "object_of": torch.int64, "seen": torch.bool, "feasible": torch.bool}
+PRIOR = "log_prior"  # -inf for excluded candidates
+
+
+def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -> None:
+    """Raise `ValueError` if the tensors of an export cannot score features of width `dim`, or score them as NaN."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and (tensor.isnan() if name == PRIOR else ~tensor.isfinite()).any():
+            raise ValueError(f"{name} has NaN or infinity")
+    size = _check_candidates(tensors, labels)
+    features = torch.full((1, dim), dim**-0.5, device=tensors["state_of"].device)
+    try:
+        scores = sum_of(portable_terms(tensors))({"cls": features})
+    except (RuntimeError, IndexError, KeyError) as error:
+        raise ValueError(f"its tensors do not fit each other: {str(error).splitlines()[0]}") from error
+    if scores.shape != (1, size) or scores.isnan().any():
+        raise ValueError(f"its scores of an image are {tuple(scores.shape)} or NaN; expected {(1, size)}")
+
+
+def _check_candidates(tensors: Mapping[str, Tensor], labels: LabelSpace) -> int:
+    """Return the number C of candidates in the tensors of an export.
+
+    Raise `ValueError` if a tensor that describes the candidates has a wrong shape, type or index, or all are excluded.
+    """
+    size = len(tensors["state_of"])
+    if not size:
+        raise ValueError("it has no candidates")
+    for name, dtype in CANDIDATE_TYPES.items():
+        shape, stored = tuple(tensors[name].shape), tensors[name].dtype
+        if shape != (size,) or stored != dtype:
+            raise ValueError(f"{name} is {shape} of {stored}; expected {(size,)} of {dtype}")
+    for name, words in (("state_of", labels.states), ("object_of", labels.objects)):
+        if not ((tensors[name] >= 0) & (tensors[name] < len(words))).all():
+            raise ValueError(f"{name} has numbers that are not in 0 to {len(words) - 1}")
+    if not tensors["feasible"].any():
+        raise ValueError("it excludes every candidate")
+    return size
+
+
+HUB = "hf-hub:"
+CHECKPOINT, CONFIG, TENSORS = "checkpoint.safetensors", "config.json", "model.safetensors"
+FORMAT = "duplex-export-4"
+FINETUNED_FORMAT = "duplex-export-4-finetuned"  # another format: a reader must not ignore the fine-tuned blocks
+
+
+def open_trained(where: str | Path, device: torch.device, words: Path | None = None) -> TrainedModel:
+    """Load a trained model; every error is a `UsageError`, since the user named the model.
+
+    where: a run's folder or checkpoint, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
+    words: the GloVe-format file that training read, if it read one.
+    """
+    is_on_hub = str(where).startswith(HUB)
+    try:
+        path = download(str(where).removeprefix(HUB)) if is_on_hub else checked_path(where, "model")
+        if is_on_hub or (path / CONFIG).is_file():
+            return _open_export(path, device)
+        return TrainedRun(_checkpoint(path), device, words)
+    except DuplexError as error:
+        raise UsageError(str(error)) from error
+
+
+def _checkpoint(path: Path) -> Path:
+    if path.name == CONFIG and path.is_file():
+        raise UsageError(f"{path} is not a checkpoint of duplex; for an exported model, name its folder")
+    if path.is_file():
+        return path
+    if (path / CHECKPOINT).is_file():
+        return path / CHECKPOINT
+    problem = f"holds neither {CHECKPOINT} nor {CONFIG}" if path.is_dir() else "does not exist"
+    raise UsageError(
+        f"{path} {problem}; expected a run such as artifacts/shapes/duplex/0, a folder of `duplex export`, or "
+        f"{HUB}OWNER/NAME"
+    )
+
+
+def _open_export(folder: Path, device: torch.device) -> ExportedModel:
+    config = read_config(folder / CONFIG)
+    if config != with_checksum(config):
+        raise UsageError(f"{folder / CONFIG} is damaged: its labels or calibration were changed; export the run again")
+    try:
+        tensors = load_file(folder / TENSORS)
+    except (SafetensorError, OSError) as error:
+        raise UsageError(f"{folder / TENSORS} cannot be read ({error}); export the run again") from error
+    if digest(tensors) != config.get("tensors"):
+        raise UsageError(f"{folder / TENSORS} is damaged: its tensors are not those that were exported; export again")
+    try:
+        model = ExportedModel(folder, config, tensors, device)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UsageError(f"{folder / CONFIG} is not of this version ({error}); export the run again") from error
+    try:
+        check_tensors(tensors, model.labels, model.backbone.dim)
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"{folder / TENSORS} is not of this version, or another tool changed it ({error}); export the run again"
+        ) from error
+    return model
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the content of an export's config.json; raise `UsageError` for any other file."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read ({error}); export the run again") from error
+    if not isinstance(config, dict) or config.get("format") not in (FORMAT, FINETUNED_FORMAT):
+        raise UsageError(f"{path} is not an export of this version ({FORMAT}); `duplex export RUN FOLDER` writes one")
+    return config
+
+
+def download(name: str) -> Path:
+    """Return a local folder with the export in the Hugging Face repository `name`; download it unless it is cached."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
+    except Exception as error:  # of many kinds: network, cache and hub
+        raise UsageError(f"{HUB}{name} is not on disk and could not be downloaded: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an exception's message, at most 200 characters, to quote it in a message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -12,29 +12,32 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from duplex.evaluation.answered_images import AnsweredImages, LabelAccuracy
+from duplex.evaluation.confidence import AnsweredImages, LabelAccuracy
+from duplex.evaluation.metric_table import MISSING
 from duplex.labels import Ints, prompt_name
-from duplex.metric_table import MISSING
 from duplex.report.blocks import (
     Block,
+    Chart,
     Column,
     Figure,
     Gallery,
     Group,
     Line,
+    Mark,
     Matrix,
     Note,
     ReportPart,
+    Series,
     Strip,
     Table,
     TableRow,
     Thumb,
     columns,
     count_cell,
+    draw,
     number_cell,
     text_cell,
 )
-from duplex.report.charts import Chart, Mark, Series, draw
 from duplex.report.images import RetrievedTexts, Thumbnails
 
 AT_BIAS = "At the bias on unseen pairs that was chosen on validation."

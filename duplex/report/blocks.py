@@ -1,12 +1,29 @@
-"""Building blocks of a report, for its HTML and Markdown pages: sections of tables, figures, galleries and notes."""
+"""Building blocks of a report, for its HTML and Markdown pages: sections of tables, figures, galleries and notes.
+
+Line charts as small SVG drawings with hover text.
+
+Colours are CSS classes (`charts.css`), so that one drawing fits light pages, dark pages and print.
+
+Render the blocks of a report: a self-contained HTML page, Markdown, SVG files, and HTML for a notebook.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
 from typing import ClassVar
+from xml.sax.saxutils import escape, quoteattr
 
-from duplex.metric_table import MISSING
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from duplex.evaluation.metric_table import MISSING
+from duplex.system.files import replace_folder, write_json
 
 
 @dataclass(frozen=True)
@@ -186,3 +203,257 @@ class Report:
     @property
     def figures(self) -> list[Figure]:
         return [block for s in self.sections for p in s.parts for block in p.blocks if isinstance(block, Figure)]
+
+
+WIDTH, HEIGHT = 440, 300
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 44
+LETTER, LINE = 7.2, 18  # widths for the layout of the legend; letters of 12 px in the widest usual font
+TONES = 8
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Point of a chart with hover text."""
+
+    x: float
+    y: float
+    tip: str
+    visible: bool = True  # False: hover text only
+
+
+@dataclass(frozen=True)
+class Series:
+    """Line of a chart, with an optional band around it and points with hover text."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] = ()  # band around `y`
+    high: Sequence[float] = ()
+    marks: Sequence[Mark] = ()
+    tone: int | None = None  # number of the colour; None: position in the chart
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Line chart; `alt` is its text for screen readers."""
+
+    alt: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    from_zero: bool = True
+    whole_x: bool = False  # ticks at whole numbers only
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Axis of a chart: a linear map from data to pixels, with ticks."""
+
+    start: float
+    stop: float
+    ticks: Sequence[float]
+
+    def __call__(self, value: float) -> float:
+        low, high = self.ticks[0], self.ticks[-1]
+        return self.start + (value - low) / (high - low) * (self.stop - self.start)
+
+
+def draw(chart: Chart) -> str:
+    """Return a line chart as an `<svg>` element for an HTML page, whose style sheet sets the colours."""
+    tones = [place if series.tone is None else series.tone for place, series in enumerate(chart.series)]
+    coloured = [(series, f"t{tone % TONES}") for series, tone in zip(chart.series, tones, strict=True)]
+    legend, legend_height = _legend(coloured)
+    height = HEIGHT + legend_height
+    x = _axis([v for s in chart.series for v in s.x], LEFT, WIDTH - RIGHT, False, chart.whole_x)
+    spread = [v for s in chart.series for v in (*s.y, *s.low, *s.high)]
+    y = _axis(spread, height - BOTTOM, TOP + legend_height, chart.from_zero, False)
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label={quoteattr(chart.alt)} '
+        'xmlns="http://www.w3.org/2000/svg">',
+        *legend,
+        *_frame(x, y, chart),
+        *(part for series, colour in coloured for part in _band(series, x, y, colour)),
+        *(part for series, colour in coloured for part in _series(series, x, y, colour)),
+        "</svg>",
+    ]
+    return "\n".join(parts)
+
+
+def standalone_svg(svg: str) -> str:
+    """Return an `<svg>` element as the content of an SVG file, with the style sheet that sets its colours."""
+    style = files("duplex.report").joinpath("charts.css").read_text(encoding="utf-8")
+    head, rest = svg.split(">", 1)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
+
+
+def ticks(low: float, high: float, whole: bool = False) -> list[float]:
+    """Return about five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten.
+
+    whole: whether steps are at least 1.
+    """
+    raw = max(high - low, 1e-9) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    step = max(1.0, step) if whole else step
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
+
+
+def number(value: float) -> str:
+    """Format a coordinate with at most one decimal."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, whole: bool) -> Axis:
+    finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    low = min(low, 0.0) if from_zero else low
+    marks = ticks(low, high if high > low else low + 1, whole=whole)
+    return Axis(start, stop, marks)
+
+
+def _legend(coloured: Sequence[tuple[Series, str]]) -> tuple[list[str], float]:
+    """Return the SVG elements of a chart's legend, and its height in pixels.
+
+    coloured: the chart's lines with the CSS classes of their colours.
+    """
+    out, x, row = [], float(LEFT), 0
+    for series, colour in coloured:
+        width = 32 + LETTER * len(series.name)
+        if x + width > WIDTH - RIGHT and x > LEFT:
+            x, row = float(LEFT), row + 1
+        y = TOP + 4 + row * LINE
+        out.append(f'<path class="line {colour}" d="M{number(x)} {y}h14"/>')
+        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(series.name)}</text>')
+        x += width
+    return out, float((row + 1) * LINE + 4 if coloured else 0)
+
+
+def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:
+    out = []
+    left = number(x.start - 7)
+    for tick in y.ticks:
+        at = number(y(tick))
+        out.append(f'<path class="grid" d="M{number(x.start)} {at}H{number(x.stop)}"/>')
+        out.append(f'<text class="tick" x="{left}" y="{number(y(tick) + 4)}" text-anchor="end">{tick:g}</text>')
+    for tick in x.ticks:
+        at = number(x(tick))
+        out.append(f'<path class="axis" d="M{at} {number(y.start)}v4"/>')
+        out.append(f'<text class="tick" x="{at}" y="{number(y.start + 17)}" text-anchor="middle">{tick:g}</text>')
+    out.append(f'<path class="axis" d="M{number(x.start)} {number(y.start)}H{number(x.stop)}"/>')
+    below = f'x="{number((x.start + x.stop) / 2)}" y="{number(y.start + 36)}"'
+    beside = f'transform="translate(13 {number((y.start + y.stop) / 2)}) rotate(-90)"'
+    for place, label in ((below, chart.x_label), (beside, chart.y_label)):
+        out.append(f'<text class="name" {place} text-anchor="middle">{escape(label)}</text>')
+    return out
+
+
+def _path(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float]) -> str:
+    points = [f"{number(x(a))} {number(y(b))}" for a, b in zip(xs, ys, strict=True) if math.isfinite(b)]
+    return "M" + "L".join(points) if points else ""
+
+
+def _band(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
+    if not len(series.low):
+        return []
+    around = _path(x, y, [*series.x, *reversed(series.x)], [*series.high, *reversed(series.low)])
+    return [f'<path class="band {colour}" d="{around}Z"/>'] if around else []
+
+
+def _series(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
+    out = []
+    if len(series.x) > 1:
+        out.append(f'<path class="line {colour}" d="{_path(x, y, series.x, series.y)}"/>')
+    for mark in series.marks:
+        place = f'cx="{number(x(mark.x))}" cy="{number(y(mark.y))}" data-tip={quoteattr(mark.tip)}'
+        kind = f"dot {colour}" if mark.visible else "hit"
+        out.append(f'<circle class="{kind}" {place} r="{3.5 if mark.visible else 7}"/>')
+    return out
+
+
+STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
+
+
+def render_page(report: Report) -> str:
+    """The report as an HTML page, with styles, script, drawings and images embedded."""
+    *styles, script = (files("duplex.report").joinpath(name).read_text(encoding="utf-8") for name in (*STYLES, SCRIPT))
+    template = _environment().get_template("page.html.j2")
+    return template.render(report=report, style=Markup("\n".join(styles)), script=Markup(script))
+
+
+def render_notebook(title: str, blocks: Sequence[Block]) -> str:
+    """Tables and figures as HTML for a notebook, which has its own style sheet."""
+    return _environment().get_template("notebook.html.j2").render(title=title, blocks=blocks)
+
+
+def render_markdown(report: Report) -> str:
+    return _environment().get_template("report.md.j2").render(report=report)
+
+
+def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
+    """Write a report to files and return the path of its HTML page, index.html.
+
+    Both folders are replaced as a whole, because their old files may be links into DVC's cache.
+
+    Args:
+        folder: gets index.html and report.md.
+        figures: folder that gets the figures as SVG files.
+        numbers: file name -> JSON record, for further files in `folder`.
+    """
+    with replace_folder(figures) as fresh:
+        for figure in report.figures:
+            (fresh / f"{figure.name}.svg").write_text(standalone_svg(figure.svg), encoding="utf-8")
+    with replace_folder(folder) as fresh:
+        for name, record in (numbers or {}).items():
+            write_json(fresh / name, record)
+        (fresh / "report.md").write_text(render_markdown(report), encoding="utf-8")
+        (fresh / "index.html").write_text(render_page(report), encoding="utf-8")
+    return folder / "index.html"
+
+
+def _environment() -> Environment:
+    """Templates of HTML escape all values; Markdown templates escape those with the filter `md`."""
+    environment = Environment(
+        loader=PackageLoader("duplex.report", ""),
+        autoescape=select_autoescape(["html.j2"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        drawing=lambda figure: Markup(figure.svg),  # `charts` escapes its texts
+        data_uri=_data_uri,
+        md=plain_markdown,
+        md_row=_markdown_row,
+        groupby_runs=_runs,
+    )
+    return environment
+
+
+def _data_uri(figure: Figure) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(standalone_svg(figure.svg).encode()).decode("ascii")
+
+
+def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
+    """Adjacent blocks of one kind as (kind, blocks), so that figures stand side by side."""
+    return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: block.kind)]
+
+
+def plain_markdown(text: object) -> str:
+    """A text on one line with all special characters of Markdown escaped, for paragraphs and table cells."""
+    out = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for mark in "\\`*_[]|":
+        out = out.replace(mark, "\\" + mark)
+    return " ".join(out.split())
+
+
+def _markdown_row(row: TableRow) -> str:
+    cells = []
+    for cell in row.cells:
+        text = plain_markdown(cell.text)
+        form = {1: "**{}**", 2: "<u>{}</u>"}.get(cell.rank, "{}")
+        cells.append(f"{form.format(text)} {cell.spread}".strip())
+    return "| " + " | ".join(cells) + " |"

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from duplex.errors import UsageError, install_command
 from duplex.labels import Ints, LabelSpace
-from duplex.report.aggregate import Tree
-from duplex.report.blocks import Figure
-from duplex.report.charts import Chart, Mark, Series, draw, number
-from duplex.report.results import DatasetResults
+from duplex.report.aggregate import DatasetResults, Tree
+from duplex.report.blocks import Chart, Figure, Mark, Series, draw, number
 
 SIDE, MARGIN, GOLDEN = 440, 16, 137.508  # the golden angle keeps neighbouring hues apart
 CAPTIONS = {

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from duplex.data.image_files import thumbnail
+from duplex.data.images import thumbnail
 from duplex.errors import UsageError
-from duplex.evaluation.accumulator import Floats
+from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.retrieval import nearest, precision
-from duplex.features.examples import Examples
+from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace
 from duplex.methods.base import Inspectable
 from duplex.report.blocks import (

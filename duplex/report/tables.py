@@ -14,11 +14,18 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from duplex.evaluation.metric_table import (
+    METRICS,
+    MISSING,
+    OPEN_METRICS,
+    PART_METRICS,
+    TIPS,
+    interval_of,
+    interval_text,
+)
 from duplex.labels import GROUPS
-from duplex.metric_table import METRICS, MISSING, OPEN_METRICS, PART_METRICS, TIPS, interval_of, interval_text
-from duplex.report.aggregate import SOURCES, TERMS, Tree, at_threshold, used_source
+from duplex.report.aggregate import SOURCES, TERMS, DatasetResults, Results, RunRecord, Tree, at_threshold, used_source
 from duplex.report.blocks import Block, Column, Note, Table, TableCell, TableRow, columns, number_cell, text_cell
-from duplex.report.results import DatasetResults, Results, RunRecord
 
 NUMBERS = tuple(Column(title, tip=TIPS[title]) for title in METRICS.values())
 RECIPE = "recipe_"  # prefix of the recipes in a run's metrics

@@ -19,7 +19,7 @@ from importlib.metadata import entry_points
 from types import FrameType
 
 from duplex.errors import DuplexError
-from duplex.system.allocator import keep_freed_memory
+from duplex.system.threads import keep_freed_memory
 
 DEBUG = "DUPLEX_DEBUG"
 STOPPED = "stopped; the same command resumes the work"

@@ -1,10 +1,26 @@
-"""Plug-ins: classes found by name through the entry points of this package and of others."""
+"""Plug-ins: classes found by name through the entry points of this package and of others.
+
+Hash the code that results depend on, so that results of code that has changed since are found to be outdated.
+
+The code of a stage is that of its modules in `STAGES`, with all that they import from the parts of this package in
+`FOLLOWED`; a method and the encoder's family are added by their modules. A plug-in counts with its whole top-level
+package. Syntax trees without docstrings are hashed: edits of comments, docstrings and formatting change no hash.
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
-from functools import reduce
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from functools import lru_cache, reduce
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from duplex.errors import DuplexError
@@ -62,3 +78,193 @@ def load_plugin(
     if not (isinstance(plugin, type) and issubclass(plugin, base)):
         raise error(f"{name}: {point.value} is no subclass of {base.__module__}.{base.__qualname__}")
     return plugin
+
+
+STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of modules
+    "prepare": ("data/sources", "data/tables"),
+    "extract": ("features/extract", "features/imported"),
+    "shapes": ("data/shapes",),  # beside `prepare` and `extract`, for the data set whose images it draws
+    "train": ("training/run", "training/recipes", "training/members"),
+    "recipe": ("training/run",),  # one training of `duplex fit`
+    "evaluate": ("training/run",),
+    "ablations": ("report/aggregate",),  # their table
+    "inventory": ("training/checkpoint",),
+    "maps": ("report/figures",),
+    "report": ("report",),
+}
+FOLLOWED = (  # what decides numbers: no messages, no places of files, no settings, whose values are recorded instead
+    "labels",
+    "options",
+    "data",
+    "encoders",
+    "evaluation",
+    "features",
+    "methods",
+    "report",
+    "system/threads",
+    "training",
+)
+NOT_FOLLOWED = ("data/shapes",)  # although it is in a folder of `FOLLOWED`
+
+PACKAGE = Path(__file__).parents[1]
+UNKNOWN_CODE = "unknown"  # instead of the hash of a class whose source cannot be found
+IRRELEVANT_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # of nodes of a syntax tree
+Files = dict[str, Path]  # by their paths below the folder in which their package lies
+
+
+def code_hash(*stages: str, modules: Iterable[str] = ()) -> str:
+    """Hash of the code of stages, and of modules such as those of a method and of an encoder family.
+
+    stages: keys of `STAGES`.
+    modules: names of modules of this package or of plug-ins.
+    """
+    return _digest(code_files(*stages, modules=modules))
+
+
+def code_files(*stages: str, modules: Iterable[str] = ()) -> Files:
+    """The files whose code `code_hash` hashes."""
+    files: Files = {}
+    for part in (part for stage in stages for part in STAGES[stage]):
+        files |= _package_files(part)
+    for module in modules:
+        files |= _package_files(_part(module)) if _is_own(module) else plugin_files(module)
+    waiting = list(files.values())
+    while waiting:
+        parts = {_part(name) for name in _parse(waiting.pop().read_bytes())[1] if _is_own(name)}
+        for part in filter(_is_followed, parts):
+            more = {key: path for key, path in _module_file(part).items() if key not in files}
+            files |= more
+            waiting += more.values()
+    return files
+
+
+def plugin_hash(module: str, plugin: type | None = None) -> str | None:
+    """Hash of a plug-in's own code, without that of this package; None for a module of this package.
+
+    Of a class without files, as in a notebook, the cells are hashed that define it and its base classes.
+
+    module: name of the module that defines the plug-in.
+    plugin: the class.
+    """
+    if _is_own(module):
+        return None
+    files = plugin_files(module)
+    if files:
+        return _digest(files)
+    return UNKNOWN_CODE if plugin is None else _cells_hash(plugin)
+
+
+def plugin_files(module: str) -> Files:
+    """The files of a module's top-level package and, unless it is installed, of what it imports from beside it."""
+    places = _places(module.partition(".")[0])
+    files = _files_of(places)
+    folders = [place.parent for place in places if not {"site-packages", "dist-packages"}.intersection(place.parts)]
+    waiting, seen = list(files.values()), {PACKAGE.name}
+    while waiting:
+        names = {name.partition(".")[0] for name in _parse(waiting.pop().read_bytes())[1]} - seen
+        seen |= names
+        beside = [folder / file for folder in folders for name in names for file in (name, f"{name}.py")]
+        more = {key: path for key, path in _files_of(beside).items() if key not in files}
+        files |= more
+        waiting += more.values()
+    return files
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] == PACKAGE.name
+
+
+def _part(module: str) -> str:
+    """A module's path in this package, as `STAGES` has it."""
+    return module.partition(".")[2].replace(".", "/")
+
+
+def _is_followed(part: str) -> bool:
+    return part not in NOT_FOLLOWED and any(part == each or part.startswith(f"{each}/") for each in FOLLOWED)
+
+
+def _package_files(part: str) -> Files:
+    files = _files_of([PACKAGE / part], PACKAGE.parent) | _module_file(part)
+    if not files:
+        raise FileNotFoundError(f"{PACKAGE / part}, whose code is to be hashed, does not exist")
+    return files
+
+
+def _module_file(part: str) -> Files:
+    return _files_of([PACKAGE / f"{part}.py", PACKAGE / part / "__init__.py"], PACKAGE.parent)
+
+
+def _files_of(places: Iterable[Path], root: Path | None = None) -> Files:
+    """The files among `places`, and all Python files in folders among them."""
+    files: Files = {}
+    for place in places:
+        for path in [place] if place.is_file() else place.rglob("*.py"):
+            files[path.relative_to(root or place.parent).as_posix()] = path
+    return files
+
+
+def _places(top: str) -> list[Path]:
+    """File of a top-level module, or folders of a top-level package; empty if Python finds none on the disk."""
+    try:
+        spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+    except ValueError:  # a running script has no import spec
+        spec = None
+    if spec is not None and spec.submodule_search_locations:
+        return [Path(folder) for folder in spec.submodule_search_locations]
+    file = getattr(sys.modules.get(top), "__file__", None) if spec is None else spec.origin
+    return [Path(file)] if file and Path(file).is_file() else []
+
+
+def _cells_hash(plugin: type) -> str:
+    code = []
+    for each in plugin.__mro__:
+        if each.__module__ != plugin.__module__:
+            continue
+        functions = [inspect.unwrap(value) for value in vars(each).values() if inspect.isfunction(value)]
+        try:
+            cell, _ = inspect.findsource(functions[0])
+        except (IndexError, OSError):
+            return UNKNOWN_CODE
+        code.append(_parse("".join(cell).encode())[0])
+    return hashlib.sha256("".join(code).encode()).hexdigest()
+
+
+def _digest(files: Files) -> str:
+    lines = [f"{key}\0{_parse(path.read_bytes())[0]}\n" for key, path in sorted(files.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@lru_cache(maxsize=2048)
+def _parse(source: bytes) -> tuple[str, frozenset[str]]:
+    """Hash of a module's syntax tree, and names of the modules that it imports (`from a import b`: `a` and `a.b`)."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # a compiled module
+        return hashlib.sha256(source).hexdigest(), frozenset()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    return hashlib.sha256(" ".join(_tokens(tree)).encode()).hexdigest(), frozenset(names)
+
+
+def _tokens(node: ast.AST) -> Iterator[str]:
+    """Parts of a syntax tree without docstrings, as text that is the same in all versions of Python."""
+    yield f"{type(node).__name__}("
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if value is None or value == [] or field in IRRELEVANT_FIELDS:
+            continue
+        yield f"{field}="
+        for part in value if isinstance(value, list) else [value]:
+            if not isinstance(part, ast.AST):
+                yield repr(part)
+            elif not _is_docstring(part):
+                yield from _tokens(part)
+    yield ")"
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,12 +1,102 @@
-"""Number of CPU threads that torch uses. Sums are split among threads, so their number affects the last bits."""
+"""Keep freed memory in the process (glibc only), which makes convolutional encoders on a CPU up to three times faster.
+
+By default glibc returns large freed blocks to the kernel, which clears their pages again for the next layer's output.
+
+Peak memory of this process.
+
+Precisions that a frozen encoder can run in; TF32 on GPUs only on request.
+
+Number of CPU threads that torch uses. Sums are split among threads, so their number affects the last bits.
+
+PyTorch's initial modes (gradients, autocast, default dtype and device), whatever the caller's are.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
+import resource
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
+
+from duplex.errors import require
+
+if TYPE_CHECKING:
+    import torch
+
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
+MAPPED = 1 << 30  # bytes; larger blocks still come from the kernel
+KEPT = (1 << 31) - 1  # free bytes at the heap's end that stay; the largest value that mallopt takes
+USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")  # are left alone
+
+
+def keep_freed_memory() -> bool:
+    """Raise two malloc thresholds so that this process and those it forks keep freed memory.
+
+    Returns False, without any effect, if there is no glibc or the user has set the thresholds.
+    """
+    if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USER_SETTINGS):
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(MMAP_THRESHOLD, MAPPED) and mallopt(TRIM_THRESHOLD, KEPT))
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Reset the peak memory of this process, and of its GPU if `device` is one.
+
+    Without this, larger models that the process trained before would count in the next measurement.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # Linux only
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_resident() -> int:
+    """Peak resident memory of this process in bytes: since the last reset on Linux, else since its start."""
+    with suppress(OSError, IndexError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """The torch dtype of numbers in a precision."""
+    import torch
+
+    types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    return types[require(precision, PRECISIONS, "precision")]
+
+
+@contextmanager
+def float32_arithmetic(precision: str) -> Iterator[None]:
+    """Allow TF32 on GPUs in the `with` block if `precision` is "tf32", and forbid it otherwise.
+
+    TF32 changes features by about a thousandth; torch allows it in convolutions by default. A backward pass must run
+    inside the block, too.
+    """
+    import torch
+
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
+
 
 Threads = int | Literal["auto"]
 
@@ -21,3 +111,17 @@ def threads(wanted: Threads) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def initial_modes() -> Iterator[None]:
+    """Gradients on, autocast off, new tensors float32 on the CPU; a context manager or a decorator."""
+    dtype = torch.get_default_dtype()
+    on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    autocast = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
+    with torch.inference_mode(False), torch.enable_grad(), on_cpu, autocast[0], autocast[1]:
+        torch.set_default_dtype(torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(dtype)

@@ -25,11 +25,9 @@ from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Method, MethodContext
 from duplex.methods.registry import find_method, make_method, method_source, parse_options
 from duplex.options import FinetuneOptions, Options
-from duplex.system.code_hash import UNKNOWN_CODE, plugin_hash
 from duplex.system.files import write_tensors
-from duplex.system.plugins import module_of
-from duplex.training.calibration import Calibration
-from duplex.training.known_images import FIELDS, PREFIX, KnownImages
+from duplex.system.plugins import UNKNOWN_CODE, module_of, plugin_hash
+from duplex.training.scoring import FIELDS, PREFIX, Calibration, KnownImages
 
 FORMAT = 7
 PLAUSIBLE = 100_000  # larger whole numbers among the options must be backed by tensors of that size

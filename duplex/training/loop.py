@@ -1,32 +1,416 @@
-"""The training loop of all methods, which keeps the tensors of the epoch with the best validation metric."""
+"""The training loop of all methods, which keeps the tensors of the epoch with the best validation metric.
+
+Train a method for one epoch: one pass over the training images, with an optimiser step every few batches.
+
+The result is the mean of each loss term over the epoch.
+
+The optimiser of a method's parameter groups and the schedule of its learning rates.
+
+Choose the number of CPU threads for `training.threads: auto`, by timing a few steps with one thread and with all.
+
+Steps on a small encoder's features are so short that threads spend more time waiting for each other than working,
+above all while other programs run.
+
+State of an unfinished training run in one safetensors file, from which a killed run continues.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
 import math
+import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
-from duplex.errors import DuplexError, UsageError
-from duplex.features.examples import Examples
+from duplex.errors import DuplexError, UsageError, shown
+from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
-from duplex.system.memory import peak_resident, reset_peak_memory
-from duplex.system.precision import float32_arithmetic
-from duplex.system.progress import ProgressBar
-from duplex.system.threads import threads
-from duplex.training.epoch import learning_rates, train_epoch
-from duplex.training.hooks import EpochReport, TrainingHooks
-from duplex.training.optimiser import make_optimiser, make_schedule
-from duplex.training.resume import TrainingState
+from duplex.system.files import write_tensors
+from duplex.system.processes import ProgressBar
+from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
+from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 from duplex.training.scoring import check_shapes
-from duplex.training.thread_choice import choose_threads
+
+
+def make_optimiser(
+    method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
+) -> torch.optim.Optimizer:
+    """Return the optimiser of the method's parameter groups; for a method without groups, of one unused parameter.
+
+    hooks: `hooks.optimiser`, if given, builds the optimiser; otherwise the training options choose it.
+    """
+    groups = [{**group, "params": list(group["params"])} for group in method.groups()]
+    groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
+    if hooks.optimiser is not None:
+        with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
+        optimiser = hooks.optimiser(with_rates)
+        _check_parameters(optimiser, groups)
+        return optimiser
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum),
+    }
+    return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+
+
+def _check_parameters(optimiser: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+    """Raise `DuplexError` if a user's optimiser misses a parameter that is to be trained, or is LBFGS."""
+    place = "the function given as `optimiser`"
+    if isinstance(optimiser, torch.optim.LBFGS):
+        raise DuplexError(f"{place} returned LBFGS, which computes losses itself; expected an optimiser such as Adam")
+    trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
+    wanted = {id(parameter) for group in groups for parameter in group["params"]}
+    if missing := len(wanted - trained):
+        raise DuplexError(f"{place} returned an optimiser without {missing} of the {len(wanted)} trained parameters")
+
+
+def make_schedule(
+    optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return the schedule of an optimiser's learning rates, a factor per epoch.
+
+    The factor is `hooks.schedule(epoch)` or, without this hook, follows the training option `schedule` (`rate_share`).
+    """
+
+    def share(epoch: int) -> float:
+        if hooks.schedule is None:
+            return rate_share(epoch, settings)
+        factor = hooks.schedule(epoch)
+        if not (isinstance(factor, Real) and 0 <= factor < math.inf):
+            raise DuplexError(f"schedule returned {shown(factor)} for epoch {epoch}; expected a number >= 0")
+        return float(factor)
+
+    return torch.optim.lr_scheduler.LambdaLR(optimiser, share)
+
+
+def rate_share(epoch: int, settings: TrainingOptions) -> float:
+    """Return the factor of the learning rate in an epoch (counted from 0), by the training option `schedule`.
+
+    The factor rises in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every
+    `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant`
+    keeps it.
+    """
+    if epoch < settings.warm_up:
+        return (epoch + 1) / (settings.warm_up + 1)
+    if settings.schedule == "step":
+        return settings.decay ** (epoch // settings.decay_every)
+    if settings.schedule == "cosine":
+        progress = (epoch - settings.warm_up) / (settings.epochs - settings.warm_up)
+        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+    return 1.0
+
+
+ROUNDS = 5  # timed steps per number of threads, taken in turn; their median counts
+FAR_SLOWER = 4.0  # a number of threads that needs this many times the fastest's time is not tried again
+PRODUCTS = 20  # threads meet after each; one wait alone may happen to be short
+MARGIN = 0.9  # all threads are taken where they need at most this share of one thread's time
+
+
+def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
+    """Return the number of CPU threads for a method's training, and the measured seconds of each number that was tried.
+
+    Small matrix products are timed first: beside a busy core a single step of all threads can take forty times as long
+    as one of a single thread, and products show that in a tenth of a second. If all threads are not far slower,
+    training steps of a copy of the method are timed. torch's random generator is set back, so that training is not
+    affected. A method that cannot be copied gets all threads.
+    """
+    every = torch.get_num_threads()
+    if every == 1 or images.compositions.device.type != "cpu":
+        return every, {}
+    try:
+        trial = copy.deepcopy(method, {id(method.context): method.context}).train()
+    except (TypeError, RuntimeError):  # it holds an open file, a lock or a tensor with a gradient
+        return every, {}
+    random = torch.get_rng_state()
+    factors = torch.ones(2, 256, 256)
+    rows = torch.arange(min(batch_size, len(images)))
+
+    def products() -> None:
+        for _ in range(PRODUCTS):
+            torch.mm(*factors)
+
+    def step() -> None:
+        torch.stack(list(trial.losses(images[rows], trial.shared()).values())).sum().backward()
+
+    try:
+        seconds = time_threads(products, (1, every))
+        if seconds[every] <= FAR_SLOWER * seconds[1]:
+            seconds = time_threads(step, (1, every))
+    finally:
+        torch.set_num_threads(every)
+        torch.set_rng_state(random)
+    return fastest_count(seconds), seconds
+
+
+def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
+    """Return the median seconds of a step, such as a training step, for each number of threads in `counts`.
+
+    The numbers take turns, so that the load of other programs affects all of them equally. A number whose fastest step
+    takes more than `FAR_SLOWER` times the fastest of all is left out of further rounds.
+    """
+    taken: dict[int, list[float]] = {count: [] for count in counts}
+    torch.set_num_threads(min(counts))
+    step()  # the first one allocates
+    remaining = list(counts)
+    for _ in range(rounds):
+        for count in remaining:
+            torch.set_num_threads(count)
+            start = time.perf_counter()
+            step()
+            taken[count].append(time.perf_counter() - start)
+        fastest = min(min(values) for values in taken.values())
+        remaining = [count for count in remaining if min(taken[count]) <= FAR_SLOWER * fastest]
+    return {count: statistics.median(values) for count, values in taken.items()}
+
+
+def fastest_count(seconds: dict[int, float]) -> int:
+    """Return the smallest number of threads whose step time no larger number undercuts by 10 % or more.
+
+    seconds: time of a step, by number of threads.
+
+    >>> fastest_count({1: 1.0, 8: 0.95}), fastest_count({1: 1.0, 8: 0.5})
+    (1, 8)
+    """
+    best = min(seconds)
+    for count in sorted(seconds):
+        if seconds[count] <= MARGIN * seconds[best]:
+            best = count
+    return best
+
+
+FORMAT = 5
+SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
+
+
+@dataclass
+class TrainingState:
+    """State of training: everything that the next epoch depends on. `key` is a hash of options, data and seed."""
+
+    key: str
+    method: Method[Any]
+    optimiser: torch.optim.Optimizer
+    schedule: LRScheduler
+    order: torch.Generator  # draws the order of the images
+    device: torch.device
+    threads: int = 0  # CPU threads of training, once they are chosen
+    epoch: int = 0
+    best_epoch: int = 0
+    best_value: float = -math.inf  # of the validation metric that chooses the epoch
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
+
+    def save(self, path: Path) -> None:
+        """Write the training state to a file atomically."""
+        moments = self.optimiser.state_dict()
+        tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        for row, state in moments["state"].items():
+            tensors |= {f"optimiser.{row}.{name}": tensor for name, tensor in state.items()}
+        tensors |= {"random.order": self.order.get_state(), "random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state()
+        record = {
+            "format": FORMAT,
+            **{
+                name: getattr(self, name) for name in ("key", "threads", "epoch", "best_epoch", "best_value", "history")
+            },
+            "groups": moments["param_groups"],
+            "schedule": self.schedule.state_dict(),
+        }
+        on_cpu = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        write_tensors(path, on_cpu, {"duplex": json.dumps(record)})
+
+    def load(self, path: Path) -> str | None:
+        """Restore the training state from a file and return None, or return the reason why the file does not fit.
+
+        A file of another format or of another run changes nothing. Raises `DuplexError` if the file cannot be read.
+        """
+        try:
+            with safe_open(path, "pt") as file:
+                record = json.loads(file.metadata()["duplex"])
+                if record.get("format") != FORMAT:
+                    return f"has format {record.get('format')}, this version reads format {FORMAT}"
+                if record["key"] != self.key:
+                    return "belongs to another run"
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise DuplexError(f"{path} cannot be read ({error}); delete it to start from the beginning") from error
+        self.method.load_state_dict(_under("method.", tensors))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("optimiser.", tensors).items():
+            row, key = name.split(".")
+            moments.setdefault(int(row), {})[key] = tensor
+        self.optimiser.load_state_dict({"state": moments, "param_groups": record["groups"]})
+        self.schedule.load_state_dict(record["schedule"])
+        self.best = {name: tensor.to(self.device) for name, tensor in _under("best.", tensors).items()}
+        self.order.set_state(tensors["random.order"])
+        torch.set_rng_state(tensors["random.cpu"])
+        if "random.cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["random.cuda"])
+        self.threads, self.epoch, self.best_epoch = record["threads"], record["epoch"], record["best_epoch"]
+        self.best_value, self.history = record["best_value"], record["history"]
+        return None
+
+
+def saved_epoch(path: Path) -> int:
+    """Return the number of finished epochs in the file of an unfinished run; 0 if there is none."""
+    try:
+        with safe_open(path, "pt") as file:
+            return int(json.loads(file.metadata()["duplex"])["epoch"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return 0
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+READ_EVERY = 8  # steps between reads of the losses from the device
+STEPS = 2  # steps whose rows are read ahead
+
+
+def train_epoch(
+    state: TrainingState,
+    images: Batch,
+    settings: TrainingOptions,
+    show: Callable[[int, dict[str, float]], None],
+    hooks: TrainingHooks = TrainingHooks(),
+) -> dict[str, float]:
+    """Train one epoch and return the mean of each loss term; `show` is called with each step and the means so far."""
+    state.method.train()
+    size = settings.batch_size * settings.accumulate
+    losses = Losses(state.epoch + 1, settings)
+    earlier_steps = state.epoch * math.ceil(len(images) / size)
+    for step, (batch, rows) in enumerate(prefetch(images, images.shuffled_rows(state.order).split(size)), start=1):
+        losses.add(step, len(rows), optimiser_step(state.method, batch, rows, settings, state.optimiser))
+        if hooks.reads_steps or step % READ_EVERY == 0:
+            losses.flush()
+        if hooks.reads_steps:
+            rates = learning_rates(state.optimiser)
+            hooks.step(StepReport(state.method, state.epoch + 1, earlier_steps + step, losses.last, rates))
+        show(step, losses.means)
+    losses.flush()
+    return losses.means
+
+
+class Losses:
+    """Mean of every loss term over an epoch's images, for progress bars, logs and the training history.
+
+    Terms of several steps are read from the device at once, because each read waits until the device is idle.
+    """
+
+    def __init__(self, epoch: int, settings: TrainingOptions) -> None:
+        self.means: dict[str, float] = {}
+        self.last: dict[str, float] = {}  # of the last step that was read
+        self._epoch, self._settings = epoch, settings
+        self._sums: dict[str, float] = {}
+        self._images = 0
+        self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []  # step, images, names, values
+
+    def add(self, step: int, images: int, terms: dict[str, Tensor]) -> None:
+        """Queue the loss terms of a step, each a mean over `images` images; `flush` copies them from the device."""
+        self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
+
+    def flush(self) -> None:
+        """Copy queued loss terms from the device, update epoch `means`; raise `DuplexError` for NaN or infinity."""
+        if not self._waiting:
+            return
+        values = iter(torch.cat([values for *_, values in self._waiting]).tolist())
+        for step, images, names, _ in self._waiting:
+            self._images += images
+            self.last = {}
+            for name in names:
+                value = next(values)
+                if not math.isfinite(value):
+                    rate, precision = self._settings.learning_rate, self._settings.precision
+                    hint = "" if precision == "fp32" else f" or set precision to fp32 (it is {precision})"
+                    raise DuplexError(
+                        f"loss {name} became {value} in epoch {self._epoch}, step {step}; "
+                        f"lower training.learning_rate (it is {rate:g}){hint}"
+                    )
+                self.last[name] = value
+                self._sums[name] = self._sums.get(name, 0.0) + value * images
+                self.means[f"loss_{name}"] = self._sums[name] / self._images
+        self._waiting.clear()
+
+
+def optimiser_step(
+    method: Method[Any], images: Batch, rows: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Take one optimiser step over `accumulate` batches and return the mean of every loss term.
+
+    `rows` [b]: indices of the step's training images in `images`, on the CPU. Tensors that the batches share
+    (`Method.shared`, such as encoded text) are computed once; their gradients are summed and propagated once. Nothing
+    in a step waits for the device.
+    """
+    optimiser.zero_grad(set_to_none=True)
+    shared = method.shared()
+    leaves = [
+        value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in shared
+    ]
+    inputs = type(shared)(*leaves) if hasattr(shared, "_fields") else tuple(leaves)  # may be a named tuple
+    terms: dict[str, Tensor] = {}
+    for batch_rows in rows.split(settings.batch_size):
+        share = len(batch_rows) / len(rows)
+        losses = method.losses(images[batch_rows], inputs)
+        values = torch.stack(list(losses.values()))
+        values.backward(torch.full_like(values, share))
+        method.after_batch()
+        for name, value in zip(losses, (share * values.detach()).unbind(), strict=True):
+            terms[name] = terms[name] + value if name in terms else value
+    grads = [leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves]
+    reached = [value for value, grad in zip(shared, grads, strict=True) if grad is not None]
+    torch.autograd.backward(reached, [grad for grad in grads if grad is not None])
+    if settings.clip is not None:
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, settings.clip)
+    optimiser.step()
+    method.after_step()
+    return terms
+
+
+def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
+    """Return the learning rate of each parameter group of an optimiser."""
+    return tuple(float(group["lr"]) for group in optimiser.param_groups)
+
+
+def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield, for each optimiser step, a batch and the indices of its images that the step uses.
+
+    `steps` yields indices [b] of `images` per step. With all inputs in memory the batch is `images`; with inputs on
+    disk the batch holds the step's images only, which are read ahead.
+    """
+    on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
+    if not on_disk:
+        for rows in steps:
+            yield images, rows
+        return
+    waiting: deque[Tensor] = deque()
+    for rows in steps:
+        for values in on_disk:
+            values.read_ahead(rows)
+        waiting.append(rows)
+        if len(waiting) > STEPS:
+            yield images[waiting[0]], torch.arange(len(waiting.popleft()))
+    for rows in waiting:
+        yield images[rows], torch.arange(len(rows))
+
 
 AnyMethod = Method[Any]
 Validate = Callable[[AnyMethod], float | Mapping[str, float]]  # AUC, or metrics of which the last chooses the epoch
@@ -68,7 +452,7 @@ def train(
     examples: training images.
     settings: training options.
     validate: function that returns a method's validation AUC (fraction), or metrics by name of which the last one
-    chooses the epoch (see `duplex.training.selection`).
+    chooses the epoch (see `duplex.training.scoring`).
     resume: file in which the training state is saved after each epoch, and from which a killed run continues.
     hooks: the caller's functions, called during training.
     """

@@ -8,12 +8,11 @@ import torch
 
 from benchmarks.tiny_corpus import SEED, training_example
 from benchmarks.train_tiny_encoder import main, save_weights
-from duplex.data.shapes import OBJECTS, STATES, draw, shapes_manifest
+from duplex.data.shapes import HARSH, LOOKS, MILD, OBJECTS, OUTLINES, STATES, draw, shapes_manifest
 from duplex.data.shapes import SEED as BENCHMARK_SEED
-from duplex.encoders.encoder_source import read_config
-from duplex.encoders.openclip import CLIP
-from duplex.encoders.tiny import family as tiny
-from duplex.synthetic import HARSH, LOOKS, MILD, OUTLINES
+from duplex.encoders import tiny
+from duplex.encoders.base import read_config
+from duplex.encoders.upstream import CLIP
 
 
 def test_saving_and_loading_returns_the_same_model(tmp_path):

@@ -14,9 +14,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
 from duplex.cli.params_file import add_dataset
 from duplex.errors import DuplexError
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.uncertainty import Difference, compare, compare_splits
-from duplex.stages.evaluate import _write
+from duplex.evaluation.metrics import Difference, Margins, compare, compare_splits
+from duplex.project.stages import _write
 
 IMAGES = 120
 SPLITS = ("shapes-split1", "shapes-split2")

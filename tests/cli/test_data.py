@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.data.mirrors import BENCHMARKS
+from duplex.data.download import BENCHMARKS
 from tests.commands import Command
 from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, rows, save, write_lists
 from tests.data.web import serving

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from duplex.data.manifest import write_manifest
+from duplex.data.tables import write_manifest
 from tests.commands import Command
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from duplex.metric_table import headline
+from duplex.evaluation.metric_table import headline
 
 METRICS = {"seen": 41.304, "unseen": 20.0, "hm": 18.2, "auc": 6.9, "auc_low": 6.1, "auc_high": 7.8}
 
@@ -55,7 +55,7 @@ def test_metrics_in_a_subfolder_are_refused_as_other_commands_are(project, comma
 
 
 def test_prepare_writes_four_files(project, command, monkeypatch):
-    monkeypatch.setattr("duplex.stages.prepare.ensure_images", lambda *_: None)  # it would draw 6,000 images
+    monkeypatch.setattr("duplex.project.stages.ensure_images", lambda *_: None)  # it would draw 6,000 images
     assert command("prepare", "--dataset", "shapes").code == 0
     written = {path.name for path in (project / "artifacts" / "shapes").iterdir()}
     assert written == {"manifest.csv", "labels.json", "statistics.json", "source.json"}

@@ -130,9 +130,9 @@ def test_words_longer_than_the_context_of_the_text_tower_are_refused(project: Pa
 @pytest.mark.parametrize("online", [True, False])
 def test_missing_weights_are_announced(project: Path, command: Command, monkeypatch, online: bool) -> None:
     make_folder(project / "mine", "nested")
-    monkeypatch.setattr("duplex.encoders.hub.is_reachable", lambda address: online)
+    monkeypatch.setattr("duplex.encoders.base.is_reachable", lambda address: online)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(project / "hub"))
-    monkeypatch.setattr("duplex.encoders.hub.DOWNLOADS", project / "clip")
+    monkeypatch.setattr("duplex.encoders.base.DOWNLOADS", project / "clip")
     result = command("data", "add", "mine", "mine")
     assert result.code == 0
     assert "ViT-L-14-quickgelu + openai, about 1.7 GB, from https://" in result.out
@@ -256,7 +256,7 @@ def test_finetune_auto_writes_what_it_found(project: Path, command: Command) -> 
 
 def test_without_room_on_the_disk_add_writes_no_finetuning(project: Path, command: Command, monkeypatch) -> None:
     make_folder(project / "mine", "nested")
-    monkeypatch.setattr("duplex.library.finetuned_recipes.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
+    monkeypatch.setattr("duplex.training.recipes.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
     result = command("data", "add", "mine", "mine", "--encoder", "tiny", "--finetune", "auto")
     assert result.code == 0 and "fine-tuning: none; inputs of 1 block take" in result.err
     assert load_params().finetune("dual_finetuned", "mine") is None

@@ -11,11 +11,11 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
-from duplex.config.run_key import dataset_records
 from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
-from duplex.features.store import open_features
-from duplex.stages import plan
+from duplex.features.file import open_features
+from duplex.project import stamps
+from duplex.project.stamps import dataset_records
 from tests.commands import Command
 
 WIDTH = 12
@@ -74,9 +74,9 @@ def test_the_plan_names_a_missing_input_before_anything_is_loaded(project: Path,
     text = (project / "params.yaml").read_text().replace("datasets: [shapes]", "datasets: [mine]", 1)
     (project / "params.yaml").write_text(text)
     with pytest.raises(DuplexError, match="clip on mine needs the text tower"):
-        plan.run(load_params())
+        stamps.plan_stage(load_params())
     (project / "params.yaml").write_text(text.replace("methods: [clip, csp", "methods: [kg_sp] # [clip, csp", 1))
-    plan.run(load_params())
+    stamps.plan_stage(load_params())
 
 
 def test_a_named_encoder_lends_its_text_tower(project: Path, command: Command, table: pd.DataFrame):

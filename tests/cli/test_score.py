@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from duplex.cli import app
 from duplex.errors import UsageError
-from duplex.evaluation import scores as module
-from duplex.evaluation.accumulator import ScoreAccumulator
+from duplex.evaluation import score_files as module
+from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.metrics import measure
 from tests.evaluation.twins import problem
 

@@ -118,7 +118,7 @@ def test_an_ablation_is_a_method_with_changed_options():
             ["duplex and duplex_open are both shown as duplex", "closed"],
         ),
         ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is a circle"]),
-        ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.epoch", "unknown key", "epochs"]),
+        ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.loop", "unknown key", "epochs"]),
         ("momentum: 0.9", "training: 3", ["methods.duplex.training is 3"]),
         (
             "momentum: 0.9",

@@ -10,7 +10,7 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.config.run_key import dataset_records, report_record, run_records
+from duplex.project.stamps import dataset_records, report_record, run_records
 from tests.subprocesses import ENVIRONMENT, ROOT
 from tests.system.test_code_hash import change
 
@@ -61,7 +61,7 @@ def test_the_report_depends_on_the_tables_of_ablations(tmp_path):
 PLAN = """
 import sys
 from duplex.config.params import load_params
-from duplex.config.run_key import dataset_records, run_records
+from duplex.project.stamps import dataset_records, run_records
 params = load_params()
 dataset_records(params, "shapes"), run_records(params, "shapes", "duplex")
 assert "torch" not in sys.modules

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from duplex.data.czsl_layout import FOLDER, METADATA
+from duplex.data.czsl import FOLDER, METADATA
 from duplex.data.shapes import draw
 
 STATES, OBJECTS = ("red", "striped", "hollow", "green"), ("circle", "star", "heart", "moon")

@@ -14,12 +14,18 @@ from PIL import Image
 
 import duplex
 from duplex.data.check import DataIssue, check_dataset, content_issues
-from duplex.data.czsl_layout import read_pair_lists
-from duplex.data.dataset import LabelledImages, labels_of
-from duplex.data.dataset_source import load_source
-from duplex.data.image_files import verify_image
-from duplex.data.source_options import SourceOptions
-from duplex.data.stats import PUBLISHED_COUNTS, count_dataset, published_differences, statistics_text
+from duplex.data.contents import SourceOptions
+from duplex.data.czsl import read_pair_lists
+from duplex.data.images import verify_image
+from duplex.data.sources import load_source
+from duplex.data.tables import (
+    PUBLISHED_COUNTS,
+    LabelledImages,
+    count_dataset,
+    labels_of,
+    published_differences,
+    statistics_text,
+)
 from duplex.labels import LabelSpace
 from tests.data.makers import make_standard, make_table
 

@@ -17,13 +17,18 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from duplex.data import contents
-from duplex.data.contents import changed_images, content_keys, file_digests, read_digests
-from duplex.data.dataset import resplit
-from duplex.data.dataset_source import detect_source, load_source
-from duplex.data.image_errors import MachineFault
-from duplex.data.image_files import ORIENTATION_TAG, BadImageFile, read_image
-from duplex.data.source_options import SplitOptions
-from duplex.data.split import make_split, split_by_content
+from duplex.data.contents import (
+    SplitOptions,
+    changed_images,
+    content_keys,
+    file_digests,
+    make_split,
+    read_digests,
+    split_by_content,
+)
+from duplex.data.images import ORIENTATION_TAG, BadImageFile, MachineFault, read_image
+from duplex.data.sources import detect_source, load_source
+from duplex.data.tables import resplit
 from duplex.errors import DuplexError
 from tests.data.makers import make_folder
 
@@ -214,7 +219,7 @@ def test_too_little_memory_is_an_error_that_names_the_file(gallery: Path, monkey
     def exhausted(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("duplex.data.image_files.as_rgb", exhausted)
+    monkeypatch.setattr("duplex.data.images.as_rgb", exhausted)
     for digests in (content_keys, lambda root, names: read_digests(root, names, {})):
         with pytest.raises(MachineFault, match=r"a\.\w+ could not be read: there was not enough memory"):
             digests(gallery, ["a.png", "a.bmp"])

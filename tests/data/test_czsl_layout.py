@@ -13,11 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.czsl_layout import METADATA, load_czsl, read_pair_list, read_pair_lists
-from duplex.data.dataset_source import load_source
-from duplex.data.manifest import read_manifest, write_manifest
-from duplex.data.source_options import SourceOptions
-from duplex.data.stats import count_dataset
+from duplex.data.contents import SourceOptions
+from duplex.data.czsl import METADATA, load_czsl, read_pair_list, read_pair_lists
+from duplex.data.sources import load_source
+from duplex.data.tables import count_dataset, read_manifest, write_manifest
 from duplex.errors import DuplexError
 from tests.data.makers import QUIRKS, Row, make_standard, rows, write_lists
 

@@ -17,9 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duplex.data import download as fetching
-from duplex.data.download import ARCHIVES, DeadLink, download_archive, fetch
-from duplex.data.mirrors import BenchmarkArchive
-from duplex.data.unpack import unpack
+from duplex.data.download import ARCHIVES, BenchmarkArchive, DeadLink, download_archive, fetch, unpack
 from duplex.errors import DuplexError
 from duplex.system.files import sole_writer
 from tests.data.web import BODY, Server, serving

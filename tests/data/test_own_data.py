@@ -13,14 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.dataset_source import detect_source, ensure_images, load_source, read_folder
-from duplex.data.manifest import read_manifest, write_manifest
+from duplex.data.contents import SourceOptions, SplitOptions
 from duplex.data.shapes import shapes_manifest
-from duplex.data.source_options import SourceOptions, SplitOptions
-from duplex.data.stats import count_dataset
-from duplex.data.table import read_table
+from duplex.data.sources import detect_source, ensure_images, load_source, read_folder
+from duplex.data.tables import count_dataset, read_manifest, read_table, write_manifest
 from duplex.errors import DuplexError, UsageError
-from duplex.fitting.labelled_folder import read_labelled_folder
+from duplex.recognition.fit import read_labelled_folder
 from tests.data.makers import make_folder, make_table, rows
 from tests.subprocesses import ENVIRONMENT
 
@@ -52,7 +50,7 @@ READING = """
 import sys
 import torch
 from pathlib import Path
-from duplex.data.table import read_table
+from duplex.data.tables import read_table
 read_table(Path(sys.argv[1]))
 """
 

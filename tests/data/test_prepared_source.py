@@ -12,17 +12,16 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.config.run_key import dataset_records
-from duplex.data.manifest import read_manifest, write_manifest
-from duplex.data.prepared_source import require_prepared, source_record, write_source
-from duplex.data.source_options import SourceOptions
+from duplex.data.contents import SourceOptions
+from duplex.data.sources import require_prepared, source_record, write_source
+from duplex.data.tables import read_manifest, write_manifest
 from duplex.errors import DuplexError, UsageError
-from duplex.library.inputs import load_inputs
-from duplex.stages import doctor
-from duplex.stages.doctor import DoctorFinding
-from duplex.stages.extract import extract
-from duplex.stages.prepare import prepare
-from duplex.stages.suspects import rank_suspects, relabelled_manifest
+from duplex.project import doctor
+from duplex.project.doctor import DoctorFinding
+from duplex.project.stages import extract, prepare
+from duplex.project.stamps import dataset_records
+from duplex.project.suspects import rank_suspects, relabelled_manifest
+from duplex.training.inputs import load_inputs
 from tests.data.makers import make_folder, make_standard, make_table
 
 

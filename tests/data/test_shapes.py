@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from duplex.data import shapes
-from duplex.data.manifest import COLUMNS, read_manifest, write_manifest
 from duplex.data.shapes import ABSENT, OBJECTS, SEEN, STATES, UNSEEN, draw, render_images, shapes_manifest
+from duplex.data.tables import COLUMNS, read_manifest, write_manifest
 from duplex.errors import DuplexError
 from tests.data.test_split import pairs_of
 

@@ -11,10 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from duplex.data.dataset import from_rows, resplit, shares, split_name
-from duplex.data.dataset_source import load_source
-from duplex.data.source_options import SourceOptions, SplitOptions
-from duplex.data.split import _divide, _hold_out, _in_two_splits, _unite, make_split
+from duplex.data.contents import SourceOptions, SplitOptions, _divide, _hold_out, _in_two_splits, _unite, make_split
+from duplex.data.sources import load_source
+from duplex.data.tables import from_rows, resplit, shares, split_name
 from duplex.errors import DuplexError, UsageError
 from tests.data.makers import make_folder, make_standard, make_table
 

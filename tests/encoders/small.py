@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from duplex.encoders.openclip import open_clip
+from duplex.encoders.upstream import open_clip
 
 ARCHITECTURE = {
     "embed_dim": 16,

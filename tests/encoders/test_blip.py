@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from duplex.encoders import encoder_identity, load_encoder
+from duplex.encoders.base import encoder_identity, load_encoder
 from duplex.errors import DuplexError
-from duplex.layers.prompt_paths import Prompts
 from duplex.methods.base import Batch, MethodContext
+from duplex.methods.paths import Prompts
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.testing import small_labels
 from tests.encoders.small import noise_image
@@ -57,7 +57,7 @@ def encoder(folder):
 
 
 def test_a_missing_library_is_named_before_weights_are_downloaded(monkeypatch) -> None:
-    monkeypatch.setattr("duplex.encoders.blip.find_spec", lambda _: None)
+    monkeypatch.setattr("duplex.encoders.others.find_spec", lambda _: None)
     with pytest.raises(
         DuplexError, match=r"BLIP needs the transformers library; run pip install 'duplex-czsl\[blip\]'"
     ):

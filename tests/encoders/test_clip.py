@@ -9,10 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from duplex.encoders import load_encoder
-from duplex.encoders.frozen_encoder import ImageTransform
-from duplex.encoders.open_clip_source import build_model, find_source
-from duplex.encoders.openclip import PreprocessCfg, image_transform_v2, open_clip
+from duplex.encoders.base import ImageTransform, load_encoder
+from duplex.encoders.open_clip import build_model, find_source
+from duplex.encoders.upstream import PreprocessCfg, image_transform_v2, open_clip
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import noise_image, write_folder
 

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.text import SIZES, Names, made_up, random_tower
-from duplex.encoders import text_attention
-from duplex.encoders.clip_text import ClipTextTower
-from duplex.encoders.prompt_tree import PromptTree
-from duplex.encoders.text_attention import TreeLayout, attend
+from duplex.encoders import prompt_tree
+from duplex.encoders.prompt_tree import PromptTree, TreeLayout, attend
+from duplex.encoders.text import ClipTextTower
 from duplex.errors import DuplexError
 from tests.encoders.towers import CONTEXT, END, START, VOCABULARY, FakeTokenizer, small_model, text_ids
 from tests.pretended import Pretended
@@ -45,7 +44,7 @@ def tower(model: Any) -> ClipTextTower:
 def blocks_of(size: int) -> Iterator[None]:
     """Attention in blocks of another size, so that small trees have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_attention, "BLOCK", size)
+        patch.setattr(prompt_tree, "BLOCK", size)
         yield
 
 

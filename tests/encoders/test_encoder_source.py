@@ -6,8 +6,8 @@ import pytest
 import requests
 import torch
 
-from duplex.encoders import encoder_identity, load_encoder
-from duplex.encoders.open_clip_source import convert_weights, find_source, open_clip
+from duplex.encoders.base import encoder_identity, load_encoder
+from duplex.encoders.open_clip import convert_weights, find_source, open_clip
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import ARCHITECTURE, write_folder
 
@@ -108,9 +108,9 @@ def test_unreachable_weights_fail_after_one_request(monkeypatch: pytest.MonkeyPa
         raise requests.ConnectionError("refused")
 
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr("duplex.encoders.hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("duplex.encoders.base.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("duplex.encoders.hub.DOWNLOADS", tmp_path / "clip")
+    monkeypatch.setattr("duplex.encoders.base.DOWNLOADS", tmp_path / "clip")
     monkeypatch.setattr("requests.head", refuse)
     with pytest.raises(DuplexError, match=r"does not answer; download them .* as local-dir:FOLDER$") as caught:
         load_encoder("ViT-L-14-quickgelu", "openai")

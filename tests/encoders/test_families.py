@@ -9,14 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from duplex.encoders import EncoderIdentity, encoder_identity, load_encoder, missing_weights, unknown_words
-from duplex.encoders.families import GROUP, all_families, family_module
+from duplex.encoders.base import (
+    GROUP,
+    EncoderIdentity,
+    all_families,
+    encoder_identity,
+    family_module,
+    load_encoder,
+    missing_weights,
+    unknown_words,
+)
 from duplex.errors import DuplexError
 from duplex.system.plugins import installed_plugins
 from tests.encoders.small import write_folder
 
 MODULE = """
-from duplex.encoders.clip import ClipFamily
+from duplex.encoders.open_clip import ClipFamily
 
 class Renamed(ClipFamily):
     usage = "other:FOLDER"
@@ -78,10 +86,10 @@ def test_a_family_of_two_distributions_is_refused(distribution: Path) -> None:
 
 def test_built_in_families_win_and_take_all_other_names(distribution: Path) -> None:
     assert {"blip", "clip", "timm", "tiny", "other"} <= set(installed_plugins(GROUP))
-    assert family_module("tiny") == "duplex.encoders.tiny.family"
-    assert family_module("timm:resnet18") == "duplex.encoders.timm_encoder"
+    assert family_module("tiny") == "duplex.encoders.tiny"
+    assert family_module("timm:resnet18") == "duplex.encoders.others"
     for name in ("ViT-B-32", "local-dir:folder", "hf-hub:owner/model"):
-        assert family_module(name) == "duplex.encoders.clip"
+        assert family_module(name) == "duplex.encoders.open_clip"
 
 
 def test_the_catalog_and_the_usage_lines_name_all_encoders() -> None:

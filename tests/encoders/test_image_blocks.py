@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from duplex.encoders import PACKAGED, load_encoder
+from duplex.encoders.base import PACKAGED, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, capture_block_input, last_blocks
-from duplex.encoders.openclip import ModifiedResNet, VisionTransformer, open_clip
-from duplex.encoders.timm_encoder import timm
+from duplex.encoders.others import timm
+from duplex.encoders.upstream import ModifiedResNet, VisionTransformer, open_clip
 from duplex.errors import UsageError
-from duplex.layers.finetuned_blocks import FinetunedBlocks, LowRank
+from duplex.methods.blocks import FinetunedBlocks, LowRank
 from duplex.options import FinetuneOptions
-from duplex.system.precision import float32_arithmetic
+from duplex.system.threads import float32_arithmetic
 
 TimmModel = open_clip.timm_model.TimmModel
 ADAPTERS = ("bottleneck", "lora", "full")
@@ -167,7 +167,7 @@ def test_images_beyond_a_block_and_none_at_all_are_encoded(monkeypatch: pytest.M
     encoder, images = tower("ResNet")
     features, inputs = run_tower(encoder, images, 2)
     blocks = finetuned(encoder, inputs, 2, 1).eval()
-    monkeypatch.setattr("duplex.layers.finetuned_blocks.IMAGES", 2)
+    monkeypatch.setattr("duplex.methods.blocks.IMAGES", 2)
     with torch.no_grad():
         torch.testing.assert_close(blocks(inputs), features)
         assert blocks(inputs[:0]).shape == (0, features.shape[1])

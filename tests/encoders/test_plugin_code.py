@@ -10,19 +10,20 @@ import pytest
 import torch
 
 import duplex
-from duplex.encoders import EncoderIdentity, encoder_identity, load_encoder
+from duplex.encoders.base import EncoderIdentity, encoder_identity, load_encoder
 from duplex.errors import DuplexError, UsageError
-from duplex.features import extraction
-from duplex.features.store import PartialCache, open_features
-from duplex.fitting import fit_folder, folder_recipes
-from duplex.fitting.update import update_model
-from tests.fitting.searches import only_the_first
+from duplex.features import extract
+from duplex.features.file import PartialCache, open_features
+from duplex.recognition import fit
+from duplex.recognition import fit as folder_recipes
+from duplex.recognition.update import update_model
 from tests.recognition.drawn_folder import draw_folder, draw_pair
+from tests.recognition.searches import only_the_first
 
 MODULE = """
 from dataclasses import replace
 
-from duplex.encoders.tiny.family import TinyFamily
+from duplex.encoders.tiny import TinyFamily
 
 class Mine(TinyFamily):
     def find(self, name, weights=None):
@@ -92,19 +93,19 @@ def test_a_fit_encodes_again_and_an_update_is_refused(
     monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
     root, out = draw_folder(tmp_path / "shop", images=6), tmp_path / "model"
     draw_pair(tmp_path / "more", "red", "star", range(20, 24))
-    fit_folder.fit_folder(root, out, encoder="mine", say=lambda _: None)
+    fit.fit_folder(root, out, encoder="mine", say=lambda _: None)
     update_model(out, tmp_path / "more", tmp_path / "updated", say=lambda _: None)
     change()
     with pytest.raises(UsageError, match=r"the code of 'mine' has changed since .*was fitted.*`duplex fit` again"):
         update_model(out, tmp_path / "more", tmp_path / "other", say=lambda _: None)
     encoded: list[torch.device] = []
-    encode = extraction._encode_pending
+    encode = extract._encode_pending
 
-    def counted(cache: PartialCache, job: extraction.ExtractionJob) -> None:
+    def counted(cache: PartialCache, job: extract.ExtractionJob) -> None:
         encoded.append(job.encoder.device)
         encode(cache, job)
 
-    monkeypatch.setattr(extraction, "_encode_pending", counted)
-    fit_folder.fit_folder(root, out, encoder="mine", say=lambda _: None)
+    monkeypatch.setattr(extract, "_encode_pending", counted)
+    fit.fit_folder(root, out, encoder="mine", say=lambda _: None)
     assert len(encoded) == 1
     update_model(out, tmp_path / "more", tmp_path / "again", say=lambda _: None)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import duplex
-from duplex.cli.own_data import _encoder_entry
+from duplex.cli.data import _encoder_entry
 from duplex.data.shapes import render_images, shapes_manifest
-from duplex.encoders import encoder_identity, load_encoder, missing_weights
-from duplex.encoders.openclip import open_clip
+from duplex.encoders.base import encoder_identity, load_encoder, missing_weights
+from duplex.encoders.upstream import open_clip
 from duplex.errors import DuplexError, UsageError
-from duplex.features.store import open_features
+from duplex.features.file import open_features
 from tests.commands import command, project
 from tests.encoders.small import ARCHITECTURE, noise_image
 

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.encoders.clip_text import ClipTextTower
-from duplex.encoders.openclip import open_clip
 from duplex.encoders.prompt_tree import PromptTree
-from duplex.encoders.text_parts import Vocabulary
+from duplex.encoders.text import ClipTextTower, Vocabulary
+from duplex.encoders.upstream import open_clip
 from duplex.errors import DuplexError
 from tests.encoders.towers import END, START, FakeTokenizer, small_model, text_ids
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from duplex.encoders import encoder_identity, load_encoder
-from duplex.encoders.timm_encoder import timm
+from duplex.encoders.base import encoder_identity, load_encoder
+from duplex.encoders.others import timm
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import noise_image
 

@@ -4,11 +4,10 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 
-from duplex.data.shapes import OBJECTS, STATES
-from duplex.encoders import encoder_identity, load_encoder, unknown_words
-from duplex.encoders.tiny import family as tiny
+from duplex.data.shapes import LOOKS, MILD, OBJECTS, OUTLINES, STATES, draw_image, random_stream
+from duplex.encoders import tiny
+from duplex.encoders.base import encoder_identity, load_encoder, unknown_words
 from duplex.errors import DuplexError
-from duplex.synthetic import LOOKS, MILD, OUTLINES, draw_image, random_stream
 
 
 def test_the_weights_are_small_and_in_half_precision():

@@ -59,7 +59,7 @@ def test_operators_are_declared_where_the_library_lacks_them_and_nowhere_else() 
 def test_open_clip_and_timm_are_imported_without_the_compiler_which_works_afterwards() -> None:
     done = run(
         "-c",
-        "import sys, duplex.encoders.openclip; before = 'torch._dynamo' in sys.modules or 'sympy' in sys.modules\n"
+        "import sys, duplex.encoders.upstream; before = 'torch._dynamo' in sys.modules or 'sympy' in sys.modules\n"
         "import torch, torch._dynamo; from torch._dynamo.utils import is_compile_supported\n"
         "double = torch.compile(lambda x: 2 * x, backend='eager')\n"
         "print(before, torch._dynamo.__file__ is not None, double(torch.ones(1)).item())",
@@ -76,8 +76,8 @@ def test_worker_processes_prepare_images(tmp_path) -> None:
         import torch
         from PIL import Image
         from torch.utils.data import DataLoader
-        from duplex.encoders.frozen_encoder import ImageTransform
-        from duplex.features.decoding import ImageRows
+        from duplex.encoders.base import ImageTransform
+        from duplex.features.extract import ImageRows
         from pathlib import Path
         if __name__ == "__main__":
             Image.new("RGB", (9, 9), "red").save({str(tmp_path / "a.png")!r})

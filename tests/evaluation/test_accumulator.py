@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation import accumulator, topk
-from duplex.evaluation.accumulator import ScoreAccumulator, TopCompetitors, refuse_inexact
+from duplex.evaluation import accumulate
+from duplex.evaluation import accumulate as topk
+from duplex.evaluation.accumulate import ScoreAccumulator, TopCompetitors, refuse_inexact
 from tests.evaluation.twins import problem
 from tests.pretended import Pretended
 
@@ -151,7 +152,7 @@ def test_sizes_of_internal_blocks_change_nothing(seed: int, k: int, split: bool,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topk, "BLOCK_REORDERED", reordered)
         patch.setattr(topk, "BLOCK_SEARCHED", searched)
-        patch.setattr(accumulator, "CACHED_COLUMNS", cached)
+        patch.setattr(accumulate, "CACHED_COLUMNS", cached)
         found = ScoreAccumulator(p.target, p.seen, feasible_mask=p.feasible, bucket=bucket, k=k)
         for rows in (np.arange(4), np.arange(4, 11)):
             for start in (0, 9):

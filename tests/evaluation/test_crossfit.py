@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.accumulator import ScoreAccumulator
-from duplex.evaluation.crossfit import HALVINGS, CrossFitGain, largest_clear_gain, pair_halves
-from duplex.evaluation.feasibility import buckets, choose_threshold, thresholds
+from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.evaluation.feasibility import (
+    HALVINGS,
+    CrossFitGain,
+    buckets,
+    choose_threshold,
+    largest_clear_gain,
+    pair_halves,
+    thresholds,
+)
 
 
 def won_halves(scores: np.ndarray, target: np.ndarray, seen: np.ndarray, allowed: np.ndarray) -> dict[int, list[int]]:

@@ -10,10 +10,8 @@ import pandas as pd
 import pytest
 
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.accumulator import ScoreAccumulator
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.metrics import Metrics, group_table, measure
-from duplex.evaluation.uncertainty import bootstrap
+from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.evaluation.metrics import Margins, Metrics, bootstrap, group_table, measure
 from duplex.labels import GROUPS, FrequencyGroups, frequency_groups
 from tests.evaluation.twins import problem
 

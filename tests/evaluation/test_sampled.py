@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.accumulator import ScoreAccumulator
+from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.metrics import Metrics, measure
 from duplex.evaluation.sampled import BlockSource, _tensor, sampled_metrics
 from duplex.system.threads import threads

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from duplex.errors import UsageError
-from duplex.evaluation import scores as module
-from duplex.evaluation.scores import ScoreFile, open_scores
+from duplex.evaluation import score_files as module
+from duplex.evaluation.score_files import ScoreFile, open_scores
 from tests.features.test_store import opened_in
 
 IMAGES, COLUMNS = 7, 4

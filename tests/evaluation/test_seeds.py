@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
-from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.uncertainty import (
+from duplex.evaluation.metrics import (
     NAMES,
     Components,
+    Curve,
+    Margins,
     compare,
     compare_seeds,
     compare_splits,

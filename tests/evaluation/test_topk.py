@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.topk import INFEASIBLE, ColumnPlan, topk_per_group, topk_per_group_torch
+from duplex.evaluation.accumulate import INFEASIBLE, ColumnPlan, topk_per_group, topk_per_group_torch
 
 
 @settings(max_examples=80, deadline=None)

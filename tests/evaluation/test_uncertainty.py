@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.uncertainty import Components, _normal_p, bootstrap, bootstrap_p, compare, percentiles
+from duplex.evaluation.metrics import (
+    Components,
+    Curve,
+    Margins,
+    _normal_p,
+    bootstrap,
+    bootstrap_p,
+    compare,
+    percentiles,
+)
 from tests.evaluation.twins import literal_components
 
 

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import h5py
 import pytest
 
-from duplex.encoders import load_encoder
-from duplex.features import extraction
-from duplex.features.checksums import row_checksums
-from duplex.features.extraction import ExtractionReport, extract
-from duplex.features.layout import value_names
+from duplex.encoders.base import load_encoder
+from duplex.features import extract as extraction
+from duplex.features.extract import ExtractionReport, extract
+from duplex.features.file import row_checksums, value_names
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
 

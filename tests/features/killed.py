@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from duplex.encoders import Encoder, EncoderIdentity
+from duplex.encoders.base import Encoder, EncoderIdentity
 from duplex.errors import DuplexError
-from duplex.features import extraction
-from duplex.features.extraction import extract
+from duplex.features import extract as extraction
+from duplex.features.extract import extract
 
 
 class Slow:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from duplex.encoders import PACKAGED, load_encoder
+from duplex.encoders.base import PACKAGED, load_encoder
 from duplex.encoders.image_blocks import last_blocks
 from duplex.errors import DuplexError
-from duplex.features.inspection import inspect, verify
-from duplex.features.store import open_features
+from duplex.features.file import open_features
+from duplex.features.inspect import inspect, verify
 from duplex.features.tokens import DiskTokens, dequantize, quantize, read_tokens
 from tests.features.conftest import update_checksums
 

@@ -13,12 +13,11 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from duplex.data.image_errors import MachineFault
-from duplex.data.image_files import read_image
+from duplex.data.images import MachineFault, read_image
 from duplex.errors import DuplexError
-from duplex.features import decoding
-from duplex.features.decoding import ImageRows, decode_batches, decoding_workers, report_worker_deaths
-from duplex.features.layout import ENCODED, status_of_reason
+from duplex.features import extract
+from duplex.features.extract import ImageRows, decode_batches, decoding_workers, report_worker_deaths
+from duplex.features.file import ENCODED, status_of_reason
 from tests.features.pictures import write_pictures
 
 SIZE = (12, 20)  # height, width
@@ -49,7 +48,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()
-    monkeypatch.setattr(decoding, "read_image", found.read)
+    monkeypatch.setattr(extract, "read_image", found.read)
     return found
 
 
@@ -94,7 +93,7 @@ def test_an_image_that_cannot_be_resized_is_bad_but_not_for_a_lack_of_memory(nam
     error = MemoryError()
     with pytest.raises(MachineFault):
         ImageRows(names, tmp_path, refuse).read(0)
-    assert ImageRows(names, tmp_path, refuse)[0][1] == decoding.RETRY
+    assert ImageRows(names, tmp_path, refuse)[0][1] == extract.RETRY
 
 
 def test_auto_is_one_worker_per_core_of_this_process_less_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +125,7 @@ def test_workers_ignore_ctrl_c_and_run_niced_without_a_gpu(names, tmp_path, monk
         asked.append(pin_memory)
         return DataLoader(*words, **options)
 
-    monkeypatch.setattr(decoding, "DataLoader", loader)
+    monkeypatch.setattr(extract, "DataLoader", loader)
     pictures = ProcessState(names, tmp_path, transform)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs this may have it ignored
     ((_, told, _),) = decode_batches(pictures, [(0, 2)], 1, pinned=pinned)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.encoders import Encoder, load_encoder
+from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import DuplexError
-from duplex.features import encoding
-from duplex.features.encoding import OutputSpec, PendingBatch, encode_batches, pad_batches
-from duplex.features.layout import ALL_ZERO, ENCODED, FIRST_BAD, NOT_FINITE
+from duplex.features import extract
+from duplex.features.extract import OutputSpec, PendingBatch, encode_batches, pad_batches
+from duplex.features.file import ALL_ZERO, ENCODED, FIRST_BAD, NOT_FINITE
 from tests.features.conftest import Wrapped
 from tests.pretended import Pretended
 
@@ -150,7 +150,7 @@ def test_on_a_gpu_the_next_batch_is_launched_before_a_result_is_read(
         seen.append(f"of {start}")
         return SimpleNamespace(result=lambda: seen.append(f"result {start}"))
 
-    monkeypatch.setattr(encoding.PendingBatch, "launch", launch)
+    monkeypatch.setattr(extract.PendingBatch, "launch", launch)
     there = cast(Encoder, SimpleNamespace(device=torch.device(device)))
     given = ((n, torch.empty(0), torch.empty(0)) for n in range(3))
     assert len(list(encode_batches(there, given, OutputSpec()))) == 3

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.features.examples import Examples, join
+from duplex.features.tokens import Examples, join
 from duplex.labels import SPLITS, LabelSpace
 
 ROWS = 12

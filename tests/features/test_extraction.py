@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.data.image_files import read_image
+from duplex.data.images import read_image
 from duplex.errors import DuplexError, UsageError
-from duplex.features import extraction as extraction_module
-from duplex.features.extraction import BadImage, ExtractionReport, extract
-from duplex.features.layout import ENCODED, PENDING, Span, partial_path
-from duplex.features.store import PartialCache, open_features
+from duplex.features import extract as extraction_module
+from duplex.features.extract import BadImage, ExtractionReport, extract
+from duplex.features.file import ENCODED, PENDING, PartialCache, Span, open_features, partial_path
 from tests.features.conftest import Wrapped, update_checksums
 from tests.features.test_store import opened_in
 
@@ -240,7 +239,7 @@ def test_an_unfinished_file_that_cannot_be_opened_is_reported(run, tmp_path: Pat
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, *words, **options)
 
-    monkeypatch.setattr("duplex.features.store.h5py.File", refuse)
+    monkeypatch.setattr("duplex.features.file.h5py.File", refuse)
     with pytest.raises(DuplexError, match=r"features\.h5\.partial cannot be opened: .*Permission denied"):
         run()
 

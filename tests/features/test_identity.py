@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features.identity import (
+from duplex.features.file import (
     DISPLAY_NAMES,
     IMPORTED,
     LIBRARIES,

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from benchmarks.measure import begin_peak, memory
-from duplex.data.image_files import MAX_PIXELS, BadImageFile, as_rgb, decode_image, read_image
-from duplex.features.layout import REASONS
-from duplex.features.store import open_features
+from duplex.data.images import MAX_PIXELS, BadImageFile, as_rgb, decode_image, read_image
+from duplex.features.file import REASONS, open_features
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 RANDOM = np.random.default_rng(0)
@@ -187,7 +186,7 @@ def write_hostile(root: Path, count: int) -> tuple[list[str], list[str | None]]:
 
 def test_a_thousand_hostile_files(run, encoder, tmp_path: Path) -> None:
     names, reasons = write_hostile(tmp_path / "hostile", 1000)
-    from duplex.features.extraction import extract
+    from duplex.features.extract import extract
 
     place = tmp_path / "hostile", tmp_path / "h.h5"
     options: dict[str, Any] = {"manifest_sha256": "m", "max_bad": 1.0}

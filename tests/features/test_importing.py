@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features import importing
-from duplex.features.importing import import_features, require_imported
-from duplex.features.layout import ALL_ZERO, NOT_FINITE
-from duplex.features.store import PartialCache, open_features
+from duplex.features import imported
+from duplex.features.file import ALL_ZERO, NOT_FINITE, PartialCache, open_features
+from duplex.features.imported import import_features, require_imported
 from tests.features.test_store import opened_in
 
 
 @pytest.mark.parametrize(("dtype", "chunk"), [(np.float16, 1), (np.float32, 3), (np.float64, 99)])
 def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: type, chunk: int) -> None:
-    monkeypatch.setattr(importing, "CHUNK", chunk)
+    monkeypatch.setattr(imported, "CHUNK", chunk)
     values: np.ndarray = np.random.default_rng(0).standard_normal((7, 5)).astype(dtype)
     values[4, 0], values[6, 2], values[5, 0], values[5, 1] = np.inf, np.nan, 65_504, -65_504  # what float16 holds
     values[1], values[2] = 0, 2.0**-25 if dtype is not np.float16 else 0

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.decoding import ImageRows
-from duplex.features.inspection import _relative_error, inspect, verify
-from duplex.features.layout import ENCODED, PENDING, status_of_reason
+from duplex.features.extract import ImageRows
+from duplex.features.file import ENCODED, PENDING, status_of_reason
+from duplex.features.inspect import _relative_error, inspect, verify
 from tests.features.conftest import Wrapped, update_checksums
 from tests.features.pictures import write_pictures
 from tests.features.test_store import write_cache
@@ -74,7 +74,7 @@ def test_another_manifest_or_one_of_fewer_images_is_refused(run, images, checked
 @pytest.mark.parametrize("chunk", [1, 4, 99])
 def test_inspect_counts_rows_of_every_kind(tmp_path: Path, monkeypatch, chunk) -> None:
     """Compared with plain sums, for any chunk size: rows 11, 12 and 13 are bad, 14 is pending."""
-    monkeypatch.setattr("duplex.features.checksums.BLOCK", chunk * 4 * 2)
+    monkeypatch.setattr("duplex.features.file.BLOCK", chunk * 4 * 2)
     values = np.random.default_rng(1).standard_normal((15, 4)).astype(np.float16)
     values[2], values[3], values[9], values[10] = np.nan, 0, values[8], values[8]
     values[11], values[12], values[14] = values[8], np.nan, 0

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features.extraction import stop_requests
-from duplex.features.layout import FIRST_BAD, PENDING, partial_path
-from duplex.features.store import PartialCache, open_features
+from duplex.features.extract import stop_requests
+from duplex.features.file import FIRST_BAD, PENDING, PartialCache, open_features, partial_path
 from tests.features.killed import alone, main
 from tests.features.pictures import write_pictures
 from tests.subprocesses import Forked

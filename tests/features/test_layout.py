@@ -11,10 +11,19 @@ import numpy as np
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features import checks, layout
-from duplex.features.checks import open_cache, refuse_foreign
-from duplex.features.layout import FIRST_BAD, REASONS, Span, status_of_reason, status_reason
-from duplex.features.store import PartialCache, open_features
+from duplex.features import file as checks
+from duplex.features import file as layout
+from duplex.features.file import (
+    FIRST_BAD,
+    REASONS,
+    PartialCache,
+    Span,
+    open_cache,
+    open_features,
+    refuse_foreign,
+    status_of_reason,
+    status_reason,
+)
 from tests.features.test_store import write_cache
 
 ROWS, WIDE = 12, 128

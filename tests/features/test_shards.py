@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.layout import PENDING, partial_path
+from duplex.features.file import PENDING, PartialCache, open_features, partial_path
 from duplex.features.shards import copy_matching_cache, join_shards, plan_shard, shard_path
-from duplex.features.store import PartialCache, open_features
 from tests.features.test_store import opened_in
 
 

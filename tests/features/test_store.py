@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
-from duplex.features import store
-from duplex.features.layout import ENCODED, FIRST_BAD, PENDING, REASONS, DamagedCache, Span
-from duplex.features.store import PartialCache, open_features
+from duplex.features import file
+from duplex.features.file import ENCODED, FIRST_BAD, PENDING, REASONS, DamagedCache, PartialCache, Span, open_features
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 
@@ -92,14 +91,14 @@ def test_rows_reach_the_disk_before_their_statuses(tmp_path: Path, monkeypatch: 
     happened: list[str] = []
     cache = PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 4, 4), 3)
     statuses = range(cache._offset["status"], cache._offset["status"] + 4)
-    pwrite, fsync = store.os.pwrite, store.os.fsync
+    pwrite, fsync = file.os.pwrite, file.os.fsync
 
     def noted(descriptor: int, data: bytes, offset: int) -> int:
         happened.append("marks" if offset in statuses else "rows")
         return pwrite(descriptor, data, offset)
 
-    monkeypatch.setattr(store.os, "pwrite", noted)
-    monkeypatch.setattr(store.os, "fsync", lambda descriptor: (happened.append("disk"), fsync(descriptor))[1])
+    monkeypatch.setattr(file.os, "pwrite", noted)
+    monkeypatch.setattr(file.os, "fsync", lambda descriptor: (happened.append("disk"), fsync(descriptor))[1])
     cache.write(0, np.full(2, ENCODED, np.uint8), cls=np.ones((2, 3), np.float16))
     cache.commit()
     assert happened == ["rows", "rows", "disk", "marks"] and cache.done == 2  # values, and their checksums
@@ -112,7 +111,7 @@ def test_rows_reach_the_disk_before_their_statuses(tmp_path: Path, monkeypatch: 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch) -> None:
     pwrite = os.pwrite
-    monkeypatch.setattr(store.os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:5], offset))
+    monkeypatch.setattr(file.os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:5], offset))
     assert np.array_equal(open_features(finished(tmp_path / "f.h5")).cls, np.arange(12).reshape(4, 3))
 
 
@@ -126,7 +125,7 @@ def test_a_write_error_is_reported_with_its_cause(tmp_path: Path, monkeypatch, c
     def refuse(*_: object) -> int:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(store.os, call, refuse)
+    monkeypatch.setattr(file.os, call, refuse)
     full = code not in (errno.EIO, errno.EROFS)
     goes_on = f"{'make room and ' if full else ''}run the same command again to continue"
     with pytest.raises(DuplexError) as refused:
@@ -140,7 +139,7 @@ def test_a_write_error_is_reported_with_its_cause(tmp_path: Path, monkeypatch, c
 
 
 def test_a_lack_of_space_is_reported_before_a_file_is_written(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(store.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**7))
+    monkeypatch.setattr(file.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**7))
     with pytest.raises(DuplexError, match=r"needs 11.8 GB and .* has 10.0 MB free"):
         PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 2**30, 2**30), 3)
     assert not list(tmp_path.iterdir())

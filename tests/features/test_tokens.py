@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from duplex.features import tokens
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
-from duplex.training.epoch import STEPS, prefetch
+from duplex.training.loop import STEPS, prefetch
 from tests.features.test_store import opened_in, write_cache
 
 ROWS, SHAPE = 40, (5, 4)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from duplex.data.manifest import write_manifest
+from duplex.data.tables import write_manifest
 from tests.commands import Command, command, project
 from tests.features.pictures import write_pictures
 
@@ -45,7 +45,7 @@ def ranked(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder that `duplex data suspects pics` writes to, from a fixed ranking."""
     row = {"rank": 1, "image": "00000.jpg", "state": "red", "object": "star", "better_state": "blue"}
     table = pd.DataFrame([{**row, "better_object": "moon"}])
-    monkeypatch.setattr("duplex.stages.suspects.rank_suspects", lambda *_: table)
+    monkeypatch.setattr("duplex.project.suspects.rank_suspects", lambda *_: table)
     return pics / "suspects" / "pics"
 
 

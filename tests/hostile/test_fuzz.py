@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from duplex.config.params import load_params
-from duplex.data.manifest import read_manifest
+from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.training.checkpoint import load_checkpoint, read_record, save_checkpoint

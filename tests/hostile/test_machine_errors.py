@@ -11,11 +11,9 @@ import h5py
 import pytest
 from PIL import Image
 
-from duplex.data.image_errors import MachineFault
-from duplex.data.image_files import read_image, verify_image
+from duplex.data.images import MachineFault, read_image, verify_image
 from duplex.errors import DuplexError
-from duplex.features.layout import NOT_FINITE, PENDING, status_reason
-from duplex.features.store import open_features
+from duplex.features.file import NOT_FINITE, PENDING, open_features, status_reason
 from tests.features.conftest import update_checksums
 from tests.hostile.conftest import CACHE, Command
 
@@ -35,7 +33,7 @@ def break_image(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise fault
             return real(path, *args, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr("duplex.data.image_files.Image.open", refuse)
+        monkeypatch.setattr("duplex.data.images.Image.open", refuse)
 
     return arrange
 

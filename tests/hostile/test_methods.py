@@ -20,8 +20,8 @@ from duplex.methods.registry import temporary_kind
 from duplex.options import Options
 from duplex.testing import check_method, small_inputs
 from duplex.training.checkpoint import load_checkpoint
-from tests.library.test_ten_lines import arrays
 from tests.test_testing import Probe
+from tests.training.test_ten_lines import arrays
 
 
 def fit(method: type[Method[Any]]) -> duplex.Run:

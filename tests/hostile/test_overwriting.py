@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from duplex.errors import UsageError
 from duplex.recognition.answers import UnreadableImage
-from duplex.recognition.export_folder import refuse_existing_model
+from duplex.recognition.export import refuse_existing_model
 from tests.encoders.small import write_folder
 from tests.hostile.conftest import CACHE, Command
 

@@ -15,10 +15,10 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.errors import DuplexError
-from duplex.features.decoding import allow_open_files
-from duplex.recognition.image_paths import list_images
-from duplex.runs import sweep
-from duplex.runs.run_tasks import RunId
+from duplex.features.extract import allow_open_files
+from duplex.project import sweep
+from duplex.project.trials import RunId
+from duplex.recognition.inputs import list_images
 from tests.commands import Command
 from tests.hostile.conftest import CACHE
 

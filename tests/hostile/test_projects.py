@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.stages.init_project import init
+from duplex.project.doctor import init
 from tests.projects import draw_project
 from tests.subprocesses import ENVIRONMENT
 from tests.waiting import wait_until

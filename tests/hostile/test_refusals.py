@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.encoders import resolve_device
-from duplex.encoders.open_clip_source import missing_weights
+from duplex.encoders.base import resolve_device
+from duplex.encoders.open_clip import missing_weights
 from duplex.errors import DuplexError
 from duplex.options import FinetuneOptions, TrainingOptions
-from duplex.recognition import image_paths
-from duplex.runs import dvc_repo
-from duplex.stages import doctor
-from duplex.stages.init_project import init
+from duplex.project import doctor, sweep
+from duplex.project.doctor import init
+from duplex.recognition import inputs
 from duplex.system.entry import escape_unprintable
 from duplex.system.files import replace_folder, save_tensors
 from tests.hostile.conftest import Command, files
@@ -49,10 +48,10 @@ def test_skipped_files_are_counted_and_long_listings_reported(tmp_path: Path, mo
     for name in ("a.jpg", "b.heic", "c.HEIC", "noname", ".hidden"):
         (tmp_path / name).write_bytes(b"x")
     log: list[str] = []
-    assert image_paths.list_images([str(tmp_path)], io.StringIO(), log.append) == [tmp_path / "a.jpg"]
+    assert inputs.list_images([str(tmp_path)], io.StringIO(), log.append) == [tmp_path / "a.jpg"]
     assert log == ["3 files skipped: 2 .heic, 1 without a suffix"]
-    monkeypatch.setattr(image_paths, "INTERVAL", 0.0)
-    image_paths.list_images([str(tmp_path)], io.StringIO(), log.append)
+    monkeypatch.setattr(inputs, "INTERVAL", 0.0)
+    inputs.list_images([str(tmp_path)], io.StringIO(), log.append)
     assert log[1] == f"listing {tmp_path}: 1 images and 3 other files so far"
 
 
@@ -63,7 +62,7 @@ def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> 
     for name in ("pics/a.jpg", "pics/._a.jpg", "pics/.cache/b.jpg", "elsewhere/c.jpg"):
         (tmp_path / name).write_bytes(b"x")
     log: list[str] = []
-    listed = image_paths.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
+    listed = inputs.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
     assert listed == [tmp_path / "pics" / "a.jpg"]
     assert log == ["1 file skipped: 1 linked folders"]
 
@@ -113,11 +112,11 @@ def test_whole_numbers_that_floats_round_are_refused(tmp_path: Path, command: Co
 def test_a_busy_pipeline_is_reported_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = "ERROR: 'artifacts' is busy, it is being blocked by:\n  (PID 123): dvc repro --force\n\nIf there are no\n"
     failed = subprocess.CompletedProcess([], 255, "", errors)
-    monkeypatch.setattr(dvc_repo.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(sweep.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(
         DuplexError, match=r"`dvc repro --force` \(process 123\) is using .* wait until it ends, or stop"
     ):
-        dvc_repo.DvcRepo(tmp_path).changed(["plan"])
+        sweep.DvcRepo(tmp_path).changed(["plan"])
 
 
 @pytest.mark.parametrize(
@@ -139,9 +138,9 @@ def test_a_busy_pipeline_is_reported_with_its_process(tmp_path: Path, monkeypatc
 )
 def test_what_dvc_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, says: str) -> None:
     failed = subprocess.CompletedProcess([], 255, "", written)
-    monkeypatch.setattr(dvc_repo.subprocess, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(sweep.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(DuplexError, match=re.escape(says)):
-        dvc_repo.DvcRepo(tmp_path).changed(["plan"])
+        sweep.DvcRepo(tmp_path).changed(["plan"])
 
 
 @pytest.mark.parametrize("mode", ["read", "write"])
@@ -157,7 +156,7 @@ def test_the_plan_of_a_running_dvc_command_is_not_free(
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
     (tmp_path / ".dvc" / "tmp" / "rwlock").write_text(json.dumps(locks))
     with pytest.raises(DuplexError, match=r"`dvc repro` \(process 1\) is using") if refused else nullcontext():
-        dvc_repo.DvcRepo(tmp_path).require_free(tmp_path / "artifacts" / "plan")
+        sweep.DvcRepo(tmp_path).require_free(tmp_path / "artifacts" / "plan")
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,13 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
-from duplex.data.download import download_archive
-from duplex.data.manifest import write_manifest
-from duplex.data.mirrors import BENCHMARKS, BenchmarkArchive
+from duplex.data.download import BENCHMARKS, BenchmarkArchive, download_archive
 from duplex.data.shapes import shapes_manifest
+from duplex.data.tables import write_manifest
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
-from duplex.recognition.added_words import read_compositions
-from duplex.report.aggregate import aggregate, metrics_table, read_numbers
-from duplex.report.results import read_predictions, read_run
+from duplex.recognition.words import read_compositions
+from duplex.report.aggregate import aggregate, metrics_table, read_numbers, read_predictions, read_run
 from tests.data.web import serving
 from tests.hostile.conftest import Command
 

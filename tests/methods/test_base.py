@@ -10,7 +10,7 @@ import torch
 
 from duplex.errors import DuplexError
 from duplex.methods.base import Batch, Inspectable, Method
-from duplex.methods.head import WordTable, next_allowed_partner
+from duplex.methods.families import WordTable, next_allowed_partner
 from tests.methods.field import batch, context
 from tests.methods.world import features
 

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.layers import portable
-from duplex.layers.class_statistics import ClassStatistics
-from duplex.layers.factors import unit
-from duplex.layers.gaussian_prototypes import ClosedForm, FitSettings, GroupPosterior
+from duplex.methods import portable
 from duplex.methods.base import Batch, PrimitiveVectors
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, GroupPosterior
+from duplex.methods.paths import unit
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import make_method
 from duplex.options import OptionError

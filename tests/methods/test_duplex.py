@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
-from duplex.layers.graph import FactorNodes, refine
-from duplex.layers.prompt_paths import Prototypes
-from duplex.methods.duplex import Duplex
+from duplex.methods.duplex import Duplex, FactorNodes, refine
 from duplex.methods.duplex import DuplexOptions as Options
+from duplex.methods.paths import Prototypes
 from tests.methods import twin
 from tests.methods.world import (
     every_row,

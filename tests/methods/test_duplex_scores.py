@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.layers import portable
+from duplex.methods import portable
 from duplex.methods.duplex import DuplexOptions as Options
 from tests.methods import twin
 from tests.methods.world import every_row, features, scores_of, small_labels, small_method, step_of

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from duplex.encoders.prompt_tree import PromptTree
-from duplex.layers.factors import unit as unit_rows
 from duplex.methods.gipcol import Gipcol
+from duplex.methods.paths import unit as unit_rows
 from duplex.methods.prompts import PromptMethod
 from tests.methods.field import LABELS, SEEN, SOFT, M, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, convolved, cross_entropy, products, softmax, unit

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
-from duplex.methods.head import next_allowed_partner
+from duplex.methods.families import next_allowed_partner
 from duplex.methods.ivr import Ivr
 from tests.methods.field import SEEN, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, composed, cross_entropy, linear, mlp, products, softmax, unit

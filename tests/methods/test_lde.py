@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.layers.composition_index import CompositionIndex
-from duplex.layers.prompt_paths import Prompts
 from duplex.methods.lde import Lde, exp_map, intrinsic_mean, log_map
+from duplex.methods.paths import CompositionIndex, Prompts
 from tests.methods.field import LABELS, M, N, batch, build, scores
 from tests.methods.loops import close, dot, softmax, unit
 from tests.methods.world import DIM, features, small_tower

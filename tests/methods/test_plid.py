@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from duplex.layers.prompt_paths import Prompts
+from duplex.methods.paths import Prompts
 from duplex.methods.plid import Plid
 from tests.methods.field import LABELS, SEEN, N, batch, build, check_losses, primitive_means, scores, targets
 from tests.methods.loops import close, cross_entropy, dot, linear, products, unit

@@ -17,6 +17,7 @@ from duplex.errors import DISTRIBUTION, UsageError
 from duplex.methods import registry
 from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
+from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import (
     BrokenMethod,
@@ -25,7 +26,6 @@ from duplex.methods.registry import (
     installed_methods,
     make_method,
 )
-from duplex.methods.with_finetuning import WithFinetuning
 from duplex.options import OptionError, Options
 from duplex.system import plugins
 from duplex.system.plugins import module_of, provider

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.layers import attention
+from duplex.methods import attention
 from duplex.methods.base import Batch
 from duplex.methods.cds import Cds
 from duplex.methods.logiczsl import LogicZsl

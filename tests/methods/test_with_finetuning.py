@@ -12,18 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.features.examples import Examples
-from duplex.layers.finetuned_blocks import finetuned_blocks_factory
+from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method, MethodContext
+from duplex.methods.blocks import finetuned_blocks_factory
+from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import installed_methods, make_method, parse_options
-from duplex.methods.with_finetuning import WithFinetuning
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.testing import small_batch, small_context
-from duplex.training.epoch import optimiser_step
-from duplex.training.loop import ResumePoint, train
-from duplex.training.optimiser import make_optimiser
-from duplex.training.resume import TrainingState
+from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, train
 
 OTHERS = ("lde", "product")  # without training, and of finished runs
 KINDS = [k for k, source in installed_methods().items() if source.module.startswith("duplex.") and k not in OTHERS]

@@ -27,7 +27,7 @@ def small_tower(seed: int = 0, dtype: torch.dtype = torch.float64, device: str =
     ensure_torchvision()
     from open_clip.model import CLIP
 
-    from duplex.encoders.clip_text import ClipTextTower
+    from duplex.encoders.text import ClipTextTower
 
     torch.manual_seed(seed)
     model = CLIP(

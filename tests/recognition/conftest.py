@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from duplex.artifacts import ArtifactPaths
-from duplex.data.manifest import read_manifest
+from duplex.data.tables import read_manifest
 from tests.projects import METHODS, inside, make_project
+from tests.recognition.drawn_folder import draw_folder
 
 
 @dataclass(frozen=True)
@@ -40,3 +41,9 @@ def project(trained):
     """Run the test in the trained project's folder."""
     with inside(trained.folder):
         yield trained
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of drawn images that models are fitted to."""
+    return draw_folder(tmp_path_factory.mktemp("drawn") / "shop")

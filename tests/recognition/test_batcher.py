@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from duplex.errors import DuplexError
-from duplex.recognition.batcher import Batcher
-from duplex.recognition.workers import ImageRequest
+from duplex.recognition.serve import Batcher, ImageRequest
 
 NEVER = 600.0  # seconds; no test lasts as long
 

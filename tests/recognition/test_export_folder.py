@@ -206,7 +206,7 @@ def test_onnxruntime_alone_names_the_composition_of_an_image(trained, exported):
 
 def test_the_image_tower_in_onnx(trained, exported):
     onnxruntime = pytest.importorskip("onnxruntime")
-    from duplex.recognition.image_inputs import open_image
+    from duplex.recognition.inputs import open_image
 
     run = Recognizer.load(trained.run(), device="cpu")
     pixels = [run.encoder.image_transform(open_image(path)) for path in trained.images()[:16]]
@@ -220,7 +220,7 @@ def test_the_image_tower_in_onnx(trained, exported):
 
 def test_the_onnx_script_reads_sixteen_bit_grey_like_the_library(tmp_path):
     pytest.importorskip("onnxruntime")
-    from duplex.data.image_files import read_image
+    from duplex.data.images import read_image
     from duplex.recognition.onnx_example import rgb
 
     Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "grey.png")
@@ -229,8 +229,8 @@ def test_the_onnx_script_reads_sixteen_bit_grey_like_the_library(tmp_path):
 
 
 def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, exported, tmp_path):
-    from duplex.recognition.export_folder import export
-    from duplex.stages.trained_runs import model_card_facts
+    from duplex.project.runs import model_card_facts
+    from duplex.recognition.export import export
 
     folder = shutil.copytree(exported["duplex"], tmp_path / "out")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -246,7 +246,7 @@ def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, 
 
 
 def test_a_card_has_the_facts_of_its_run_however_the_run_is_named(trained, monkeypatch):
-    from duplex.stages.trained_runs import model_card_facts
+    from duplex.project.runs import model_card_facts
 
     known = partial(model_card_facts, name="a", licence="mit", repository=None)
     wanted = known(trained.run())
@@ -267,9 +267,8 @@ def test_the_card_has_the_metrics_and_counts(trained, exported):
 
 
 def test_notes_below_the_last_line_of_a_card_are_kept(exported, trained, tmp_path):
-    from duplex.recognition.card import NOTES
-    from duplex.recognition.export_folder import export
-    from duplex.stages.trained_runs import model_card_facts
+    from duplex.project.runs import model_card_facts
+    from duplex.recognition.export import NOTES, export
 
     folder = shutil.copytree(exported["duplex"], tmp_path / "out")
     card = folder / "README.md"

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from duplex.encoders import Encoder, load_encoder
+from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import DuplexError, UsageError
-from duplex.features.encoding import OutputSpec
-from duplex.recognition.image_inputs import encode
+from duplex.features.extract import OutputSpec
+from duplex.recognition.inputs import encode
 from tests.features.conftest import Wrapped
 
 

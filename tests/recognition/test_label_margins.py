@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.data.manifest import read_manifest
+from duplex.data.tables import read_manifest
 from duplex.errors import UsageError
-from duplex.recognition.label_margins import Way, margins
+from duplex.project.suspects import Way, margins
 from tests.subprocesses import duplex
 
 

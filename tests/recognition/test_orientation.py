@@ -11,9 +11,9 @@ from PIL import Image, ImageOps
 pytest.importorskip("fastapi")
 
 from duplex import Recognizer, open_features
-from duplex.data.image_files import thumbnail
-from duplex.features.extraction import extract
-from duplex.recognition.image_inputs import open_image
+from duplex.data.images import thumbnail
+from duplex.features.extract import extract
+from duplex.recognition.inputs import open_image
 from tests.recognition.serving import RunningServer
 
 STORED = {  # orientation -> how the pixels of an upright image are stored

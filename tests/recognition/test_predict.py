@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex.artifacts import ArtifactPaths
-from duplex.cli.predict import _checked_format
+from duplex.cli.model import _checked_format
 from duplex.errors import UsageError
-from duplex.recognition.image_paths import list_images
+from duplex.recognition.inputs import list_images
 from duplex.training.checkpoint import with_checksum
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
@@ -103,7 +103,7 @@ def test_a_share_of_new_pairs_must_be_a_share(project, share):
 
 
 def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp_path):
-    from duplex.stages.trained_runs import best_run
+    from duplex.project.runs import best_run
 
     paths = ArtifactPaths(tmp_path)
     with pytest.raises(UsageError, match=r"has no trained run calibrated for any world; .* or name one with --run"):

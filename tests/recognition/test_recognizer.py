@@ -22,12 +22,12 @@ from safetensors.torch import save_file
 
 import duplex
 from duplex import Recognizer, open_features
-from duplex.data.manifest import read_manifest
-from duplex.encoders import load_encoder
+from duplex.data.tables import read_manifest
+from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
 from duplex.methods.base import MethodContext
-from duplex.recognition.added_words import encode_prompts
 from duplex.recognition.answers import UnreadableImage
+from duplex.recognition.words import encode_prompts
 from duplex.training.checkpoint import load_checkpoint, read_record, with_checksum
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"

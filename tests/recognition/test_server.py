@@ -28,8 +28,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from duplex import Recognizer
-from duplex.cli.serve import _listen, _training_images
-from duplex.recognition.server import Limits, _uploaded_files
+from duplex.cli.model import _listen, _training_images
+from duplex.recognition.serve import Limits, _uploaded_files
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 from tests.recognition.test_label_margins import identify
 from tests.subprocesses import duplex

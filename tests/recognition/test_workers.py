@@ -22,9 +22,8 @@ pytest.importorskip("fastapi")
 
 from duplex import Recognizer
 from duplex.errors import DuplexError
-from duplex.recognition.batcher import Batcher
-from duplex.recognition.workers import ImageRequest, image_workers
-from duplex.system.process_pool import ProcessFailed
+from duplex.recognition.serve import Batcher, ImageRequest, image_workers
+from duplex.system.processes import ProcessFailed
 from tests.recognition.serving import RunningServer
 from tests.waiting import has_ended, wait_until
 

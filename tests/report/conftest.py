@@ -9,7 +9,8 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.stages import inventory, maps, report
+from duplex.project import report, stamps
+from duplex.project import report as maps
 from tests.commands import command
 from tests.projects import inside, make_project
 
@@ -32,9 +33,9 @@ def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder, paths = tmp_path_factory.mktemp("reported"), ArtifactPaths()
     params = make_project(folder, seeds=(0, 1))
     with inside(folder):
-        inventory.run(params, "own", paths)
-        maps.run(params, "own", paths)
-        report.run(params, paths)
+        stamps.inventory_stage(params, "own", paths)
+        maps.maps_stage(params, "own", paths)
+        report.report_stage(params, paths)
     return Project(folder, params, paths)
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from duplex.data.dataset import labels_of
-from duplex.evaluation.answered_images import AnsweredImages
-from duplex.features.examples import Examples, join
+from duplex.data.tables import labels_of
+from duplex.evaluation.confidence import AnsweredImages
+from duplex.features.tokens import Examples, join
 from duplex.labels import LabelSpace
-from duplex.report.own_page import OwnData
+from duplex.report.own import OwnData
 
 STATES, OBJECTS = ("old", "new", "wet", "dry"), ("car", "tree", "cup")
 UNSEEN = {("old", "cup"): "test", ("dry", "tree"): "test", ("new", "car"): "val"}

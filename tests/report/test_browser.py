@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplex.report.page import render_page
+from duplex.report.blocks import render_page
 from tests.report.browser import Browser, find_chromium
 from tests.report.test_page import EVIL, evil_report
 

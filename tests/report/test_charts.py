@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.uncertainty import Components
-from duplex.report.charts import Chart, Series, draw, standalone_svg, ticks
+from duplex.evaluation.metrics import Components, Curve, Margins
+from duplex.report.aggregate import DatasetResults, margins_of, mean_curve, read_table, unseen_at
+from duplex.report.blocks import Chart, Series, draw, standalone_svg, ticks
 from duplex.report.figures import draw_map, tones_of
-from duplex.report.results import DatasetResults, margins_of, mean_curve, read_table, unseen_at
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 

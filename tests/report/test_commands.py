@@ -9,10 +9,10 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
-from duplex.evaluation.uncertainty import NAMES
+from duplex.evaluation.metrics import NAMES
 from duplex.labels import LabelSpace
+from duplex.project import report, runs
 from duplex.report.figures import Scene, compute_maps
-from duplex.stages import maps, queries
 
 
 def test_report_prints_the_page_and_opens_it_on_request(command, project, monkeypatch):
@@ -46,7 +46,7 @@ def test_retrieve_lists_images_of_both_prototypes(command, project):
 
 def test_swapping_an_image_with_itself_finds_it(command, project):
     manifest = LabelSpace.load(project.paths.labels("own"))
-    source = queries.load_queried_run(project.params, "own", None, None)
+    source = runs.load_queried_run(project.params, "own", None, None)
     context = source.retrieval_context()
     image = str(project.folder / "pictures" / context.images[0])
     found = json.loads(command("swap", image, image, "--dataset", "own", "--json", "--top", "2").out)
@@ -74,7 +74,7 @@ def test_errors_are_one_line(command, project, words, code, said):
 
 
 def test_swap_names_the_methods_that_have_factors(command, project):
-    source = queries.load_queried_run(project.params, "own", None, None)
+    source = runs.load_queried_run(project.params, "own", None, None)
     image = str(project.folder / "pictures" / source.retrieval_context().images[0])
     done = command("swap", image, image, "--dataset", "own", "--method", "clip")
     assert done.code == 2 and "no state and object factors to swap; use --method duplex" in done.err
@@ -84,15 +84,15 @@ def test_swap_names_the_methods_that_have_factors(command, project):
 def test_pairs_are_found_by_their_prompt_text():
     labels = LabelSpace.from_pairs({"train": [("Faux.Fur", "Boots.Mid-Calf"), ("new", "car"), ("new car", "shop")]})
     for composition in range(labels.size):
-        assert labels.name(queries.find_pair(labels, labels.name(composition))) == labels.name(composition)
-    assert labels.name(queries.find_pair(labels, "faux fur boots mid-calf")) == "faux fur boots mid-calf"
+        assert labels.name(runs.find_pair(labels, labels.name(composition))) == labels.name(composition)
+    assert labels.name(runs.find_pair(labels, "faux fur boots mid-calf")) == "faux fur boots mid-calf"
     with pytest.raises(UsageError, match="not a state and an object"):
-        queries.find_pair(labels, "fur")
+        runs.find_pair(labels, "fur")
 
 
 def test_maps_are_repeatable(project):
     before = project.paths.maps("own").read_bytes()
-    maps.run(project.params, "own", ArtifactPaths())
+    report.maps_stage(project.params, "own", ArtifactPaths())
     assert project.paths.maps("own").read_bytes() == before
     assert b"semantic" in before and b"star" in before
 

@@ -11,15 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.data.dataset import labels_of
-from duplex.evaluation.answered_images import AnsweredImages
-from duplex.evaluation.confidence import fit_probabilities
+from duplex.data.tables import labels_of
+from duplex.evaluation.confidence import AnsweredImages, fit_probabilities
 from duplex.labels import LabelSpace
-from duplex.layers.class_statistics import ClassStatistics
-from duplex.layers.factors import unit
-from duplex.layers.gaussian_prototypes import ClosedForm
+from duplex.methods.gaussian import ClassStatistics, ClosedForm
+from duplex.methods.paths import unit
 from duplex.report.answers import WRONG, answers_of, most_confused, wrong_answers_part
-from duplex.report.more_images import (
+from duplex.report.own import (
     DRAWS,
     ClosedFormAnswers,
     LearningCurve,

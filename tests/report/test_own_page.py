@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.examples import Examples
-from duplex.report.own_page import own_report, write_page
-from duplex.report.page import render_markdown
-from duplex.stages import own_page, report
+from duplex.features.tokens import Examples
+from duplex.project import report
+from duplex.project import report as own_page
+from duplex.report.blocks import render_markdown
+from duplex.report.own import own_report, write_page
 from tests.projects import inside
 from tests.report.browser import Browser, find_chromium
 from tests.report.own_data import own_data
@@ -168,7 +169,7 @@ def test_the_keyboard_alone_reaches_every_table_and_sorts_it(browser, written) -
 
 
 def test_a_project_writes_the_page_of_a_data_set_from_its_best_run(project) -> None:
-    page = own_page.run(project.params, "own", project.paths)
+    page = own_page.own_page_stage(project.params, "own", project.paths)
     assert page == project.paths.page("own")
     text = page.read_text(encoding="utf-8")
     assert [e.text for e in Page(text).all("h1")] == ["own"]
@@ -186,7 +187,7 @@ def test_a_data_set_without_a_run_is_an_error(project, tmp_path) -> None:
     from duplex.artifacts import ArtifactPaths
 
     with pytest.raises(UsageError, match="own has no trained run"):
-        own_page.run(project.params, "own", ArtifactPaths(tmp_path))
+        own_page.own_page_stage(project.params, "own", ArtifactPaths(tmp_path))
 
 
 def test_a_run_on_other_labels_is_named_with_the_command_that_trains_it(project, tmp_path) -> None:
@@ -196,30 +197,30 @@ def test_a_run_on_other_labels_is_named_with_the_command_that_trains_it(project,
         labels["states"].append(labels["objects"][0])
         project.paths.labels("own").write_text(json.dumps(labels))
         with pytest.raises(DuplexError, match=r"other labels .* \(`duplex train --dataset own --method \w+ --seed \d`"):
-            own_page.run(project.params, "own", project.paths)
+            own_page.own_page_stage(project.params, "own", project.paths)
 
 
 def test_the_report_leaves_out_data_sets_without_runs_and_metrics_alone(project) -> None:
     before = project.paths.metrics.read_bytes()
     run = project.params.run.model_copy(update={"datasets": ("shapes", "own")})
     params = project.params.model_copy(update={"run": run})
-    text = report.run(params, project.paths, write_metrics=False).read_text(encoding="utf-8")
+    text = report.report_stage(params, project.paths, write_metrics=False).read_text(encoding="utf-8")
     assert [e.text for e in Page(text).all("h2")] == ["own", "Provenance"]
     assert "shapes" not in [e.text for e in Page(text).all("dd")]
     assert project.paths.metrics.read_bytes() == before
-    report.run(project.params, project.paths)
+    report.report_stage(project.params, project.paths)
 
 
 def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
-    report.run(project.params, project.paths, write_metrics=False)
+    report.report_stage(project.params, project.paths, write_metrics=False)
     assert capsys.readouterr().err == ""
     method = project.params.run.methods[0]
     entry = replace(project.params.methods[method], training={"learning_rate": 0.123})
     changed = project.params.model_copy(update={"methods": {**project.params.methods, method: entry}})
-    report.run(changed, project.paths, write_metrics=False)
+    report.report_stage(changed, project.paths, write_metrics=False)
     lines = capsys.readouterr().err.splitlines()
     assert any(f"does not match {method} in params.yaml: learning_rate is" in line for line in lines), lines
     sampled = project.params.evaluation.model_copy(update={"protocol": "sampled"})
-    report.run(project.params.model_copy(update={"evaluation": sampled}), project.paths, write_metrics=False)
+    report.report_stage(project.params.model_copy(update={"evaluation": sampled}), project.paths, write_metrics=False)
     assert "evaluation.protocol was exact instead of sampled" in capsys.readouterr().err
-    report.run(project.params, project.paths)
+    report.report_stage(project.params, project.paths)

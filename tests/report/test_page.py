@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
+from duplex.project import report, stamps
+from duplex.project import report as maps
 from duplex.report import blocks
-from duplex.report.charts import Chart, Mark, Series, draw
-from duplex.report.page import render_markdown, render_page
-from duplex.stages import inventory, maps, report
+from duplex.report.blocks import Chart, Mark, Series, draw, render_markdown, render_page
 from tests.projects import inside
 from tests.report.reading import Page, cited
 from tests.subprocesses import ROOT
@@ -93,7 +93,7 @@ def test_the_page_is_self_contained_and_accessible(page, project):
 
 def test_the_same_runs_give_the_same_bytes(project):
     before = {path: path.read_bytes() for path in (project.page, project.folder / "artifacts/report/report.md")}
-    report.run(project.params, project.paths)
+    report.report_stage(project.params, project.paths)
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -151,14 +151,14 @@ def test_missing_files_are_notes_with_commands(project, copy):
     for name in ("timing.json", "evaluation_timing.json", "history.csv", "predictions.csv"):
         for path in (copy / "artifacts/own").rglob(name):
             path.unlink()
-    text = report.run(project.params, project.paths).read_text()
+    text = report.report_stage(project.params, project.paths).read_text()
     commands = ("make ablations", "dvc repro maps@own", "dvc repro prepare@own", "duplex extract --dataset own")
     assert [said for said in (*commands, "Results") if said not in text] == []
 
 
 def test_labels_are_shown_without_images(project, copy):
     shutil.rmtree(copy / "pictures")
-    text = report.run(project.params, project.paths).read_text()
+    text = report.report_stage(project.params, project.paths).read_text()
     assert "The images of own are not on this machine" in text
     page = Page(text)
     assert not page.all("img")
@@ -168,9 +168,9 @@ def test_labels_are_shown_without_images(project, copy):
 def test_methods_without_prototypes_have_a_page_without_maps(project, copy):
     run = project.params.run.model_copy(update={"methods": ("clip",)})
     params = project.params.model_copy(update={"run": run})
-    inventory.run(params, "own", project.paths)
+    stamps.inventory_stage(params, "own", project.paths)
     assert json.loads((project.paths.inventory("own") / "featured.json").read_text()) == {}
-    maps.run(params, "own", project.paths)
-    text = report.run(params, project.paths).read_text()
+    maps.maps_stage(params, "own", project.paths)
+    text = report.report_stage(params, project.paths).read_text()
     assert "No method of `run:` has visual prototypes to map" in text
     assert "no state and object factors to swap" in text

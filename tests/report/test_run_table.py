@@ -7,8 +7,8 @@ import json
 import pandas as pd
 import pytest
 
-from duplex.report.results import RUN_COLUMNS, run_table
-from duplex.stages.report import read_results
+from duplex.project.report import read_results
+from duplex.report.aggregate import RUN_COLUMNS, run_table
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 
 from duplex.config.params import load_params
 from duplex.report import tables
+from duplex.report.aggregate import DatasetResults, Results, RunRecord
 from duplex.report.answers import predicted_parts
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.figures import lambda_figures
 from duplex.report.images import RetrievedTexts
-from duplex.report.page_sections import dataset_section
-from duplex.report.results import DatasetResults, Results, RunRecord
+from duplex.report.report import dataset_section
 from duplex.report.tables import published_table
 from tests.projects import SHIPPED
 

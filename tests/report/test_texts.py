@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from duplex.features.examples import Examples
+from duplex.features.tokens import Examples
 from duplex.methods.base import Inspectable
 from duplex.methods.registry import make_method, parse_options
+from duplex.project.runs import load_featured_run
 from duplex.report.answers import example_gallery
 from duplex.report.images import (
     RetrievalContext,
@@ -25,7 +26,6 @@ from duplex.report.images import (
     prototype_hits,
     retrieve_texts,
 )
-from duplex.stages.featured_run import load_featured_run
 from tests.methods.world import DIM, batch_of, features, small_context, small_labels
 from tests.report.reading import Page, cited
 

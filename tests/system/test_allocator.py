@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from duplex.system.allocator import USER_SETTINGS, keep_freed_memory
+from duplex.system.threads import USER_SETTINGS, keep_freed_memory
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc returns memory like this")
 FAULTS = """

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from duplex.system import code_hash as hashing
-from duplex.system.code_hash import FOLLOWED, UNKNOWN_CODE, code_files, code_hash, plugin_files, plugin_hash
+from duplex.system import plugins as hashing
+from duplex.system.plugins import FOLLOWED, UNKNOWN_CODE, code_files, code_hash, plugin_files, plugin_hash
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 METHODS = ("duplex", "prompts", "closed_form")
@@ -28,7 +28,7 @@ def change(file: Path, old: str, new: str) -> None:
 
 
 def hashes() -> dict[str, str]:
-    clip, modules = "duplex.encoders.clip", {method: f"duplex.methods.{method}" for method in METHODS}
+    clip, modules = "duplex.encoders.open_clip", {method: f"duplex.methods.{method}" for method in METHODS}
     return {
         "prepare": code_hash("prepare"),
         "extract": code_hash("extract", modules=[clip]),
@@ -101,7 +101,7 @@ def test_stages_name_modules_that_exist() -> None:
 
 
 LOADED = (
-    "import sys, duplex.methods.duplex, duplex.stages.train; print(*(n for n in sys.modules if n[:7] == 'duplex.'))"
+    "import sys, duplex.methods.duplex, duplex.project.stages; print(*(n for n in sys.modules if n[:7] == 'duplex.'))"
 )
 
 
@@ -169,7 +169,7 @@ def test_a_plugin_method_depends_on_the_layers_of_this_package_that_it_imports(
 ) -> None:
     (tmp_path / "my_kind.py").write_text("from duplex.layers import graph\n")
     monkeypatch.chdir(tmp_path)
-    assert {"my_kind.py", "duplex/layers/graph.py"} <= set(code_files("train", modules=["my_kind"]))
+    assert {"my_kind.py", "duplex/methods/duplex.py"} <= set(code_files("train", modules=["my_kind"]))
     assert plugin_hash("duplex.methods.prompts") is None
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.encoders import load_encoder
-from duplex.encoders.clip_text import ClipTextTower
+from duplex.encoders.base import load_encoder
 from duplex.encoders.prompt_tree import PromptTree
-from duplex.system.precision import float32_arithmetic
+from duplex.encoders.text import ClipTextTower
+from duplex.system.threads import float32_arithmetic
 from tests.encoders.small import write_folder
 from tests.encoders.towers import small_model
 

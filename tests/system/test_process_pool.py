@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.system.process_pool import BrokenProcessPool, ProcessFailed, WorkerProcess
+from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
 from tests.subprocesses import ENVIRONMENT
 from tests.waiting import has_ended, wait_until
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.evaluation.accumulator import ScoreAccumulator
-from duplex.evaluation.crossfit import CrossFitGain
+from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.evaluation.feasibility import CrossFitGain
 from duplex.evaluation.metrics import measure
-from duplex.features.examples import Examples
+from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
-from duplex.layers.word_feasibility import feasibility
 from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.training.calibration import (
+from duplex.methods.feasibility import feasibility
+from duplex.training.scoring import (
     LARGEST_BIAS,
     Calibration,
     calibrate,
@@ -120,8 +120,8 @@ def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.Mo
     mask = feasible_compositions(swept, words(), at_once)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_COLUMNS", 6)
-    monkeypatch.setattr("duplex.layers.word_feasibility.BLOCK", 3)
-    monkeypatch.setattr("duplex.evaluation.accumulator.CACHED_COLUMNS", 1)
+    monkeypatch.setattr("duplex.methods.feasibility.BLOCK", 3)
+    monkeypatch.setattr("duplex.evaluation.accumulate.CACHED_COLUMNS", 1)
     found = calibrate(swept, VAL, LABELS, "open", words(), 7, "words")
     assert found.threshold == at_once.threshold
     assert found.bias == pytest.approx(at_once.bias, abs=1e-5)

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.training.calibration import Calibration
 from duplex.training.checkpoint import (
     Record,
     _check_fit,
@@ -25,6 +24,7 @@ from duplex.training.checkpoint import (
     save_checkpoint,
     with_checksum,
 )
+from duplex.training.scoring import Calibration
 from tests.methods.world import features, scores_of, small_context, small_labels, small_method
 
 ENCODER = {"encoder": "tiny", "weights": "abc", "precision": "fp32"}

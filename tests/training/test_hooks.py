@@ -11,13 +11,11 @@ import torch
 from torch import nn
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.examples import Examples
+from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
-from duplex.training.epoch import optimiser_step
-from duplex.training.hooks import EpochReport, StepReport, TrainingHooks
-from duplex.training.loop import train
-from duplex.training.optimiser import make_optimiser
-from duplex.training.selection import Validation, metric_name
+from duplex.training.logs import EpochReport, StepReport, TrainingHooks
+from duplex.training.loop import make_optimiser, optimiser_step, train
+from duplex.training.scoring import Validation, metric_name
 from tests.methods.world import small_method
 from tests.training.test_loop import DUPLEX, LABELS, SETTINGS, Recorder, examples, images, run, same, small_context
 

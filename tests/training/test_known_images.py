@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.features.examples import Examples
+from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
-from duplex.layers.class_statistics import ClassStatistics, shared_whitening
-from duplex.training.known_images import KnownImages
+from duplex.methods.gaussian import ClassStatistics, shared_whitening
+from duplex.training.scoring import KnownImages
 
 LABELS = LabelSpace.from_pairs(
     {"train": [("a", "x"), ("b", "y"), ("a", "y")], "val": [("b", "x")], "test": [("b", "x")]}

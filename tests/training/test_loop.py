@@ -19,18 +19,15 @@ import torch
 from torch import nn
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.examples import Examples
+from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompts import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
-from duplex.system import memory
-from duplex.system.progress import ProgressBar
-from duplex.training.epoch import Losses, optimiser_step
-from duplex.training.loop import ResumePoint, train
-from duplex.training.optimiser import make_optimiser, rate_share
-from duplex.training.resume import TrainingState
+from duplex.system import threads
+from duplex.system.processes import ProgressBar
+from duplex.training.loop import Losses, ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train
 from duplex.training.scoring import validation_auc
 from tests.methods.world import features, small_context, small_labels, small_method, step_of
 
@@ -86,15 +83,15 @@ def test_the_peak_is_the_systems_number_in_bytes():
         return 2**10 * int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
     before = reported()
-    assert before <= memory.peak_resident() <= reported()
+    assert before <= threads.peak_resident() <= reported()
 
 
 @pytest.mark.parametrize(("system", "factor"), [("darwin", 1), ("freebsd14", 1024)])
 def test_without_proc_the_peak_comes_from_getrusage(system, factor, monkeypatch):
-    monkeypatch.setattr(memory, "Path", lambda _: SimpleNamespace(read_text=lambda **_: "VmPeak: 9 kB"))
+    monkeypatch.setattr(threads, "Path", lambda _: SimpleNamespace(read_text=lambda **_: "VmPeak: 9 kB"))
     monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=7))
     monkeypatch.setattr(sys, "platform", system)
-    assert memory.peak_resident() == 7 * factor
+    assert threads.peak_resident() == 7 * factor
 
 
 def test_the_best_epoch_by_validation_auc_is_kept():

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import nn
 
 from duplex.errors import DuplexError
-from duplex.training.resume import TrainingState, saved_epoch
+from duplex.training.loop import TrainingState, saved_epoch
 
 
 def state(key: str = "k", device: str = "cpu", seed: int = 0) -> TrainingState:
@@ -63,7 +63,7 @@ def test_another_key_or_format_changes_nothing(tmp_path: Path, monkeypatch: pyte
     fresh = state("other", seed=3)
     before = {name: tensor.clone() for name, tensor in fresh.method.state_dict().items()}
     assert fresh.load(tmp_path / "s") == "belongs to another run"
-    monkeypatch.setattr("duplex.training.resume.FORMAT", 6)
+    monkeypatch.setattr("duplex.training.loop.FORMAT", 6)
     assert state().load(tmp_path / "s") == "has format 5, this version reads format 6"
     assert all(torch.equal(before[name], tensor) for name, tensor in fresh.method.state_dict().items())
     assert fresh.epoch == 0

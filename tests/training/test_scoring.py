@@ -11,18 +11,15 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.accumulator import ScoreAccumulator
-from duplex.evaluation.crossfit import CrossFitGain
-from duplex.evaluation.curve import Margins
-from duplex.evaluation.feasibility import Threshold
-from duplex.evaluation.metrics import Metrics, measure
-from duplex.features.examples import Examples
+from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.evaluation.feasibility import CrossFitGain, Threshold
+from duplex.evaluation.metrics import Margins, Metrics, measure
+from duplex.features.tokens import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
-from duplex.training.calibration import fit_confidence
-from duplex.training.scoring import ScoringTask, score_split, score_term_sums, tune, validation_auc
+from duplex.training.scoring import ScoringTask, fit_confidence, score_split, score_term_sums, tune, validation_auc
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
 

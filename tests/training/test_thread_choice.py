@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duplex.system.threads import threads
-from duplex.training import loop, thread_choice
-from duplex.training.loop import ResumePoint
-from duplex.training.thread_choice import MARGIN, choose_threads, fastest_count, time_threads
+from duplex.training import loop
+from duplex.training import loop as thread_choice
+from duplex.training.loop import MARGIN, ResumePoint, choose_threads, fastest_count, time_threads
 from tests.methods.world import small_method
 from tests.training.test_loop import DUPLEX, SETTINGS, examples, images, run, same
 

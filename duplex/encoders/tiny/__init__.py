@@ -1,1 +1,92 @@
-"""The packaged tiny CLIP: an open_clip model small enough to ship, for the embedded benchmark `shapes`."""
+"""The packaged tiny CLIP as an encoder.
+
+`benchmarks/train_tiny_encoder.py` made the weights. They hold only the token embeddings of words in its training
+captions; texts with other words are refused.
+
+The packaged tiny CLIP: an open_clip model small enough to ship, for the embedded benchmark `shapes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duplex.encoders.base import (
+    PACKAGED,
+    CatalogEntry,
+    EncoderFamily,
+    EncoderSource,
+    complete_preprocess,
+    read_config,
+    read_weights,
+    refuse_other_weights,
+)
+from duplex.encoders.open_clip import ClipEncoder
+from duplex.encoders.upstream import CLIP, SimpleTokenizer
+from duplex.errors import UsageError
+
+CONFIG = Path(__file__).with_name("model.json")
+WEIGHTS = Path(__file__).with_name("weights.safetensors")
+TAG = "packaged"  # of the weights
+TOKENS = "token_embedding.weight"
+_tokenizer = cache(SimpleTokenizer)
+
+
+def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
+    """The tiny CLIP's float32 state dict and the vocabulary ids of trained tokens.
+
+    The token embedding has full size with NaN in untrained rows; the text tower raises an error for their tokens.
+    """
+    stored = read_weights(path)
+    rows = stored.pop("token_rows").long()
+    state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
+    text = read_config(CONFIG)["architecture"]["text_cfg"]
+    embedding = torch.full((text["vocab_size"], text["width"]), float("nan"))
+    embedding[rows] = state[TOKENS]
+    return {**state, TOKENS: embedding}, rows
+
+
+class TinyFamily(EncoderFamily):
+    """Encoder family with one encoder, the tiny CLIP that ships with this package; its name is `tiny`."""
+
+    def find(self, name: str, weights: str | None = None) -> EncoderSource:
+        if name != PACKAGED:
+            raise UsageError(f"unknown encoder {name!r}; the packaged encoder is named {PACKAGED!r}")
+        refuse_other_weights(name, weights, TAG)
+        config = read_config(CONFIG, ("architecture", "preprocess"))
+        preprocess = complete_preprocess(config["preprocess"], config["architecture"])
+        return EncoderSource(PACKAGED, config["architecture"], preprocess, WEIGHTS)
+
+    def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> ClipEncoder:
+        return TinyEncoder(source, towers=towers, device=device, precision=precision)
+
+    def missing_weights(self, name: str, weights: str | None) -> None:
+        self.find(name, weights)
+
+    def unknown_words(self, texts: Iterable[str]) -> list[str]:
+        rows = set(load_state()[1].tolist())
+        words = dict.fromkeys(word for text in texts for word in text.lower().split())
+        return [word for word in words if not rows.issuperset(_tokenizer().encode(word))]
+
+    def catalog(self) -> list[CatalogEntry]:
+        return [CatalogEntry(PACKAGED, self.find(PACKAGED).dim, (TAG,), (TAG,))]
+
+
+class TinyEncoder(ClipEncoder):
+    """The tiny CLIP that is part of the package.
+
+    Of the token embeddings, its weights file holds only those that were trained.
+    """
+
+    def build(self, source: EncoderSource) -> Any:
+        model = CLIP(**source.architecture)
+        model.load_state_dict(load_state(source.weights)[0])
+        return model.eval().requires_grad_(False)
+
+    def tokenizer(self, source: EncoderSource) -> None:
+        return None

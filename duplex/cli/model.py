@@ -1,0 +1,492 @@
+"""`duplex fit` and `duplex update`: fit a model to a folder of labelled images; add images to it without training.
+
+`duplex predict`: name the compositions in images.
+
+`duplex export`: write a run as a folder for other machines, with ONNX files, or upload it to the hub.
+
+`duplex serve`: serve a trained model over HTTP, with a web page.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from duplex.cli import app
+from duplex.cli.options import Force, load_params
+from duplex.errors import DuplexError, UsageError, install_command, require
+from duplex.system.entry import escape_unprintable
+
+if TYPE_CHECKING:
+    import torch
+
+    from duplex.recognition.answers import Answer, UnreadableImage
+    from duplex.recognition.recognizer import Recognizer
+    from duplex.recognition.serve import Neighbours
+    from duplex.recognition.trained import TrainedModel
+    from duplex.recognition.words import Pair
+
+
+MINUTES = 30.0
+
+
+@app.command()
+def fit(
+    source: Annotated[
+        Path, typer.Argument(help="Labelled images: a folder state/object/*.jpg, or a CSV or Parquet table.")
+    ],
+    images: Annotated[
+        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
+    ] = None,
+    encoder: Annotated[
+        str | None, typer.Option(help="Frozen encoder; default: chosen by GPU, weights on disk and number of images.")
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Model folder to write; default: SOURCE-model.")] = None,
+    minutes: Annotated[
+        float, typer.Option(help="Time limit of training, in minutes; encoding is not counted.")
+    ] = MINUTES,
+    force: Force = False,
+) -> None:
+    """Fit a model to labelled images and export it; no project is needed.
+
+    Checks and encodes the images, then trains more and more of the model as long as validation AUC improves. OUT.cache
+    stores features and unfinished training: the same command resumes an interrupted fit, and no image is encoded again
+    after labels are corrected. The printed metrics are measured before the final fit, which uses all images.
+    """
+    from duplex.recognition.fit import fit_folder
+
+    name = source.resolve().name if source.is_dir() else source.resolve().stem
+    place = out or Path(f"{name}-model")
+    say = partial(typer.echo, err=True)
+    model = fit_folder(
+        source.resolve(),
+        place,
+        images=None if images is None else images.resolve(),
+        encoder=encoder,
+        weights=weights,
+        minutes=minutes,
+        say=say,
+        force=force,
+    )
+    say(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
+
+
+@app.command()
+def update(
+    model: Annotated[Path, typer.Argument(help="Model folder that `duplex fit` wrote.")],
+    source: Annotated[
+        Path, typer.Argument(help="Images to add: a folder state/object/*.jpg, or a CSV or Parquet table.")
+    ],
+    images: Annotated[
+        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Model folder to write; default: MODEL-updated.")] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Replace MODEL instead of writing another folder.")
+    ] = False,
+    force: Force = False,
+) -> None:
+    """Add labelled images, also of new states and objects, to a model without training.
+
+    Visual prototypes are computed again, in closed form; learned prompts and fine-tuned blocks stay as they are.
+    """
+    from duplex.errors import UsageError
+    from duplex.recognition.update import update_model
+    from duplex.system.files import with_own_name
+
+    model = with_own_name(model)
+    if in_place and out is not None:
+        raise UsageError("--in-place and --out are both given; leave one out")
+    place = model if in_place else out or model.with_name(f"{model.resolve().name}-updated")
+    say = partial(typer.echo, err=True)
+    folder = None if images is None else images.resolve()
+    update_model(model, source.resolve(), place, images=folder, say=say, force=force)
+    say(f"{place} holds the updated model")
+
+
+FORMATS = ("table", "jsonl", "csv")
+COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
+SOME_UNREADABLE = 3  # exit code
+World = Annotated[
+    str | None,
+    typer.Option(
+        "--world", help="Candidates: closed or open world; default: closed, or open if calibrated for that alone."
+    ),
+]
+Add = Annotated[list[str] | None, typer.Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
+Compositions = Annotated[
+    Path | None, typer.Option(help="CSV file of additional candidates, with the columns state,object.")
+]
+NewShare = Annotated[
+    float | None,
+    typer.Option(
+        help="Expected share of images whose pair has no training image; default: as in the model, mostly 0.1."
+    ),
+]
+Device = Annotated[str, typer.Option(help="Device of the encoder: auto, cpu or cuda.")]
+
+
+@app.command()
+def predict(
+    paths: Annotated[
+        list[str], typer.Argument(help="Image files, folders or glob patterns; - reads paths from stdin.")
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC.",
+        ),
+    ] = None,
+    top: Annotated[
+        int, typer.Option("--top", min=1, help="Number of compositions to print per image, the most probable first.")
+    ] = 3,
+    world: World = None,
+    new_share: NewShare = None,
+    add: Add = None,
+    compositions: Compositions = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="Output format: table, jsonl or csv; default: by the suffix of --out, else table."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+    force: Force = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images encoded at once.")] = 64,
+    num_workers: Annotated[
+        int | None, typer.Option(min=0, help="Number of processes that decode images; default: by CPU cores.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Name the state and object in each image. Without --model, use the run with the best validation AUC.
+
+    Files that are not images get a line with the reason; the exit code is then 3.
+    """
+    from duplex.recognition.inputs import list_images
+    from duplex.system.files import refuse_existing
+
+    form = _checked_format(form, out)
+    if out is not None:
+        if out.is_dir() or not out.parent.is_dir():
+            raise UsageError(f"{out} cannot be written; expected a file in a folder that exists")
+        refuse_existing(out, force=force)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
+    files = list_images(paths, sys.stdin, partial(typer.echo, err=True))
+    recognizer = load_model(model, world, device, add or [], compositions, new_share)
+    answers = recognizer.stream(
+        files,
+        top,
+        world,  # type: ignore[arg-type]
+        batch_size,
+        "auto" if num_workers is None else num_workers,
+    )
+    names = (str(path).encode("utf-8", "backslashreplace").decode() for path in files)
+    with _open_output(out) as target:
+        unreadable = _write(zip(names, answers, strict=True), target, form, top)
+    if unreadable:
+        typer.echo(f"{unreadable} of {len(files)} files are not readable images", err=True)
+        raise typer.Exit(SOME_UNREADABLE)
+
+
+def load_model(
+    model: str | None,
+    world: str | None,
+    device: str,
+    add: list[str],
+    compositions: Path | None,
+    new_share: float | None = None,
+    *,
+    hint: str = "name a model with --model",
+) -> Recognizer:
+    """Load a model for prediction, by default the best run of the project, and add candidates that the user names.
+
+    model, world, device: as in `duplex predict --help`. new_share: expected share of images of unseen pairs.
+    add: candidates such as "rusty kettle". compositions: CSV file of more. hint: how to name a model, for an error.
+    """
+    from duplex.labels import WORLDS
+    from duplex.recognition.recognizer import Recognizer
+    from duplex.recognition.words import read_compositions
+
+    if world is not None:
+        require(world, WORLDS, "world")
+    if model is None:
+        from duplex.project.runs import best_run
+
+        run = best_run(world, hint=hint, params=load_params() if Path("params.yaml").is_file() else None)
+        model = str(run.files.root)
+        typer.echo(f"model: {run}", err=True)
+    words = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
+    recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share)
+    added = [*(read_compositions(compositions) if compositions else ()), *add]
+    if added:
+        recognizer = recognizer.with_compositions(added)
+    recognizer.candidates(world)  # type: ignore[arg-type]
+    for line in _added_lines(recognizer):
+        typer.echo(line, err=True)
+    return recognizer
+
+
+def _added_lines(recognizer: Recognizer) -> Iterator[str]:
+    """Yield a line of text per candidate that the user added: whether its state and its object were trained."""
+    from duplex.recognition.words import trained_words
+
+    for state, name in recognizer.added:
+        trained = trained_words((state, name), recognizer.labels)
+        words = [
+            f"{kind} {word!r} is {'trained' if is_trained else 'new, described by text alone'}"
+            for kind, word, is_trained in (("state", state, trained.state), ("object", name, trained.object))
+        ]
+        yield f"added candidate {state} {name}: {', '.join(words)}"
+
+
+@contextmanager
+def _open_output(out: Path | None) -> Iterator[TextIO]:
+    """Context manager: give stdout, or a temporary file that replaces the file `out` at the end."""
+    from duplex.system.files import replace_file
+
+    if out is None:
+        yield sys.stdout
+        return
+    with replace_file(out) as scratch, scratch.open("w", encoding="utf-8", newline="") as file:
+        yield file
+
+
+def _checked_format(form: str | None, out: Path | None) -> str:
+    """Return the format of the answers: the given one, or by the suffix of the file `out`, or else a table.
+
+    Raises `UsageError` for an unknown format, and for one that the suffix .csv or .jsonl contradicts.
+    """
+    by_suffix = {".csv": "csv", ".jsonl": "jsonl"}.get("" if out is None else out.suffix.lower())
+    form = require(form, FORMATS, "format") if form is not None else by_suffix or "table"
+    if by_suffix not in (None, form):
+        raise UsageError(f"--format is {form} and --out {out} ends in .{by_suffix}; change one, or leave --format out")
+    return form
+
+
+def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
+    """Write the answer for each image as soon as it is ready; return the number of files that are not images."""
+    unreadable, lines = 0, csv.writer(target, lineterminator="\n")
+    if form == "csv":
+        lines.writerow(COLUMNS)
+    for image, answer in rows:
+        record = answer.to_dict(top)
+        unreadable += "error" in record
+        if form == "jsonl":
+            target.write(json.dumps({"image": image, **record}, ensure_ascii=False) + "\n")
+        elif form == "table":
+            target.write(f"{escape_unprintable(image)}  {_summary(record)}\n")
+        elif "error" in record:
+            lines.writerow([image, "", "", "", "", "", record["error"]])
+        else:
+            for rank, guess in enumerate(record["top"], 1):
+                lines.writerow([image, rank, *(guess[key] for key in COLUMNS[2:6]), ""])
+        target.flush()
+    return unreadable
+
+
+def _summary(record: dict[str, Any]) -> str:
+    if "error" in record:
+        return f"! {record['error']}"
+    parts = [] if record["in_distribution"] else ["none of these?"]
+    for guess in record["top"]:
+        new = [name for name, trained in guess.get("trained_words", {}).items() if not trained]
+        note = f" (new {' and '.join(new)})" if new else "" if guess["seen"] else " (new)"
+        parts.append(f"{guess['state']} {guess['object']} {100 * guess['probability']:.1f} %{note}")
+    return "  ".join(parts)
+
+
+LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
+    out: Annotated[Path | None, typer.Argument(help="The folder to write; optional with --push.")] = None,
+    world: Annotated[
+        str | None,
+        typer.Option(
+            "--world",
+            help="World of the candidates: closed or open; default: closed, or open if the run has only that.",
+        ),
+    ] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Add trained.onnx, a model in ONNX format that scores image features.")
+    ] = False,
+    onnx_encoder: Annotated[
+        bool,
+        typer.Option(
+            "--onnx-encoder", help="Add encoder.onnx, the image tower, and see.py, which recognises images with it."
+        ),
+    ] = False,
+    push: Annotated[str | None, typer.Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
+    licence: Annotated[str, typer.Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
+    name: Annotated[str | None, typer.Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
+    force: Force = False,
+) -> None:
+    """Export a trained run to a folder: prototypes, labels, a model card, and recognize.py, which needs numpy only."""
+    from duplex.project.runs import model_card_facts
+    from duplex.recognition import export as export_folder
+    from duplex.recognition.export import FIT
+
+    if out is None and push is None:
+        raise UsageError("no destination; give a folder, duplex export RUN OUT, or --push OWNER/NAME")
+    if out is not None and (out / FIT).is_file():
+        raise UsageError(
+            f"{out} holds a model; an export in its place would lack its metrics and what `duplex update` reads; "
+            "choose another folder"
+        )
+    if not LICENCE.fullmatch(licence):  # it becomes a line of the card's YAML
+        raise UsageError(f"--licence is {licence!r}; expected a licence that the hub knows, such as cc-by-4.0")
+    recognizer = load_model(run, world, "cpu", [], None)
+    chosen = recognizer.worlds[0] if world is None else world
+    facts = model_card_facts(Path(run), name=name, licence=licence, repository=push)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "export" if out is None else out
+        add_onnx = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder)
+        export_folder.export(recognizer.trained, chosen, folder, facts, add_onnx, force=force)  # type: ignore[arg-type]
+        if out is not None:
+            typer.echo(f"exported {run} to {out}", err=True)
+        if push is not None:
+            typer.echo(f"uploaded to {export_folder.upload(folder, push)}", err=True)
+
+
+def _add_onnx(trained: TrainedModel, folder: Path, scores: bool, tower: bool) -> None:
+    if trained.finetuned is not None and not tower:
+        names = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
+        typer.echo(f"{names} features of the fine-tuned image tower; --onnx-encoder exports this tower", err=True)
+    if not scores:
+        return
+    from safetensors.torch import load_file
+
+    from duplex.recognition.onnx import write_scores, write_tower
+    from duplex.recognition.trained import TENSORS
+
+    write_scores(folder, load_file(folder / TENSORS), trained.backbone.dim)
+    if tower:
+        write_tower(folder, trained)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 for other machines.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0: any free port.")] = 8000,
+    world: World = None,
+    add: Add = None,
+    compositions: Compositions = None,
+    new_share: NewShare = None,
+    device: Device = "auto",
+    max_megabytes: Annotated[int, typer.Option(min=1, help="Largest request, in megabytes.")] = 32,
+    max_images: Annotated[int, typer.Option(min=1, help="Largest number of images in a request.")] = 32,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Number of processes, each with the model; default: 2, or 1 with a GPU or one core."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Time limit in seconds, for receiving a request and for answering it.")
+    ] = 20,
+) -> None:
+    """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
+    try:
+        import uvicorn
+
+        from duplex.recognition.serve import HEADERS, Limits, application, image_workers
+    except ImportError as error:
+        raise UsageError(f"the server needs further packages ({error.name}); {install_command('serve')}") from error
+    if not math.isfinite(seconds):
+        raise UsageError(f"--seconds is {seconds}; expected a finite number")
+    hint = "name it after `duplex serve`"
+    recognizer = load_model(model, world, device, add or [], compositions, new_share, hint=hint)
+    limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
+    neighbours = _training_images(recognizer)
+    loaded = recognizer.trained.fingerprint, recognizer.added
+    where = model or recognizer.trained.where
+    load = partial(_load_same, loaded, where, world, device, add or [], compositions, new_share)
+    count, threads = _processes(workers, recognizer.device)
+    pool = image_workers(load, count, world=world, max_pixels=limits.pixels, threads=threads)  # type: ignore[arg-type]
+    with _listen(host, port) as bound, suppress(KeyboardInterrupt), pool as running:
+        config = uvicorn.Config(
+            application(recognizer, running, limits, neighbours, world),  # type: ignore[arg-type]
+            http="h11",  # which limits the size of headers
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            headers=HEADERS,
+            limit_concurrency=limits.connections,
+            timeout_graceful_shutdown=round(limits.seconds),
+        )
+        address = f"[{host}]" if ":" in host else host
+        print(f"http://{address}:{bound.getsockname()[1]}/", file=sys.stderr, flush=True)  # the socket listens
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` sets it
+            signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
+        uvicorn.Server(config).run(sockets=[bound])  # finishes requests before it raises KeyboardInterrupt
+    typer.echo("stopped", err=True)
+
+
+def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) -> Recognizer:
+    """Load the model in a worker process, unless its fingerprint or the added compositions differ from `loaded`."""
+    recognizer = load_model(where, *options)
+    if recognizer.trained.fingerprint != loaded[0]:
+        raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
+    if recognizer.added != loaded[1]:
+        raise DuplexError("the file of --compositions has changed since the server started; start the server again")
+    return recognizer
+
+
+def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
+    """Number of worker processes and of torch threads in each. Two overlap Python code with encoding."""
+    import torch
+
+    cores = torch.get_num_threads()
+    count = workers or (min(2, cores) if device.type == "cpu" else 1)
+    return count, max(1, cores // count if count > 1 else cores - 1)  # a single worker leaves a core for HTTP
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DuplexError(f"{host}:{port} cannot be bound: {reason}; choose another --port or --host") from error
+    # Without this, a body waits 40 ms for the client to acknowledge the head. Connections inherit it; asyncio sets it
+    # only for sockets that name their protocol, which create_server's do not.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
+
+
+def _training_images(recognizer: Recognizer) -> Neighbours | None:
+    """Images to compare uploads with; None if the run is not of this project, or if they cannot be read."""
+    from duplex.project.runs import dataset_of_run, training_images
+
+    dataset = dataset_of_run(Path(recognizer.trained.where))
+    if dataset is None or not Path("params.yaml").is_file():
+        return None
+    try:
+        return training_images(load_params(), dataset, check=recognizer.check_cache)
+    except DuplexError as error:
+        typer.echo(f"similar training images are not shown: {error}", err=True)
+        return None

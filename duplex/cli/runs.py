@@ -1,0 +1,714 @@
+"""`duplex params`, `methods`, `prepare`, `train`, `evaluate`, `metrics`: single steps of the pipeline, without DVC.
+
+`duplex sweep`: train and evaluate many runs at once.
+
+`duplex tune`: search for settings of methods on validation images.
+
+`duplex compare`: paired comparison of two trained methods on the same test images.
+
+`duplex score`: print the metrics of a file of scores, from any model; with two files, also compare them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duplex.cli import app
+from duplex.cli.options import ENGINES, AsJson, Dataset, load_params, print_json, seed_option
+from duplex.cli.options import Engine as EngineOption
+from duplex.errors import DuplexError, UsageError, require
+from duplex.evaluation.metric_table import METRICS, aligned, estimate_line, headline, number, to_points
+from duplex.labels import WORLDS
+from duplex.system.entry import LARGEST_SEED
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from duplex.config.params import Params
+    from duplex.evaluation.accumulate import TopCompetitors
+    from duplex.evaluation.metrics import Margins
+    from duplex.evaluation.score_files import ScoreFile
+    from duplex.project.sweep import Engine, SweepReport
+    from duplex.project.tune import TuningRow
+
+
+Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
+Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
+
+
+@app.command("params")
+def show_params(
+    check: Annotated[
+        bool, typer.Option("--check", help="Only check params.yaml; print nothing if it is valid.")
+    ] = False,
+) -> None:
+    """Check params.yaml and print it as JSON, with all defaults filled in."""
+    import json
+
+    params = load_params()
+    params.check_entries()
+    if not check:
+        record = json.loads(params.model_dump_json(exclude={"methods", "ablations"}))
+        for section in ("methods", "ablations"):
+            record[section] = {name: _entry(params, name) for name in getattr(params, section)}
+        print_json(record)
+
+
+def _entry(params: Params, name: str) -> dict[str, Any]:
+    """A method's entry in params.yaml with default options filled in; `training` and `per_dataset` stay as written."""
+    entry = params.entry(name)
+    overrides = {"training": dict(entry.training), "per_dataset": dict(entry.per_dataset), "shown_as": entry.shown_as}
+    overrides = {key: value for key, value in overrides.items() if value}
+    return {"kind": entry.kind, "world": entry.world, **params.method(name).to_dict(), **overrides}
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List the installed kinds (classes) of methods: the inputs they need, their options, and their packages."""
+    import json
+
+    from duplex.methods.registry import describe_method, installed_methods
+
+    kinds = [describe_method(kind) for kind in installed_methods()]
+    if as_json:
+        print_json(kinds)
+        return
+    for kind in kinds:
+        typer.echo(f"{kind['kind']}  ({kind['source']})")
+        if "error" in kind:
+            typer.echo(f"  {kind['error']}")
+            continue
+        typer.echo(f"  needs {', '.join(kind['needs'])}")
+        for option in kind["options"]:
+            typer.echo(f"  {option['name']}: {option['type']} = {json.dumps(option['default'])}")
+
+
+@app.command()
+def prepare(dataset: Dataset) -> None:
+    """Write a data set's manifest (table of images), labels, statistics and a record of its source.
+
+    For the built-in data set `shapes`, draw its images first. By the record, later commands notice that the source
+    was edited.
+    """
+    from duplex.artifacts import ArtifactPaths
+    from duplex.project import stages as stage
+
+    stage.prepare(load_params(), dataset)
+    typer.echo(f"wrote {ArtifactPaths().manifest(dataset)}", err=True)
+
+
+@app.command()
+def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
+    """Train a method on cached features and write the checkpoint of its best epoch by validation AUC.
+
+    An interrupted training is resumed by the same command.
+    """
+    from duplex.artifacts import ArtifactPaths
+    from duplex.project import stages as stage
+
+    outcome = stage.train_stage(load_params(), dataset, method, seed)
+    checkpoint = ArtifactPaths().run(dataset, method, seed).checkpoint
+    chosen = "" if outcome.selected_by == "auc" else f" by {outcome.selected_by}"
+    typer.echo(
+        f"{checkpoint}: epoch {outcome.best_epoch}{chosen}, validation AUC {100 * outcome.best_auc:.2f}", err=True
+    )
+
+
+@app.command()
+def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_json: AsJson = False) -> None:
+    """Evaluate a trained method on the test split, and write and print its metrics with 95 % intervals."""
+    from duplex.project import stages as stage
+
+    record = stage.evaluate_stage(load_params(), dataset, method, seed)
+    if as_json:
+        print_json(record)
+        return
+    for world in ("closed", "open"):
+        if world in record:
+            typer.echo(f"{world:6}  {headline(record[world])}")
+
+
+@app.command()
+def metrics(as_json: AsJson = False) -> None:
+    """Print the metrics of all runs, averaged over seeds, and the path of the report."""
+    from duplex.artifacts import ArtifactPaths
+    from duplex.project.report import evaluated_runs, warn_of_outdated
+    from duplex.report.aggregate import NO_RUN, aggregate, metrics_table, read_metrics
+
+    paths, params = ArtifactPaths(), load_params()
+    runs, _ = evaluated_runs(params, paths)
+    table = read_metrics(paths.summary, "dvc repro report") if runs or paths.summary.is_file() else {}
+    if not table and not runs:
+        raise DuplexError(NO_RUN)
+    if aggregate(runs) != table:
+        typer.echo(
+            f"{paths.summary} does not match the runs in {paths.root}; `duplex report` writes it again", err=True
+        )
+    warn_of_outdated(params, paths)
+    if as_json:
+        print_json(table)
+        return
+    typer.echo(aligned(metrics_table(table)))
+    typer.echo(f"report: {paths.report / 'index.html'}")
+
+
+MAX_SEEDS = 10_000  # of a range
+
+
+@app.command()
+def sweep(
+    datasets: Annotated[str | None, typer.Option(help="Data sets, comma-separated; default: run.datasets.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, comma-separated; default: run.methods of params.yaml.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, comma-separated, or a range such as 0-4; default: run.seeds.")
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of worker processes; default: one per GPU, or CPU cores / threads per run."),
+    ] = None,
+    ablations: Annotated[
+        str | None,
+        typer.Option(
+            help="Ablations to run instead, comma-separated, or all; data sets and seeds: ablation_run in params.yaml."
+        ),
+    ] = None,
+    engine: EngineOption = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Train and evaluate all missing runs (data set × method × seed) in parallel, and commit them to DVC.
+
+    Writes the same files as `dvc repro`, byte for byte, so `dvc repro` repeats no run. An interrupted sweep is
+    resumed by the same command. A failed run does not stop the others; failures are listed at the end, and the command
+    exits with 1.
+    """
+    from dataclasses import asdict
+
+    from duplex.cli.options import print_json
+
+    params = load_params()
+    kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"
+    if ablations is not None:
+        if datasets or methods or seeds:
+            raise UsageError(
+                "--ablations cannot be combined with --datasets, --methods or --seeds; set ablation_run in params.yaml"
+            )
+        from duplex.project.ablate import sweep_ablations
+
+        report = sweep_ablations(params, None if ablations == "all" else split_names(ablations), jobs, kind)
+    else:
+        from duplex.project import sweep as stage
+
+        runs = stage.grid(params, split_names(datasets), split_names(methods), parse_seeds(seeds))
+        report = stage.sweep(params, runs, jobs, kind)
+    typer.echo(summary(report), err=True)
+    for run, error in report.failed.items():
+        typer.echo(f"{run}: {' '.join(error.split())}", err=True)
+    if as_json:
+        print_json(asdict(report))
+    if report.not_committed:
+        typer.echo(f"duplex: {report.not_committed}", err=True)
+    if report.failed or report.not_committed:
+        raise typer.Exit(1)
+
+
+def summary(report: SweepReport) -> str:
+    """A line such as `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`."""
+    trained = f"trained and evaluated in {report.seconds:.0f} s"
+    runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
+    outside = (report.outside_pipeline, "not tracked by DVC, since `run` of params.yaml lacks them")
+    parts = (runs, [(report.committed, "committed to DVC"), outside])
+    texts = [", ".join(f"{count} {text}" for count, text in part if count) for part in parts]
+    return f"{report.runs} runs: {'; '.join(filter(None, texts))}"
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """The names in a comma-separated text; None for None."""
+    return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def parse_seeds(text: str | None) -> list[int] | None:
+    """The seeds in a text such as `0,2,5-9`; None for None."""
+    seeds: list[int] = []
+    for part in split_names(text) or []:
+        ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
+        first, last = (int(end or ends[1]) for end in ends.groups()) if ends else (1, 0)
+        if last > LARGEST_SEED or not 0 <= last - first < MAX_SEEDS:
+            raise UsageError(
+                f"--seeds has {part!r}; expected whole numbers, or a range of at most {MAX_SEEDS:,} such as 0-4"
+            )
+        seeds += range(first, last + 1)
+    return seeds or None
+
+
+@app.command()
+def tune(
+    grid: Annotated[
+        list[str], typer.Option(help="Setting and its values to try, such as learning_rate=3e-4,1e-3; repeatable.")
+    ],
+    methods: Annotated[
+        str | None, typer.Option(help="Methods, comma-separated; default: run.methods of params.yaml.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", "-d", help="Data set; default: the first of run.datasets.")
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, comma-separated, or a range such as 100-104; do not reuse run.seeds.")
+    ] = "100,101",
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of worker processes; default: one per GPU; without GPU, by cores and threads."
+        ),
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Write each method's best settings to params.yaml.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train methods with every combination of settings and list their validation AUC. Test images are not scored.
+
+    Settings are training options, such as learning_rate and epochs, and options of the methods' kinds. Each method's
+    best row is marked with *; --write saves its settings under `per_dataset` of the method in params.yaml, unless other
+    settings have the same AUC. Exits with 1 if a trial failed.
+    """
+    from duplex.cli.options import print_json
+    from duplex.config.params import load_params
+    from duplex.project.tune import best_rows
+    from duplex.project.tune import tune as search
+
+    params = load_params()
+    name = require(dataset or params.run.datasets[0], params.datasets, "data set")
+    chosen = split_names(methods) or list(params.run.methods)
+    rows = search(params, name, chosen, parse_grid(grid), parse_seeds(seeds) or [], jobs)
+    best = best_rows(rows)
+    if as_json:
+        print_json([{**row.to_dict(), "best": row is best.get(row.method)} for row in rows])
+    else:
+        typer.echo(tuning_table(rows, list(best.values())))
+    for row in rows:
+        for error in row.errors[:1]:
+            typer.echo(f"{row.method} {dict(row.settings)}: {error}", err=True)
+    for row in list(best.values()):
+        tied = [other for other in rows if other.method == row.method and other.val_auc == row.val_auc]
+        if len(tied) > 1:
+            del best[row.method]
+            ends = "none of them is written" if write else "* marks the first"
+            typer.echo(
+                f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}", err=True
+            )
+    if write:
+        write_best(name, best)
+    if any(row.errors for row in rows):
+        raise typer.Exit(1)
+
+
+def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Parse texts such as `learning_rate=3e-4,1e-3` to a dictionary from settings to lists of values.
+
+    Values are read as in params.yaml. Raises `UsageError` for other texts.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    choices: dict[str, list[Any]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        try:
+            parsed = YAML(typ="safe", pure=True).load(f"[{values}]") if name and equals else None
+        except YAMLError:
+            parsed = None
+        if not parsed:
+            raise UsageError(f"--grid is {text!r}; expected a setting and its values, such as learning_rate=3e-4,1e-3")
+        if name in choices:
+            raise UsageError(f"--grid names {name} twice; give all its values at once")
+        choices[name] = parsed
+    return choices
+
+
+def tuning_table(rows: Sequence[TuningRow], best: Sequence[TuningRow]) -> str:
+    """The results of tuning as a table: method, settings, validation AUC with its standard error over seeds.
+
+    Rows in `best` are marked with *.
+    """
+    lines = [["", "method", "settings", "val AUC", "±", "all pairs", "epoch", "seconds"]]
+    for row in rows:
+        record = row.to_dict()
+        settings = ", ".join(f"{name} {_short(value)}" for name, value in row.settings.items())
+        lines.append(["*" if row in best else "", row.method, settings, *_numbers(record)])
+    return aligned(lines)
+
+
+def _numbers(record: dict[str, Any]) -> list[str]:
+    if "error" in record:
+        return ["failed", "", "", "", ""]
+    forms = {"val_auc": ".2f", "val_auc_se": ".2f", "val_auc_all": ".2f", "epoch": ".1f", "seconds": ".1f"}
+    return [number(record[name], form) for name, form in forms.items()]
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def write_best(dataset: str, best: dict[str, TuningRow]) -> None:
+    """Write each method's best settings to params.yaml, as `per_dataset.DATASET` of the method.
+
+    best: method -> its best row of the tuning results.
+    """
+    from dataclasses import fields
+
+    from duplex.cli.params_file import set_method
+    from duplex.options import TrainingOptions
+
+    training = {field.name for field in fields(TrainingOptions)}
+    for method, row in best.items():
+        options = {key: value for key, value in row.settings.items() if key not in training}
+        of_training = {key: value for key, value in row.settings.items() if key in training}
+        set_method(method, dataset, options, of_training)
+        typer.echo(f"params.yaml: {method}, per_dataset.{dataset}: {dict(row.settings)}", err=True)
+
+
+SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both runs
+ROUNDING = 0.01  # percentage points by which nine digits of a margin may change an AUC
+
+
+@app.command()
+def compare(
+    dataset: Dataset,
+    methods: Annotated[
+        tuple[str, str], typer.Option("--methods", help="Two methods or ablations to compare: FIRST SECOND.")
+    ],
+    seed: Annotated[
+        int | None, seed_option("Seed of the runs to compare; default: all seeds that both methods have.")
+    ] = None,
+    world: Annotated[str, typer.Option("--world", help="World to compare in: closed or open.")] = "closed",
+    splits: Annotated[
+        int | None,
+        typer.Option(
+            "--splits",
+            min=2,
+            help="Average over this many data sets NAME-split1, NAME-split2, … that `duplex data split` made.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
+
+    Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds and re-splits (other
+    random choices of unseen pairs). Margins, the biases at which images turn right or wrong, are read from the runs'
+    predictions.csv with nine digits; equal margins count as ties.
+    """
+    from duplex.data.tables import split_name
+    from duplex.evaluation.metrics import compare_seeds
+
+    params = load_params()
+    params.dataset(dataset)
+    require(world, WORLDS, "world")
+    names = [dataset] if splits is None else [split_name(dataset, number + 1) for number in range(splits)]
+    if missing := next((name for name in names if name not in params.datasets), None):
+        raise UsageError(
+            f"params.yaml has no data set {missing}; `duplex data split {dataset} --splits {splits}` adds it"
+        )
+    runs = {name: _margins_of_runs(params, name, methods, seed, world) for name in names}
+    report: dict[str, Any] = {"dataset": dataset, "world": world, "first": methods[0], "second": methods[1]}
+    if splits is None:
+        seeds, first, second = runs[dataset]
+        images = {"images_seen": first[0].seen.size, "images_unseen": first[0].unseen.size}
+        report |= {"seeds": seeds, **images, "difference": to_points(compare_seeds(first, second))}
+    else:
+        report |= _splits_report(runs)
+    if as_json:
+        print_json(report)
+    else:
+        typer.echo(_text(report))
+
+
+def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margins]]]) -> dict[str, Any]:
+    from duplex.evaluation.metrics import compare_splits
+
+    comparison = compare_splits([first for _, first, _ in runs.values()], [second for _, _, second in runs.values()])
+    return {
+        "splits": [
+            {"dataset": name, "seeds": seeds, "difference": {key: 100 * value for key, value in gain.items()}}
+            for (name, (seeds, _, _)), gain in zip(runs.items(), comparison.by_split, strict=True)
+        ],
+        "difference": to_points(comparison.difference),
+        "deviation": {name: 100 * value for name, value in comparison.deviation.items()},
+    }
+
+
+def _margins_of_runs(
+    params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
+) -> tuple[list[int], list[Margins], list[Margins]]:
+    """The seeds to compare and, per method, the `Margins` of its test images for each seed."""
+    from duplex.artifacts import ArtifactPaths
+    from duplex.data.sources import require_prepared
+    from duplex.evaluation.metrics import Margins
+
+    require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
+    entries = [params.method_for_world(method, world) for method in methods]  # type: ignore[arg-type]
+    seeds = [seed] if seed is not None else _common_seeds(params, dataset, entries)
+    margins: list[list[Margins]] = [[], []]
+    first: tuple[Path, pd.DataFrame] | None = None
+    for entry, margins_by_seed in zip(entries, margins, strict=True):
+        for run_seed in seeds:
+            path = _predictions_file(params, dataset, entry, run_seed)
+            table = _read_predictions(path, f"--dataset {dataset} --method {entry} --seed {run_seed}", world)
+            first = first or (path, table)
+            if not first[1][SHARED_COLUMNS].equals(table[SHARED_COLUMNS]):
+                raise UsageError(f"{first[0]} and {path} have different images; `duplex evaluate` both runs again")
+            is_seen = table["seen"].to_numpy(dtype=bool)
+            margin = table["margin"].to_numpy(dtype=float)
+            found = Margins(margin[is_seen], margin[~is_seen], is_seen)
+            _check_run(params, dataset, entry, run_seed, path, world, found)
+            margins_by_seed.append(found)
+    return seeds, margins[0], margins[1]
+
+
+def _check_run(
+    params: Params, dataset: str, entry: str, seed: int, predictions: Path, world: str, margins: Margins
+) -> None:
+    """Warn if a run was trained with other settings than params.yaml has now.
+
+    Raises `DuplexError` if the AUC computed from the margins in its predictions.csv differs from its metrics.json.
+    """
+    from duplex.artifacts import ArtifactPaths, RunPaths
+    from duplex.evaluation.metrics import Components
+    from duplex.project.ablate import is_outdated
+    from duplex.project.stamps import metrics_difference, run_difference
+    from duplex.report.aggregate import read_numbers
+    from duplex.training.checkpoint import read_record
+
+    paths, files = ArtifactPaths(), RunPaths(predictions.parent)
+    metrics = read_numbers(files.metrics) or {}
+    if files.root == paths.run(dataset, entry, seed).root and files.checkpoint.is_file():
+        record = read_record(files.checkpoint)
+        difference = run_difference(record, params, dataset, entry, seed, paths)
+        if difference := difference or metrics_difference(record, metrics, params, entry):
+            message = f"{files.root} does not match {entry} with seed {seed} in params.yaml: {difference}"
+            typer.echo(f"duplex: {message}; `dvc repro` makes it again", err=True)
+    elif files.root == paths.ablation_run(entry, dataset, seed).root and is_outdated(params, entry, dataset, files):
+        typer.echo(
+            f"duplex: {files.root} was run with other settings of {entry} than params.yaml has; "
+            "`make ablations` runs it again",
+            err=True,
+        )
+    stated, auc = metrics.get(world, {}), Components.of(margins).auc
+    if "tied" in stated and auc is not None and abs(100 * auc - stated["auc"]) > ROUNDING:
+        run = f"--dataset {dataset} --method {entry} --seed {seed}"
+        raise DuplexError(
+            f"{predictions} gives an AUC of {100 * auc:.2f}, but metrics.json says {stated['auc']:.2f}; "
+            f"`duplex evaluate {run}` writes both again"
+        )
+
+
+def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
+    """The seeds that both methods were evaluated with; if none, one seed, which the message on a missing run names."""
+    planned = [params.ablation_run.seeds if entry in params.ablations else params.run.seeds for entry in entries]
+    seeds = sorted({*planned[0], *planned[1]})
+    evaluated = [
+        seed for seed in seeds if all(_predictions_file(params, dataset, entry, seed).exists() for entry in entries)
+    ]
+    return evaluated or seeds[:1]
+
+
+def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Path:
+    from duplex.artifacts import ArtifactPaths
+
+    paths = ArtifactPaths()
+    ablation = paths.ablation_run(entry, dataset, seed).predictions
+    is_tabulated = entry in params.ablations and ablation.exists()
+    return ablation if is_tabulated else paths.run(dataset, entry, seed).predictions
+
+
+def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
+    """Read a run's predictions in one world, one row per test image in the order of the feature cache.
+
+    Raises `DuplexError` if the file is missing or incomplete. `run`: the command-line options that name the run.
+    """
+    import pandas as pd
+
+    from duplex.report.aggregate import read_table, require_own
+
+    table = read_table(file, f"`duplex evaluate {run}` writes it again")
+    if table is None:
+        raise DuplexError(f"{file} does not exist; `duplex train {run}` and `duplex evaluate {run}` write it")
+    missing = [column for column in (*SHARED_COLUMNS, "right", "margin", "world") if column not in table]
+    if missing:
+        raise DuplexError(f"{file} has no column {missing[0]!r}; `duplex evaluate {run}` writes it again")
+    require_own(table, file, f"`duplex evaluate {run}` writes both again")
+    images = table[table["world"] == world]
+    if images.empty:
+        raise DuplexError(
+            f"{file} has no images of the {world} world; "
+            f"add {world} to evaluation.worlds in params.yaml and run `duplex evaluate {run}`"
+        )
+    margin, row = (pd.to_numeric(images[name], errors="coerce") for name in ("margin", "row"))
+    if (margin.isna() & images["margin"].notna()).any() or row.isna().any():
+        raise DuplexError(f"{file} has values that are not numbers; `duplex evaluate {run}` writes it again")
+    if row.duplicated().any():
+        raise DuplexError(f"{file} lists an image twice; `duplex evaluate {run}` writes it again")
+    return images.assign(margin=margin, row=row).sort_values("row", kind="stable").reset_index(drop=True)
+
+
+def _text(report: dict[str, Any]) -> str:
+    splits = report.get("splits")
+    seeds = sorted({seed for split in splits or [report] for seed in split["seeds"]})
+    seed_list = ", ".join(map(str, seeds))
+    if splits:
+        runs = f"mean of {len(splits)} splits, seeds {seed_list}"
+    else:
+        runs = f"seed {seed_list}" if len(seeds) == 1 else f"mean of seeds {seed_list}"
+    lines = [f"{report['second']} - {report['first']}: {report['dataset']}, {report['world']} world, {runs}"]
+    lines += [estimate_line(f"{METRICS[name]:<5}", gain) for name, gain in report["difference"].items()]
+    if not splits:
+        return "\n".join([*lines, f"{report['images_seen']} seen and {report['images_unseen']} unseen images"])
+    gains = {split["dataset"]: split["difference"] for split in splits} | {"deviation": report["deviation"]}
+    rows = [
+        [name, *(f"{METRICS[key]} {number(gain):>6}" for key, gain in each.items())] for name, each in gains.items()
+    ]
+    return "\n".join([*lines, aligned(rows)])
+
+
+PROTOCOLS = ("exact", "sampled")
+
+
+@app.command()
+def score(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Score file, .npz or .h5, of N images and C candidates: scores [N, C], target [N], seen [C]; "
+            "optional: feasible_mask [C], k."
+        ),
+    ],
+    other: Annotated[Path | None, typer.Argument(help="A second score file for the same images, to compare.")] = None,
+    k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k; repeatable; default: the k in FILE.")] = None,
+    protocol: Annotated[
+        str, typer.Option(help="Seen-unseen curve: exact, or sampled at about 20 biases, as in published tables.")
+    ] = "exact",
+    rounds: Annotated[
+        int,
+        typer.Option(min=0, help="Number of bootstrap resamples for intervals; 0: only AUC gets one, by a formula."),
+    ] = 1000,
+    seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Print seen and unseen accuracy, best harmonic mean and AUC of a score file, in percent, with 95 % intervals."""
+    require(protocol, PROTOCOLS, "protocol")
+    if k is not None and min(k) < 1:
+        raise UsageError(f"--k is {min(k)}; expected a whole number from 1 on")
+    if other is None:
+        report = _score(file, k, protocol, rounds, seed)
+    elif protocol == "sampled":
+        raise UsageError("two files are compared on the exact curve; leave out --protocol sampled")
+    else:
+        report = _compare(file, other, k, rounds, seed)
+    typer.echo(json.dumps(report, indent=2, allow_nan=False) if as_json else _score_text(report))
+
+
+def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
+    """Metrics of the top k answers, k = `ks[0]`; those for the further k are under the key `top`."""
+    from duplex.evaluation.sampled import sampled_metrics
+    from duplex.evaluation.score_files import open_scores
+
+    with open_scores(path) as scores:
+        distinct = tuple(dict.fromkeys(ks or scores.ks))
+        _check_k(scores, max(distinct))
+        if protocol == "exact":
+            _, (first, *more) = _measure(scores, distinct, rounds, seed)
+        else:
+            arrays = (scores.target, scores.seen, scores.feasible_mask)
+            with _path_in_errors(scores.path):
+                first, *more = [sampled_metrics(lambda: _blocks(scores), *arrays, k).to_dict() for k in distinct]
+    report = {"file": str(path), "protocol": protocol, **first}
+    return report | ({"top": {str(result["k"]): result for result in more}} if more else {})
+
+
+def _check_k(scores: ScoreFile, k: int) -> None:
+    if k > scores.seen.size:
+        raise UsageError(f"{scores.path}: k is {k}, but there are {scores.seen.size} candidates; choose a smaller --k")
+
+
+@contextmanager
+def _path_in_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DuplexError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
+    from duplex.system.processes import track
+
+    return track(scores.blocks(), scores.path.name, len(scores.steps))
+
+
+def _measure(
+    scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int
+) -> tuple[TopCompetitors, list[dict[str, Any]]]:
+    """Score statistics (numbers per image) of a score file, and top-k metrics for each k in `ks`."""
+    from duplex.evaluation.accumulate import ScoreAccumulator
+    from duplex.evaluation.metrics import measure
+
+    accumulator = ScoreAccumulator(scores.target, scores.seen, k=max(ks), feasible_mask=scores.feasible_mask)
+    if scores.feasible_mask is not None and not scores.feasible_mask[scores.target].all():
+        lost = int((~scores.feasible_mask[scores.target]).sum())
+        typer.echo(f"{scores.path}: feasible_mask excludes the labels of {lost} images; they count as wrong", err=True)
+    with _path_in_errors(scores.path):
+        for rows, block in _blocks(scores):
+            accumulator.add(block, rows)
+    competitors = accumulator.competitors()
+    options: dict[str, Any] = {"states": scores.states, "objects": scores.objects, "rounds": rounds, "seed": seed}
+    return competitors, [measure(competitors, k, **options).to_dict() for k in ks]
+
+
+def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed: int) -> dict[str, Any]:
+    from duplex.evaluation.metrics import Margins, compare
+    from duplex.evaluation.score_files import open_scores, require_same_columns
+
+    with open_scores(first) as first_scores, open_scores(second) as second_scores:
+        require_same_columns(first_scores, second_scores)
+        first_k, second_k = ((ks or scores.ks)[0] for scores in (first_scores, second_scores))
+        if first_k != second_k:
+            raise UsageError(f"k is {first_k} in {first} and {second_k} in {second}; choose one with --k")
+        k = first_k
+        _check_k(first_scores, k)
+        if ks and len(ks) > 1:
+            raise UsageError(f"--k is given {len(ks)} times; give it once to compare two files")
+        competitors, metrics = zip(
+            *(_measure(scores, (k,), rounds, seed) for scores in (first_scores, second_scores)), strict=True
+        )
+    before, after = (Margins.of(statistics, k) for statistics in competitors)
+    return {
+        "first": {"file": str(first), **metrics[0][0]},
+        "second": {"file": str(second), **metrics[1][0]},
+        "difference": to_points(compare(before, after, rounds=rounds, seed=seed)),
+    }
+
+
+def _score_text(report: dict[str, Any]) -> str:
+    if "difference" in report:
+        lines = [f"{report[name]['file']}\n{_table(report[name])}" for name in ("first", "second")]
+        gains = (estimate_line(f"{name:<10}", gain) for name, gain in report["difference"].items())
+        return "\n".join([*lines, "second - first", *gains])
+    return "\n".join(map(_table, [report, *report.get("top", {}).values()]))
+
+
+def _table(metrics: dict[str, Any]) -> str:
+    lines = [f"top-{metrics['k']}"]
+    lines += [
+        estimate_line(f"{name:<10}", {"value": metrics[name], "interval": metrics[f"{name}_interval"]})
+        for name in METRICS
+    ]
+    if metrics["state_accuracy"] is not None or metrics["object_accuracy"] is not None:
+        lines += [f"{name:<10}{number(metrics[f'{name}_accuracy']):>6}" for name in ("state", "object")]
+    images = f"{metrics['images_seen']} seen and {metrics['images_unseen']} unseen images"
+    tied = f", {metrics['tied']:.1f} % with a tied label" if metrics["tied"] else ""
+    return "\n".join([*lines, images + tied])

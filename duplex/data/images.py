@@ -1,0 +1,322 @@
+"""Read image files as RGB; a file that is no readable image raises an error with the reason.
+
+Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
+ignored. Width and height are read from the header: a decompression bomb is never decoded.
+
+Tell errors of an image file (missing, damaged) from errors of the machine that reads it (memory, disk).
+
+Find the image files below a data root; links that lead out of the root raise an error.
+
+Read text files in UTF-8 or UTF-16 with any line ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import errno
+import io
+import os
+import re
+import stat
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+from PIL.Image import Transpose
+
+from duplex.errors import DuplexError
+
+# Error numbers for a file that is missing, forbidden, or of a wrong name or kind
+FILE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP}
+FILE_ERRORS |= {errno.ENAMETOOLONG, errno.EINVAL}
+
+
+class MachineFault(DuplexError):
+    """Raised if an image cannot be read because of the machine: little memory, too many open files, a failing disk."""
+
+
+def machine_fault(place: object, error: BaseException) -> MachineFault | None:
+    """A `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault.
+
+    An error of the operating system is judged by its number (errno); Pillow's errors about a file's content have none.
+    """
+    if isinstance(error, MemoryError):
+        reason = "there was not enough memory"
+    elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
+        reason = str(error.strerror or error).lower()
+    else:
+        return None
+    return MachineFault(f"{place} could not be read: {reason}; finished work is not affected, run the command again")
+
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "ICO", "JPEG2000", "AVIF")
+Image.init()  # once, before decoding workers are forked
+READABLE = tuple(name for name in FORMATS if name in Image.OPEN)  # formats that this Pillow was built with
+MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, an error here instead of a warning
+
+ORIENTATION_TAG = 0x0112
+TURNS = {  # by EXIF orientation; 1 is upright
+    2: Transpose.FLIP_LEFT_RIGHT,
+    3: Transpose.ROTATE_180,
+    4: Transpose.FLIP_TOP_BOTTOM,
+    5: Transpose.TRANSPOSE,
+    6: Transpose.ROTATE_270,
+    7: Transpose.TRANSVERSE,
+    8: Transpose.ROTATE_90,
+}
+
+
+class BadImageFile(Exception):
+    """A file that cannot be read as an image; `reason` is one of `features.layout.REASONS` ("empty", …)."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def read_image(path: Path) -> Image.Image:
+    """The first frame of an image file as 8-bit RGB; errors as of `decode_image`."""
+    try:
+        info = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadImageFile("missing") from error
+    except (OSError, ValueError) as error:
+        raise machine_fault(path, error) or BadImageFile("unreadable") from error
+    if not stat.S_ISREG(info.st_mode) or not os.access(path, os.R_OK):
+        raise BadImageFile("unreadable")  # opening a pipe would block
+    if info.st_size == 0:
+        raise BadImageFile("empty")
+    return decode_image(path)
+
+
+def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
+    """The first frame of an image, from a path or an open binary file, as 8-bit RGB.
+
+    Unlike `read_image`, this does not refuse paths that are no regular files, such as pipes.
+
+    Args:
+        draft: decode a JPEG at an eighth of its size.
+
+    Raises:
+        BadImageFile: for a fault of the image, also for more than `max_pixels` pixels.
+        MachineFault: for a fault of the machine (memory, disk).
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about metadata, and sizes that the next check refuses
+            with Image.open(path, formats=READABLE) as image:
+                if image.width * image.height > max_pixels:
+                    raise BadImageFile("too large")
+                if draft:
+                    image.draft("RGB", (1, 1))
+                return as_rgb(image)
+    except Image.DecompressionBombError as error:
+        raise BadImageFile("too large") from error
+    except UnidentifiedImageError as error:
+        raise BadImageFile("not an image") from error
+    except BadImageFile:
+        raise
+    except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
+        raise machine_fault(path, error) or BadImageFile("damaged") from error
+
+
+def thumbnail(path: Path, side: int = 128) -> str | None:
+    """An image file as a JPEG data URI, at most `side` pixels wide and high; None if it cannot be read."""
+    try:
+        image = read_image(path)
+    except BadImageFile:
+        return None
+    image.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=72, optimize=True)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def verify_image(path: Path) -> str:
+    """Read an image file completely and say what is wrong with it; "" for nothing.
+
+    JPEGs are decoded at an eighth of their size, which still parses every byte. Raises `MachineFault` for errors of
+    the machine, such as too little memory.
+    """
+    try:
+        data = path.read_bytes()
+        if not data:
+            return "0 bytes"
+        with Image.open(io.BytesIO(data)) as image:
+            image.draft("RGB", (1, 1))
+            image.load()
+    except Exception as error:  # as in `decode_image`
+        if fault := machine_fault(path, error):
+            raise fault from error
+        return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__
+    return ""
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
+
+    16-bit grey is scaled to 8 bits first: Pillow's conversion to RGB would clip it at 255 and make nearly all of it
+    white.
+    """
+    if image.mode.startswith("I;16") or image.mode == "I":
+        values = np.asarray(image)
+        if values.size and (values.min() < 0 or values.max() > 65535):
+            raise BadImageFile("pixel type")
+        grey = Image.fromarray((values.astype(np.float32) / 257 + 0.5).astype(np.uint8))
+        return _upright(grey.convert("RGB"), image)
+    if image.mode == "F":
+        raise BadImageFile("pixel type")
+    return _upright(image.convert("RGB"), image)
+
+
+def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
+    try:
+        orientation = image.getexif().get(ORIENTATION_TAG)
+    except Exception:  # unreadable metadata turn nothing
+        return pixels
+    turn = TURNS.get(orientation) if isinstance(orientation, int) else None
+    return pixels if turn is None else pixels.transpose(turn)
+
+
+IMAGE_SUFFIXES = {
+    ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp",
+    ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif",
+}  # fmt: skip
+DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
+IGNORED = (".", "__MACOSX")  # beginnings of the names of files and folders that are never listed
+SHOWN = 6  # kinds of skipped files in a message
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
+def suffix_of(name: str) -> str:
+    """The suffix of a file's name in lower case, or "without a suffix"."""
+    return os.path.splitext(name)[1].lower() or "without a suffix"
+
+
+def describe_skipped(counts: Mapping[str, int]) -> str:
+    """The numbers of skipped files by kind as text, the most frequent first: `10 .heic, 2 without a suffix`."""
+    common = Counter(counts).most_common(SHOWN)
+    rest = sum(counts.values()) - sum(count for _, count in common)
+    return ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
+
+
+class ImageTree:
+    """Image files below a root folder. Each folder is listed only once, which makes checks of 50,000 files fast."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+        self._real = os.path.realpath(root)
+        self._folders: dict[str, dict[str, bool]] = {}  # folder -> name of a file in it -> whether it stays inside
+        self.skipped: dict[str, list[str]] = {}  # kind, such as a suffix -> paths skipped by the last `images`
+        if not os.path.isdir(self._real):
+            raise DuplexError(f"the data root {root} is not a folder; correct its path")
+
+    def has(self, path: str) -> bool:
+        """Whether a file exists at a path below the root; raises DuplexError for a link that leaves the root."""
+        folder, _, name = path.rpartition("/")
+        if folder not in self._folders:
+            self._folders[folder] = self._files(folder)
+        inside = self._folders[folder].get(name)
+        if inside is False:
+            raise self._leaves(path)
+        return inside is not None
+
+    def images(self, *, refuse_links: bool = True) -> Iterator[str]:
+        """Yield the path of every image below the root, in a fixed order.
+
+        Hidden files and folders, and documents (such as .txt and .csv), are ignored. The paths of other files, and of
+        linked folders, are added to the attribute `skipped`.
+
+        Args:
+            refuse_links: raise DuplexError for a link that leaves the root; otherwise it is added to `skipped`.
+        """
+        self.skipped = {}
+        yield from self._walk("", refuse_links)
+
+    def _walk(self, folder: str, refuse_links: bool) -> Iterator[str]:
+        prefix = f"{folder}/" if folder else ""
+        for entry in sorted(self._scan(folder), key=lambda entry: entry.name):
+            path, suffix = prefix + entry.name, suffix_of(entry.name)
+            if entry.name.startswith(IGNORED):
+                continue
+            if entry.is_symlink() and not self._inside(entry.path):
+                if refuse_links:
+                    raise self._leaves(path)
+                self.skipped.setdefault("links out of the folder", []).append(path)
+            elif suffix in IMAGE_SUFFIXES and not entry.is_file():
+                no_folder = "broken links" if entry.is_symlink() else "devices and pipes"
+                kind = "folders named like an image" if entry.is_dir() else no_folder
+                self.skipped.setdefault(kind, []).append(path)
+            elif entry.is_dir(follow_symlinks=False):
+                yield from self._walk(path, refuse_links)
+            elif suffix in IMAGE_SUFFIXES:
+                yield path
+            elif suffix not in DOCUMENTS:
+                kind = "linked folders" if entry.is_dir() else suffix
+                self.skipped.setdefault(kind, []).append(path)
+
+    def _files(self, folder: str) -> dict[str, bool]:
+        if not self._inside(os.path.join(self._real, folder)):
+            raise self._leaves(folder)
+        listed = {}
+        for entry in self._scan(folder):
+            inside = not entry.is_symlink() or self._inside(entry.path)
+            if not inside or entry.is_file():
+                listed[entry.name] = inside
+        return listed
+
+    def _scan(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(os.path.join(self._real, folder)) as entries:
+                return list(entries)
+        except OSError as error:
+            if error.errno in ABSENT:
+                return []
+            raise DuplexError(f"{self.root / folder} cannot be listed: {error.strerror}") from error
+
+    def _inside(self, path: str) -> bool:
+        real = os.path.realpath(path)
+        return real == self._real or real.startswith(self._real.rstrip(os.sep) + os.sep)
+
+    def _leaves(self, path: str) -> DuplexError:
+        return DuplexError(
+            f"{self.root / path} is a link that leaves the data root; put the files themselves there, "
+            "or set the data root to the folder that it leads to"
+        )
+
+
+LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file or a pipe; raises DuplexError if it is missing, unreadable or a device, which may never end."""
+    try:
+        if stat.S_ISCHR(mode := path.stat().st_mode) or stat.S_ISBLK(mode):
+            raise DuplexError(f"{path} is a device; name a file")
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist") from error
+    except OSError as error:
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def read_text(path: Path) -> str:
+    """Read text in UTF-8, or UTF-16 with a byte-order mark; raises DuplexError for any other encoding."""
+    data = read_bytes(path)
+    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DuplexError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
+    if "\0" in text:
+        raise DuplexError(f"{path} is not text: it holds a zero byte; save it as UTF-8")
+    return text
+
+
+def read_lines(path: Path) -> list[str]:
+    return LINE_END.split(read_text(path))

@@ -1,0 +1,242 @@
+"""Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
+
+Record what a data set's table of images was made from; if this source has changed, the table is refused.
+
+The source is a table, a benchmark or a folder tree. A record has the source's options and a digest: of the table,
+of the benchmark's lists, or of the names in the folder. For a folder it also has a digest of the files' sizes, by which
+images that were swapped or edited are usually noticed. Images themselves are not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pydantic import TypeAdapter
+
+from duplex.data.contents import SourceOptions, SplitOptions, content_keys, join_keys
+from duplex.data.czsl import has_pair_lists, load_czsl
+from duplex.data.images import ImageTree, describe_skipped
+from duplex.data.tables import (
+    SPLIT_WORDS,
+    LabelledImages,
+    check_labels,
+    from_rows,
+    is_table,
+    labels_of,
+    read_table,
+    relative_path,
+    resplit,
+)
+from duplex.errors import DuplexError, UsageError
+from duplex.system.files import sha256, write_json
+
+Keys = Callable[[Sequence[str]], list[str]]  # images -> one key per image, equal for equal images
+
+
+def is_on_disk(source: SourceOptions) -> bool:
+    """Whether a data set's folder exists, and its table file if it has one."""
+    return all(path is None or path.exists() for path in (source.root, source.table))
+
+
+def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
+    """Load the manifest and the labels of a data set.
+
+    If the data has no split, a random one is made; images are then opened, to keep those of equal content together.
+
+    Args:
+        feature_keys: for a data set with a file of features, a function from images to one key per image; images with
+            equal keys are kept together too (`duplex.features.imported.feature_keys`).
+    """
+    data = _load_unchanged(source, partial(_keys, source.root, feature_keys))
+    return data if source.resplit is None else resplit(data, source.resplit)
+
+
+def _keys(root: Path, feature_keys: Keys | None, images: Sequence[str]) -> list[str]:
+    keys = content_keys(root, images)
+    return keys if feature_keys is None else join_keys(keys, feature_keys(images))
+
+
+def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
+    if source.kind == "shapes":
+        from duplex.data.shapes import shapes_manifest
+
+        manifest = shapes_manifest(source.seed)
+        return LabelledImages(manifest, labels_of(manifest))
+    if not source.root.is_dir():
+        raise UsageError(
+            f"the data root {source.root} is not a folder; correct `source: {{root: ...}}` in params.yaml, "
+            "or fetch a benchmark with `duplex data download`"
+        )
+    if source.kind == "standard":
+        return load_czsl(source.root)
+    if source.kind == "folder":
+        frame, notes = read_folder(source.root)
+        data = from_rows(frame, source.split, source.root, contents)
+        return replace(data, notes={**notes, **data.notes})
+    if source.table is None:
+        raise UsageError("a source of kind table needs `table`, the path of its CSV or Parquet file")
+    frame, tree = read_table(source.table), ImageTree(source.root)
+    for image in frame["image"]:
+        tree.has(image)  # raises for a link that leaves the root; `data check` reports missing images
+    return from_rows(frame, source.split, source.table, contents)
+
+
+def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
+    """Draw the missing images of the built-in data set `shapes`; do nothing for other data sets, which are files."""
+    if source.kind == "shapes":
+        from duplex.data.shapes import render_images
+
+        render_images(manifest, source.root, source.seed)
+
+
+def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
+    """Kind and location of the data at a path: a table, a benchmark (kind "standard"), or a folder tree.
+
+    Args:
+        root: folder of a table's images, by default the table's own folder.
+    """
+    split = split or SplitOptions()
+    if path.is_file() and is_table(path):
+        return SourceOptions("table", root or path.parent, path, split=split)
+    if not path.is_dir():
+        raise UsageError(f"{path} is neither a folder nor a table (.csv, .tsv, .parquet)")
+    if root is not None:
+        raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
+    return SourceOptions("standard" if has_pair_lists(path) else "folder", path, split=split)
+
+
+FORMS = "`state/object/image.jpg` or `state object/image.jpg`"
+PARTS = "set|splits?|images?|data"
+SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_WORDS)})([ _-]?({PARTS}))?|fold[ _-]?\d+", re.IGNORECASE)
+
+
+def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
+    """A table of image, state and object for every image below `root`, labelled by the folder names.
+
+    Also return a note on skipped files, text -> number of files; it is empty if none were skipped.
+    """
+    rows = []
+    tree = ImageTree(root)
+    for path in tree.images():
+        parts = relative_path(path, root).split("/")
+        if len(parts) not in (2, 3):
+            raise DuplexError(f"{root / path} does not follow {FORMS}; move it or list the images in a table")
+        state, thing = parts[:2] if len(parts) == 3 else _pair(parts[0], root)
+        rows.append((len(parts), path, state, thing))
+    counts = {kind: len(names) for kind, names in tree.skipped.items()}
+    skipped = describe_skipped(counts)
+    if not rows:
+        raise DuplexError(f"{root} holds no images in {FORMS}{'; skipped: ' if skipped else ''}{skipped}")
+    frame = pd.DataFrame(rows, columns=["depth", "image", "state", "object"])
+    if frame["depth"].nunique() > 1:
+        deep = frame.loc[frame["depth"] == 3, "image"].iloc[0]
+        flat = frame.loc[frame["depth"] == 2, "image"].iloc[0]
+        raise DuplexError(f"{root} mixes {deep!r} and {flat!r}; use one of {FORMS} for all")
+    for kind in ("state", "object"):
+        check_labels(frame[kind], kind, root)
+        names = sorted(frame[kind].unique())
+        if len(names) > 1 and all(map(SPLIT_FOLDER.fullmatch, names)):
+            raise DuplexError(
+                f"{root}: its folders {', '.join(names)} are splits and no {kind}s; list the images in a table with "
+                "the columns image, state, object and split"
+            )
+    notes = {f"files skipped ({skipped})": sum(counts.values())} if skipped else {}
+    return frame[["image", "state", "object"]].astype(str), notes
+
+
+def _pair(folder: str, root: Path) -> list[str]:
+    words = folder.split() if " " in folder else folder.split("_")
+    if len(words) != 2 or not all(words):
+        raise DuplexError(
+            f"{root / folder}: the name is not two words, a state and an object; use `state/object/` folders"
+        )
+    return words
+
+
+Record = dict[str, Any]
+CONTENT = "content"  # key of the digest
+SIZES = "sizes"  # key of the digest of a folder's files and their sizes in bytes; absent in older records
+
+
+def source_record(source: SourceOptions, file: Path | None = None) -> Record:
+    """The record of a data set's source: its options, and a digest of its table, lists or file names.
+
+    Args:
+        file: an earlier record of the source (`write_source`). Its digests are used if the source is not on this
+            machine, for example if only its features were copied here.
+    """
+    record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
+    digests = _content_digests(source)
+    if not digests and file is not None and file.is_file():
+        earlier = _read_record(file)
+        digests = {key: earlier[key] for key in (CONTENT, SIZES) if key in earlier}
+    return {**record, CONTENT: None, **digests}
+
+
+def write_source(source: SourceOptions, file: Path) -> None:
+    """Write a JSON record of a data set's source (options and content digest), by which later changes are noticed."""
+    write_json(file, source_record(source))
+
+
+def require_prepared(source: SourceOptions, file: Path) -> None:
+    """Raise `DuplexError` if a data set's source has changed since `duplex prepare` wrote its record `file`.
+
+    If there is no such file, nothing is checked: the table of images was not written by `duplex prepare`.
+    """
+    if not file.is_file():
+        return
+    name = file.parent.name
+    expected, prepared = source_record(source, file), _read_record(file)
+    keys = (prepared.keys() | expected.keys()) - ({SIZES} - prepared.keys())
+    changed = sorted(key for key in keys if prepared.get(key) != expected.get(key))
+    if not changed:
+        return
+    options = ", ".join(key for key in changed if key not in (CONTENT, SIZES))
+    what = f"`source: {{{options}}}` in params.yaml" if options else f"{source.table or source.root}"
+    raise DuplexError(
+        f"{name}: {what} has changed since `duplex prepare` read it; `duplex prepare --dataset {name}` reads it again, "
+        "and `dvc repro` runs everything that depends on it"
+    )
+
+
+def _read_record(file: Path) -> Record:
+    try:
+        record = json.loads(file.read_text("utf-8"))
+        if isinstance(record, dict):
+            return record
+    except ValueError:
+        pass
+    raise DuplexError(f"{file} is damaged; `duplex prepare --dataset {file.parent.name}` writes it again")
+
+
+def _content_digests(source: SourceOptions) -> Record:
+    """A digest of the table, lists or file names that a data set is read from; for a folder, also of file sizes."""
+    if source.table is not None:
+        return {CONTENT: sha256(source.table)} if source.table.is_file() else {}
+    if source.kind == "shapes" or not source.root.is_dir():
+        return {}
+    if source.kind == "standard":
+        from duplex.data.czsl import label_files
+
+        return {CONTENT: _digest([sha256(path) for path in label_files(source.root) if path.is_file()])}
+    names = list(ImageTree(source.root).images(refuse_links=False))
+    return {CONTENT: _digest(names), SIZES: _digest([f"{name} {_size(source.root / name)}" for name in names])}
+
+
+def _size(file: Path) -> int | None:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return None
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

@@ -1,0 +1,694 @@
+"""Frozen backbones: an image tower and a text tower behind one small interface.
+
+    encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda", precision="bf16")
+    features = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in images]))
+
+Other backbones are added as an encoder family (`duplex.encoders.base`).
+
+Encoder families (CLIP, timm, …) by name: entry points of the group `duplex.encoders`, built-in and third-party.
+
+An encoder's name is `FAMILY:REST` (`timm:resnet18`) or a family's own name (`tiny`); every other name belongs to the
+family `clip`. A distribution adds a family with a subclass of `EncoderFamily` and one line of its metadata:
+
+    [project.entry-points."duplex.encoders"]
+    my_family = "my_package.my_module:MyFamily"
+
+The files and options that an encoder is built from: architecture, preprocessing and weights.
+
+The base class of encoders: image transform, normalisation of pixels, and access to the image and text towers.
+
+The interface of text towers: prompts of token embeddings in, text features out.
+
+Encoders with random instead of trained weights, to test an architecture without a download.
+
+The features of such an encoder carry no information about the image's content.
+
+encoder: {name: ViT-B-32, weights: "random:3"}     # the seed is part of the identity; `random` is `random:0`
+
+Find the files of published weights on disk, or download them; without a network, raise an error within seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+import torch
+from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError
+from PIL import Image
+from torch import Tensor
+
+from duplex.encoders.upstream import (
+    HF_SAFE_WEIGHTS_NAME,
+    HF_WEIGHTS_NAME,
+    PreprocessCfg,
+    image_transform_v2,
+    load_state_dict,
+    merge_preprocess_dict,
+    open_clip,
+    transforms,
+)
+from duplex.errors import DuplexError, UsageError, require, require_type, shown
+from duplex.system.files import sha256_once
+from duplex.system.plugins import installed_plugins, load_plugin, module_of, plugin_hash
+from duplex.system.threads import PRECISIONS, dtype_of
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+    from duplex.encoders.prompt_tree import Prompts, PromptTree
+
+
+GROUP = "duplex.encoders"
+DEFAULT = "clip"  # the family of names that no other family claims
+
+
+@dataclass(frozen=True)
+class MissingWeights:
+    """Published weights that are not on disk: the URL to download them from, and their size."""
+
+    address: str  # URL of the download
+    size: int | None  # bytes, estimated; None where unknown
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """An encoder as `duplex encoders list` shows it: name, width of features, published weights."""
+
+    name: str
+    dim: int  # width of the features
+    tags: tuple[str, ...]  # published weights
+    on_disk: tuple[str, ...]  # those of the tags that need no download
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class EncoderFamily(ABC):
+    """Base class of encoder families; a subclass finds, loads and lists the encoders of one family."""
+
+    usage = ""  # forms of names that `catalog` does not list, for `duplex encoders list`
+
+    @abstractmethod
+    def find(self, name: str, weights: str | None) -> EncoderSource:
+        """The architecture, preprocessing and weights file of an encoder; weights are downloaded if necessary.
+
+        Raises UsageError for a name or weights that do not exist.
+
+        weights: tag of published weights, or a file.
+        """
+
+    @abstractmethod
+    def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
+        """Build the frozen encoder that `source` describes.
+
+        towers: "both", "image" or "text".
+        """
+
+    def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
+        """Weights that loading an encoder would download; None if they are on disk or unknown."""
+        return None
+
+    def unknown_words(self, texts: Iterable[str]) -> list[str]:
+        """The distinct words in `texts` that the family's text towers have no embedding for."""
+        return []
+
+    def catalog(self) -> list[CatalogEntry]:
+        """The encoders that `duplex encoders list` shows."""
+        return []
+
+
+def family_module(encoder: str) -> str:
+    """Name of the module that defines an encoder's family, which is not imported."""
+    return module_of(_entry_point(encoder))
+
+
+def family_code(encoder: str) -> str | None:
+    """Hash of the code of an encoder's family from a plug-in; None for a family of this package."""
+    return plugin_hash(family_module(encoder))
+
+
+def find_family(encoder: str) -> EncoderFamily:
+    """The family that an encoder belongs to."""
+    require_type(encoder, str, "encoder")
+    return _load(_entry_point(encoder))
+
+
+def _entry_point(encoder: str) -> EntryPoint:
+    families = installed_plugins(GROUP)
+    if DEFAULT not in families:
+        raise DuplexError(f"the entry points of the group {GROUP!r} are missing; install the package duplex again")
+    return families.get(encoder.partition(":")[0], families[DEFAULT])
+
+
+def all_families() -> list[EncoderFamily]:
+    """All installed encoder families, sorted by name."""
+    return [_load(point) for point in installed_plugins(GROUP).values()]
+
+
+def _load(point: EntryPoint) -> EncoderFamily:
+    family: EncoderFamily = load_plugin(point, "encoder family", EncoderFamily)()
+    return family
+
+
+warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm in notebooks; no bar here needs its widget
+PACKAGED = "tiny"  # the encoder that ships with the package
+TOWERS = ("both", "image", "text")
+
+
+@dataclass(frozen=True)
+class EncoderIdentity:
+    """Everything that an encoder's features depend on (name, weights, precision, …); each feature cache stores it."""
+
+    encoder: str  # name
+    architecture: str  # hash of the architecture's options
+    weights: str  # sha256 of the weights file; `random:SEED` of random weights
+    preprocessing: str  # JSON
+    precision: str
+    dim: int  # width of the features
+    torch: str  # versions of the libraries that decide a feature's last bits
+    open_clip_torch: str
+    pillow: str
+    code: str | None = None  # hash of the code of a family outside of this package
+
+    def to_dict(self) -> dict[str, str]:
+        return {key: str(value) for key, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
+        """The encoder identity stored in the dict `record` by `to_dict`; other keys of the dict are ignored."""
+        values = {field.name: record[field.name] for field in fields(cls) if field.name not in ("dim", "code")}
+        return cls(**values, dim=int(record["dim"]), code=record.get("code"))
+
+
+class Encoder(Protocol):
+    """Interface of a frozen encoder, used by feature caches, methods and the command line."""
+
+    name: str
+    dim: int  # d, the width of image and text features
+    device: Any  # torch.device of the towers
+    identity: EncoderIdentity
+    logit_scale: float  # ln(1/τ) of the pretrained model
+
+    def image_transform(self, image: Image.Image) -> Tensor:
+        """An RGB image as the pixels that the image tower takes: [3, R, R] uint8."""
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """The features [B, d] of images given as pixels [B, 3, R, R]: float32, not L2-normalised."""
+
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """The features [B, d] and patch tokens [B, T, w], float32, of images given as pixels [B, 3, R, R]."""
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Number and width (T, w) of one image's patch tokens."""
+
+    @property
+    def text(self) -> Any:
+        """The encoder's `TextTower`; None for a backbone without a text tower."""
+
+
+def load_encoder(
+    name: str,
+    weights: str | None = None,
+    *,
+    towers: str = "both",
+    device: str = "cpu",
+    precision: str = "fp32",
+) -> Encoder:
+    """Load a frozen encoder.
+
+    Args:
+        name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
+        weights: a published tag or a file, or `random:SEED` to try an architecture; missing weights raise an error and
+            are never replaced by random ones.
+        towers: "image" or "text" drops the other tower as soon as the weights are read.
+        device: cpu, cuda or cuda:NUMBER.
+        precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
+    """
+    require(towers, TOWERS, "towers")
+    require(precision, PRECISIONS, "precision")
+    family, source = _find(name, weights)
+    return family.load(source, towers=towers, device=resolve_device(device), precision=precision)
+
+
+def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
+    """An encoder's `EncoderIdentity`, without building the encoder."""
+    require(precision, PRECISIONS, "precision")
+    return _find(name, weights)[1].identity(precision)
+
+
+def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]:
+    family, code = find_family(name), family_code(name)
+    source = family.find(name, weights)
+    return family, source if code is None else replace(source, code=code)
+
+
+def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
+    """The weights that loading an encoder would download; None if all are on disk. Nothing is downloaded."""
+    return find_family(name).missing_weights(name, weights)
+
+
+def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
+    """The distinct words in `texts` that an encoder's text tower has no embedding for."""
+    return find_family(name).unknown_words(texts)
+
+
+def resolve_device(device: str) -> str:
+    """`device`, with "auto" replaced by "cuda" where there is a GPU and "cpu" elsewhere."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind, index = torch.device(str(device)).type, torch.device(str(device)).index or 0
+    except RuntimeError:
+        kind, index = "meta", 0
+    if kind == "meta":  # tensors without values
+        raise UsageError(f"device is {device!r}; expected auto, cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
+    if kind == "cuda" and index and index >= (count := torch.cuda.device_count()):
+        raise UsageError(f"device is {device}, but torch sees {count} GPUs, numbered from 0; name one of them or auto")
+    return str(device)
+
+
+Config = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EncoderSource:
+    """The architecture, preprocessing and weights file from which an encoder is built.
+
+    Raises DuplexError if the weights file does not exist.
+    """
+
+    name: str
+    architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
+    preprocess: Config  # all fields of open_clip's PreprocessCfg
+    weights: Path
+    folder: Path | None = None  # with the tokenizer's files, where it has its own
+    seed: int | None = None  # of random weights, in place of the file
+    code: str | None = None  # hash of the family's code; None: of this package
+
+    def __post_init__(self) -> None:
+        if self.seed is None and not self.weights.is_file():
+            raise DuplexError(f"{self.weights} does not exist; expected the file of the encoder's weights")
+
+    @property
+    def dim(self) -> int:
+        return int(self.architecture["embed_dim"])
+
+    def identity(self, precision: str) -> EncoderIdentity:
+        """This encoder's `EncoderIdentity` at a precision, such as "bf16".
+
+        The weights file is hashed once per process.
+        """
+        return EncoderIdentity(
+            encoder=self.name,
+            architecture=config_hash(self.architecture, 16),
+            weights=sha256_once(self.weights) if self.seed is None else f"random:{self.seed}",
+            preprocessing=stable_json({**self.preprocess, "orientation": "exif"}),  # see `data.image_files`
+            precision=precision,
+            dim=self.dim,
+            torch=_version("torch"),
+            open_clip_torch=_version("open_clip_torch"),
+            pillow=_version("pillow"),
+            code=self.code,
+        )
+
+
+def complete_preprocess(options: Config, architecture: Config) -> Config:
+    """open_clip's preprocessing options, with defaults for missing ones and the architecture's image size."""
+    size = architecture["vision_cfg"].get("image_size", 224)
+    merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
+    return merged
+
+
+def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
+    """Read a JSON file of an encoder's folder; raises DuplexError if it lacks one of `keys`."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist; the folder of an encoder needs it") from error
+    except (ValueError, OSError) as error:
+        raise DuplexError(f"{path} cannot be read: {error}") from error
+    require_keys(path, config, keys)
+    return dict(config)
+
+
+def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
+    """Raise DuplexError if `config`, the content of the JSON file `path`, lacks one of `keys`."""
+    missing = [key for key in keys if not isinstance(config, dict) or key not in config]
+    if missing:
+        raise DuplexError(f"{path} lacks the key {missing[0]!r}; an encoder cannot be built without it")
+
+
+def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
+    """Raise UsageError if weights are named for an encoder whose weights are fixed.
+
+    Args:
+        weights: as the user named them; allowed are None and `own`, the tag of the encoder's weights.
+    """
+    if weights not in (None, own):
+        raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file by name; raises DuplexError if the file cannot be read as weights."""
+    try:
+        state: dict[str, Tensor] = load_state_dict(str(path))
+    except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
+        raise DuplexError(f"{path} cannot be read as weights: {first_line(error)}") from error
+    return state
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, at most 200 characters; without a message, the error's type."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def stable_json(config: Config) -> str:
+    return json.dumps(config, sort_keys=True, separators=(",", ":"))
+
+
+def config_hash(config: Config, digits: int) -> str:
+    return hashlib.sha256(stable_json(config).encode()).hexdigest()[:digits]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
+MAX_ASPECT = 50  # longer images are cropped before they are resized; only their middle can reach the centre crop
+
+
+class ImageTransform:
+    """Function from an RGB image to pixels [3, R, R] uint8, with open_clip's resize and crop.
+
+    As uint8, pixels take a quarter of float32's bytes between processes; `FrozenEncoder.normalise` normalises them.
+    """
+
+    def __init__(self, preprocess: dict[str, Any]) -> None:
+        steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
+        if [type(step).__name__ for step in steps[-3:]] != LAST_STEPS:
+            raise DuplexError(
+                f"open_clip {open_clip.__version__} prepares images in unknown steps; install a version below 4"
+            )
+        self.steps = transforms.Compose([*steps[:-3], transforms.PILToTensor()])
+        self.shortest = preprocess["resize_mode"] == "shortest"
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        width, height = image.size
+        if self.shortest and max(width, height) > MAX_ASPECT * min(width, height):
+            # Resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that the crop throws away.
+            keep = MAX_ASPECT * min(width, height)
+            left, top = max(0, width - keep) // 2, max(0, height - keep) // 2
+            image = image.crop((left, top, width - left, height - top))
+        pixels: Tensor = self.steps(image)
+        return pixels
+
+
+class FrozenEncoder:
+    """Base class of encoders: the interface `duplex.encoders.Encoder` without a model.
+
+    Subclasses build the model, set `_visual` and `_text` to the requested towers (None for the others), and
+    implement `encode_patches`.
+    """
+
+    logit_scale = 0.0
+
+    def __init__(self, source: EncoderSource, *, device: str, precision: str) -> None:
+        self.name = source.name
+        self.dim = source.dim
+        self.identity = source.identity(precision)
+        self.device = torch.device(device)
+        self.precision = precision
+        self.dtype = dtype_of(precision)
+        self.image_transform = ImageTransform(source.preprocess)
+        size = source.preprocess["size"]
+        self._pixel_shape = (3, size, size) if isinstance(size, int) else (3, *size)  # of one image
+        self._visual: Any = None
+        self._text: Any = None
+        self._mean = torch.tensor(source.preprocess["mean"], device=self.device).view(3, 1, 1)
+        self._std = torch.tensor(source.preprocess["std"], device=self.device).view(3, 1, 1)
+
+    @property
+    def visual(self) -> Any:
+        """The image tower; raises DuplexError if it was not loaded."""
+        if self._visual is None:
+            raise DuplexError(f"encoder {self.name!r} was loaded without its image tower; load it with towers='both'")
+        return self._visual
+
+    @property
+    def text(self) -> Any:
+        """The text tower; raises DuplexError if it was not loaded."""
+        if self._text is None:
+            raise DuplexError(f"encoder {self.name!r} was loaded without its text tower; load it with towers='both'")
+        return self._text
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        """The features [B, d] of images given as uint8 pixels [B, 3, R, R]: float32, not L2-normalised."""
+        return self.encode_patches(pixels)[0]
+
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """The features [B, d] and the last layer's patch tokens [B, T, w] of images, both float32.
+
+        Args:
+            pixels: [B, 3, R, R] uint8.
+        """
+        raise NotImplementedError
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Number and width (T, w) of one image's patch tokens, found by encoding a blank image."""
+        _, count, width = self.encode_patches(self.image_transform(Image.new("RGB", (8, 8)))[None])[1].shape
+        return count, width
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize.
+
+        Raise `UsageError` for pixels of another type or shape than `image_transform` returns.
+        """
+        is_tensor = isinstance(pixels, Tensor)
+        if not is_tensor or pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
+            found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "") if is_tensor else shown(pixels)
+            expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"
+            raise UsageError(
+                f"pixels are {found}; encoder {self.name!r} expects {expected}, as its `image_transform` returns"
+            )
+        return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)
+
+
+class TextTower(Protocol):
+    """A frozen text tower that takes token *embeddings*, so that learned and fixed tokens are encoded alike.
+
+    A prompt is a sequence of rows of a *lexicon* `[V, width]`: start token, context, names, end token. The lexicon
+    holds frozen rows from `embedding` and learned ones; gradients flow into the lexicon and nowhere else.
+    """
+
+    width: int  # of a token embedding
+    dim: int  # of a text feature, equal to the encoder's `dim`
+    context_length: int  # most tokens of a prompt, start and end included
+    logit_scale: float  # ln(1/τ) of the pretrained model
+
+    @property
+    def start(self) -> int:
+        """Token id that begins every text."""
+
+    @property
+    def end(self) -> int:
+        """Token id that ends every text."""
+
+    def tokens(self, text: str) -> list[int]:
+        """The token ids of a text without start and end; raises DuplexError for a word without an embedding."""
+
+    def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """The frozen embeddings `[n, width]` of token ids."""
+
+    def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
+        """The text features `[P, dim]` of prompts: not normalised, differentiable in `lexicon`.
+
+        `tree` stores the prompts by their common prefixes, each of which is encoded once where the tower allows it.
+        `checkpoint` recomputes activations in the backward pass to save memory.
+        """
+
+    def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
+        """The text features `[P, dim]` of prompts, each encoded by itself, to check `encode` against."""
+
+    def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
+        """The text features `[P, dim]` of prompts without gradients, encoding `block` prompts at a time."""
+
+
+RANDOM = "random"
+
+
+def random_seed(weights: str | None) -> int | None:
+    """The seed of weights written as `random` or `random:SEED`; None for all other weights.
+
+    Raises UsageError if the seed is no whole number.
+    """
+    if weights is None or weights.partition(":")[0] != RANDOM:
+        return None
+    found = re.fullmatch(r"random(?::([0-9]{1,18}))?", weights)
+    if found is None:
+        raise UsageError(f"weights {weights!r}: expected random or random:SEED, with a whole number as seed")
+    return int(found[1] or 0)
+
+
+def is_random(weights: str | None) -> bool:
+    return random_seed(weights) is not None
+
+
+@contextmanager
+def initialised_by(seed: int) -> Iterator[None]:
+    """Context manager: seed torch's random generator, so that models built inside have the same weights every time.
+
+    The generator's state is restored afterwards.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
+FORM = "local-dir:FOLDER"  # name of an open_clip encoder whose weights are in a folder
+TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
+WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the preferred one first
+
+
+def weights_on_disk(published: dict[str, Any]) -> Path | None:
+    """The path of published weights if they are on this disk, else None.
+
+    Args:
+        published: an entry of open_clip's table of published weights.
+    """
+    url = str(published.get("url", ""))
+    if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
+        return file
+    owner, names = _repository(published)
+    return hub_file_on_disk(owner, names) if owner else None
+
+
+def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
+    """The path of the first of the files `names` of a Hugging Face repository that is on disk, or None."""
+    for name in names:
+        cached = try_to_load_from_cache(owner, name)
+        if isinstance(cached, str) and Path(cached).is_file():
+            return Path(cached)
+    return None
+
+
+def download_address(published: dict[str, Any]) -> str:
+    """The URL from which published weights would be downloaded.
+
+    Args:
+        published: an entry of open_clip's table of published weights.
+    """
+    owner, names = _repository(published)
+    return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
+
+
+def fetch_weights(published: dict[str, Any], what: str) -> Path:
+    """The path of published weights, downloading them if necessary.
+
+    Args:
+        published: an entry of open_clip's table of published weights. what: name of the weights in error messages.
+    """
+    if file := weights_on_disk(published):
+        return file
+    owner, names = _repository(published)
+    return fetch_from_hub(owner, names, what) if owner else _fetch_url(published, what)
+
+
+def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
+    """The path of the first of the files `names` in a Hugging Face repository, downloading it if necessary.
+
+    Args:
+        owner: the repository, OWNER/NAME. what: name of the weights in error messages. form: as in `download_error`.
+    """
+    if file := hub_file_on_disk(owner, names):
+        return file
+    _check_reachable(hf_hub_url(owner, names[0]), what, form)
+    for name in names:
+        try:
+            return Path(hf_hub_download(owner, name))
+        except EntryNotFoundError:
+            continue
+        except Exception as error:  # of the hub's client, its HTTP library, the network or the disk
+            raise download_error(what, error, form) from error
+    raise DuplexError(f"the weights of {what} are not on disk, and {owner} holds no {' or '.join(names)}")
+
+
+def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
+    """The error to raise if weights cannot be downloaded.
+
+    Args:
+        what: name of the weights in the message. form: how an encoder's name says which folder holds its weights.
+    """
+    offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return DuplexError(
+        f"the weights of {what} are not on disk and could not be downloaded{offline}: {reason}; "
+        f"download them where there is a network, or name a folder that holds them as {form}"
+    )
+
+
+def _fetch_url(published: dict[str, Any], what: str) -> Path:
+    """Download weights from a URL with open_clip, which checks some hashes; never leave an incomplete file."""
+    folder = DOWNLOADS.expanduser()
+    _check_reachable(published["url"], what)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            file = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
+            return file.replace(folder / file.name)
+    except Exception as error:  # as for the hub
+        raise download_error(what, error) from error
+
+
+def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    owner, _, file = published.get("hf_hub", "").rpartition("/")
+    return owner, (file,) if file else WEIGHTS
+
+
+def _check_reachable(url: str, what: str, form: str = FORM) -> None:
+    """Raise DuplexError unless a URL's server responds to one request; the hub's own client retries for a minute."""
+    if _offline():
+        raise download_error(what, OSError("no network is used"), form)
+    import requests
+
+    try:
+        requests.head(url, timeout=TIMEOUT, allow_redirects=False)
+    except (requests.RequestException, ValueError) as error:
+        raise download_error(what, OSError(f"{urlsplit(url).hostname} does not answer"), form) from error
+
+
+def is_reachable(url: str) -> bool:
+    try:
+        _check_reachable(url, url)
+    except DuplexError:
+        return False
+    return True
+
+
+def _offline() -> bool:
+    return bool(constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE"))

@@ -1,0 +1,326 @@
+"""CLIP models of open_clip as frozen encoders.
+
+Find open_clip's encoders by name: architecture, preprocessing and weights from the hub, a folder or a file.
+
+Weights files can be converted to folders that load on any machine: safetensors beside `open_clip_config.json`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duplex.encoders.base import (
+    RANDOM,
+    WEIGHTS,
+    CatalogEntry,
+    Config,
+    EncoderFamily,
+    EncoderSource,
+    FrozenEncoder,
+    MissingWeights,
+    complete_preprocess,
+    config_hash,
+    download_address,
+    fetch_from_hub,
+    fetch_weights,
+    first_line,
+    hub_file_on_disk,
+    initialised_by,
+    is_random,
+    random_seed,
+    read_config,
+    read_weights,
+    refuse_other_weights,
+    require_keys,
+    stable_json,
+    weights_on_disk,
+)
+from duplex.encoders.text import ClipTextTower
+from duplex.encoders.upstream import open_clip
+from duplex.errors import DuplexError, UsageError
+from duplex.system.files import write_tensors, write_text
+from duplex.system.threads import float32_arithmetic
+
+LOCAL, HUB = "local-dir:", "hf-hub:"
+CONFIG = "open_clip_config.json"
+USUAL_STEMS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # of weights files
+SUFFIXES = (".safetensors", ".bin", ".pth")
+
+
+def find_source(name: str, weights: str | None = None) -> EncoderSource:
+    """The architecture, preprocessing and weights file of an open_clip encoder, downloading them if necessary.
+
+    Raises UsageError or DuplexError if the name or the weights do not exist.
+
+    Args:
+        name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip.
+        weights: for an architecture, a tag to download, a file, or `random:SEED`.
+    """
+    if name.startswith((LOCAL, HUB)):
+        refuse_other_weights(name, weights)
+    if name.startswith(LOCAL):
+        return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
+    if name.startswith(HUB):
+        owner = name.removeprefix(HUB)
+        config = read_config(fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
+        preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
+        return EncoderSource(name, config["model_cfg"], preprocess, fetch_from_hub(owner, WEIGHTS, name))
+    architecture = open_clip.get_model_config(name)
+    if architecture is None:
+        raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
+    if weights is None:
+        raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({_tags(name)})")
+    if (seed := random_seed(weights)) is not None:
+        return EncoderSource(name, architecture, complete_preprocess({}, architecture), Path(RANDOM), seed=seed)
+    if Path(weights).expanduser().is_file():
+        return _file_source(name, architecture, Path(weights).expanduser())
+    preprocess = preprocess_of(name, architecture, weights)
+    path = fetch_weights(open_clip.get_pretrained_cfg(name, weights), f"{name} + {weights}")
+    return EncoderSource(name, architecture, preprocess, path)
+
+
+def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
+    """The weights that loading an open_clip encoder would download; None if nothing would be downloaded."""
+    if name.startswith(HUB):
+        refuse_other_weights(name, weights)
+        owner = name.removeprefix(HUB)
+        on_disk = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
+        return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
+    architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
+    if architecture is None or weights is None or is_random(weights) or Path(weights).expanduser().is_file():
+        find_source(name, weights)  # raises if anything is wrong with the name or the weights
+        return None
+    preprocess_of(name, architecture, weights)
+    published = open_clip.get_pretrained_cfg(name, weights)
+    if weights_on_disk(published):
+        return None
+    with torch.device("meta"):  # counts parameters without allocating them
+        model = open_clip_class(architecture)(**model_arguments(architecture))
+    size = 4 * sum(parameter.numel() for parameter in model.parameters())
+    return MissingWeights(download_address(published), size)
+
+
+def open_clip_class(architecture: Config) -> Any:
+    """The class of open_clip that implements an architecture: CLIP, CustomTextCLIP or CoCa."""
+    if not (architecture.get("custom_text", False) or "hf_model_name" in architecture["text_cfg"]):
+        return open_clip.CLIP
+    return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
+
+
+def model_arguments(architecture: Config) -> Config:
+    """The arguments of open_clip's class for an architecture, such that building it downloads nothing."""
+    config = copy.deepcopy(architecture)
+    config.pop("custom_text", None)
+    if "timm_model_name" in config["vision_cfg"]:
+        config["vision_cfg"]["timm_model_pretrained"] = False  # all weights come from one file
+    if "hf_model_name" in config["text_cfg"]:
+        config["text_cfg"]["hf_model_pretrained"] = False
+    return config
+
+
+def build_model(source: EncoderSource) -> Any:
+    """Build a frozen open_clip model with its weights; raises DuplexError if the weights file does not fit.
+
+    Args:
+        source: architecture and weights file of the model.
+    """
+    kind, config = open_clip_class(source.architecture), model_arguments(source.architecture)
+    unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
+    if unknown:
+        raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}")
+    if source.seed is not None:
+        with initialised_by(source.seed):
+            return kind(**config).eval().requires_grad_(False)
+    model = kind(**config)
+    try:
+        open_clip.load_checkpoint(model, str(source.weights), weights_only=True)
+    except Exception as error:  # as in `read_weights`
+        raise DuplexError(
+            f"{source.weights} does not hold the weights of {source.name!r}: {first_line(error)}"
+        ) from error
+    return model.eval().requires_grad_(False)
+
+
+def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
+    """The image preprocessing that the published weights `tag` of an architecture were trained with.
+
+    Raises UsageError if they were trained with another activation (GELU or QuickGELU) than the architecture's.
+    """
+    published = open_clip.get_pretrained_cfg(name, tag)
+    if not published:
+        raise UsageError(f"weights {tag!r} are neither a file nor a tag of encoder {name!r} (its tags: {_tags(name)})")
+    quick = bool(published.get("quick_gelu", False))
+    has_own_activation = "timm_model_name" in architecture["vision_cfg"]  # open_clip's switch does not reach it
+    if quick != bool(architecture.get("quick_gelu", False)) and not has_own_activation:
+        other = f"{name}-quickgelu" if quick else name.removesuffix("-quickgelu")
+        raise UsageError(f"weights {tag!r} were trained with {'Quick' if quick else ''}GELU: use the encoder {other!r}")
+    return complete_preprocess(published, architecture)
+
+
+def is_torchscript(path: Path) -> bool:
+    """Whether a file is a TorchScript archive like OpenAI's, which holds code and does not load as weights."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _folder_source(folder: Path) -> EncoderSource:
+    config = read_config(folder / CONFIG, ("model_cfg", "preprocess_cfg"))
+    weights = _weights_in(folder)
+    if weights is None:
+        raise DuplexError(f"{folder} holds no weights; put open_clip_model.safetensors beside {CONFIG}")
+    architecture = config["model_cfg"]
+    require_keys(folder / CONFIG, architecture, ("embed_dim", "vision_cfg", "text_cfg"))
+    name = LOCAL + config_hash(architecture, 12)  # independent of the folder's place
+    preprocess = complete_preprocess(config["preprocess_cfg"], architecture)
+    return EncoderSource(name, architecture, preprocess, weights, folder)
+
+
+def _weights_in(folder: Path) -> Path | None:
+    def rank(path: Path) -> tuple[bool, int, bool, str]:
+        return path.stem not in USUAL_STEMS, SUFFIXES.index(path.suffix), path.stem != USUAL_STEMS[0], path.name
+
+    return min((path for path in folder.iterdir() if path.suffix in SUFFIXES), key=rank, default=None)
+
+
+def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
+    """An encoder's architecture, preprocessing and weights from a weights file, which names no preprocessing."""
+    convert = f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` converts it to a complete folder"
+    if is_torchscript(path):
+        raise DuplexError(f"{path} is a TorchScript archive, which is not loaded; {convert}")
+    agreed = {}
+    for tag in open_clip.list_pretrained_tags_by_model(name):
+        try:
+            candidate = preprocess_of(name, architecture, tag)
+        except UsageError:
+            continue
+        agreed[stable_json(candidate)] = candidate
+    if len(agreed) != 1:
+        raise UsageError(f"{path} does not say how images are prepared for {name!r}; {convert}")
+    return EncoderSource(name, architecture, next(iter(agreed.values())), path)
+
+
+def _tags(name: str) -> str:
+    return ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none published"
+
+
+NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
+
+
+def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
+    """Write a weights file as a folder that loads as encoder `local-dir:FOLDER`, and load it once as a check.
+
+    Args:
+        archive: a weights file, or a TorchScript archive of OpenAI.
+        name: an architecture of open_clip.
+        tag: the published weights whose preprocessing to use; default for a TorchScript archive: "openai".
+    """
+    architecture = open_clip.get_model_config(name)
+    if architecture is None or ":" in name:
+        raise UsageError(f"unknown architecture {name!r}; `duplex encoders list` shows the names")
+    if not archive.is_file():
+        raise UsageError(f"{archive} does not exist")
+    scripted = is_torchscript(archive)
+    if tag is None and not scripted:
+        raise UsageError(f"{archive} does not say how images are prepared; name the published weights with --tag")
+    preprocess = preprocess_of(name, architecture, tag or "openai")
+    existing = next((folder / name for name in (WEIGHTS[0], CONFIG) if (folder / name).exists()), None)
+    if existing is not None:
+        raise UsageError(f"{existing} exists and is not overwritten; name a folder without an encoder in it")
+    try:
+        state = torch.jit.load(str(archive), map_location="cpu").state_dict() if scripted else read_weights(archive)
+    except (RuntimeError, ValueError, OSError) as error:  # of TorchScript
+        raise DuplexError(f"{archive} cannot be read as weights: {first_line(error)}") from error
+    tensors = {key: value.detach().contiguous().clone() for key, value in state.items() if key not in NOT_WEIGHTS}
+    write_tensors(folder / WEIGHTS[0], tensors)
+    config = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n"
+    write_text(folder / CONFIG, config)
+    source = find_source(f"{LOCAL}{folder}")
+    try:
+        build_model(source)
+    except DuplexError as error:
+        (folder / CONFIG).unlink()
+        (folder / WEIGHTS[0]).unlink()
+        raise DuplexError(
+            f"{archive} does not hold the weights of {name!r}; name its architecture with --encoder"
+        ) from error
+    return source
+
+
+class ClipFamily(EncoderFamily):
+    """Encoder family of all open_clip architectures, and of folders and hub repositories in open_clip's format."""
+
+    usage = "local-dir:FOLDER and hf-hub:OWNER/NAME of open_clip"
+
+    def find(self, name: str, weights: str | None) -> EncoderSource:
+        return find_source(name, weights)
+
+    def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> ClipEncoder:
+        return ClipEncoder(source, towers=towers, device=device, precision=precision)
+
+    def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
+        return missing_weights(name, weights)
+
+    def catalog(self) -> list[CatalogEntry]:
+        entries = []
+        for name in open_clip.list_models():
+            tags = tuple(open_clip.list_pretrained_tags_by_model(name))
+            on_disk = tuple(tag for tag in tags if weights_on_disk(open_clip.get_pretrained_cfg(name, tag)))
+            entries.append(CatalogEntry(name, int(open_clip.get_model_config(name)["embed_dim"]), tags, on_disk))
+        return entries
+
+
+class ClipEncoder(FrozenEncoder):
+    """A frozen open_clip model as an encoder."""
+
+    def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
+        super().__init__(source, device=device, precision=precision)
+        model = self.build(source)
+        self.logit_scale = float(model.logit_scale.item())
+        if towers != "text":
+            self._visual = model.visual.to(self.device, self.dtype)
+        if towers != "image":
+            model.visual = None  # frees the memory of the image tower where only text is wanted
+            self._text = ClipTextTower(model.to(self.device), self.tokenizer(source), precision=precision)
+
+    def build(self, source: EncoderSource) -> Any:
+        return build_model(source)
+
+    def tokenizer(self, source: EncoderSource) -> Any:
+        return open_clip.get_tokenizer(source.name if source.folder is None else f"local-dir:{source.folder}")
+
+    @torch.inference_mode()
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        with float32_arithmetic(self.precision):
+            output = self.visual(self.normalise(pixels))
+        features: Tensor = output[0] if isinstance(output, tuple) else output  # CoCa returns its tokens, too
+        return features.float()
+
+    @torch.inference_mode()
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        if hasattr(self.visual, "trunk"):
+            with float32_arithmetic(self.precision):
+                cells = self.visual.trunk.forward_features(self.normalise(pixels))
+                features = self.visual.head(self.visual.trunk.forward_head(cells))
+            return features.float(), as_tokens(cells).float()
+        if not hasattr(self.visual, "forward_intermediates") or not hasattr(self.visual, "ln_post"):
+            raise DuplexError(f"encoder {self.name!r} has no patch tokens; extract with --tokens none")
+        with float32_arithmetic(self.precision):
+            output = self.visual.forward_intermediates(
+                self.normalise(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"
+            )
+        return output["image_features"].float(), output["image_intermediates"][-1].float()
+
+
+def as_tokens(cells: Tensor) -> Tensor:
+    """A feature map [B, w, H, W] as tokens [B, H*W, w]; an input [B, T, w] is returned unchanged."""
+    return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells

@@ -1,0 +1,249 @@
+"""BLIP (Li et al., 2022): the unimodal vision and text models of its image-text retrieval model.
+
+    encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a Hugging Face repository, or blip:FOLDER
+
+The feature of an image or text is the projected class token of the vision or text model; the temperature is the
+initial one of BLIP's contrastive loss. Needs this package's extra `blip`.
+
+Classifiers of timm, without their heads, as frozen encoders of images.
+
+    encoder: {name: "timm:resnet18", weights: a1_in1k}     # a tag that timm publishes, a file, or random:SEED
+
+ResNet-18 is the backbone of the methods without CLIP. There is no text tower: word vectors come from a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute
+
+from duplex.encoders.base import (
+    EncoderFamily,
+    EncoderSource,
+    FrozenEncoder,
+    complete_preprocess,
+    fetch_from_hub,
+    fetch_weights,
+    initialised_by,
+    random_seed,
+    read_config,
+    read_weights,
+    refuse_other_weights,
+)
+from duplex.encoders.open_clip import as_tokens
+from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
+from duplex.encoders.upstream import timm
+from duplex.errors import DuplexError, UsageError, install_command
+from duplex.system.threads import dtype_of, float32_arithmetic
+
+BLIP_PREFIX = "blip:"
+FORM = f"{BLIP_PREFIX}FOLDER"  # name of an encoder whose weights are in a folder
+TEMPERATURE = 0.07
+MISSING_LIBRARY = f"BLIP needs the transformers library; run {install_command('blip')}"
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
+
+
+class BlipFamily(EncoderFamily):
+    """Encoder family of BLIP models, named `blip:FOLDER`, or `blip:OWNER/MODEL` on the Hugging Face hub."""
+
+    usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
+
+    def find(self, name: str, weights: str | None = None) -> EncoderSource:
+        refuse_other_weights(name, weights)
+        if find_spec("transformers") is None:  # before its weights are downloaded
+            raise DuplexError(MISSING_LIBRARY)
+        place = name.removeprefix(BLIP_PREFIX)
+        folder = Path(place).expanduser()
+        is_local = folder.is_dir()
+        if not is_local:
+            files = ("config.json", "preprocessor_config.json", "model.safetensors")
+            folder = [fetch_from_hub(place, (file,), name, FORM) for file in files][-1].parent
+            fetch_from_hub(place, TOKENIZER_FILES, name, FORM)
+        config = read_config(folder / "config.json")
+        image_config = read_config(folder / "preprocessor_config.json")
+        try:
+            options = {"mean": image_config["image_mean"], "std": image_config["image_std"], "interpolation": "bicubic"}
+            size = {"image_size": config["vision_config"]["image_size"]}
+            architecture = {"blip": config, "embed_dim": config["image_text_hidden_size"], "vision_cfg": size}
+        except (KeyError, TypeError) as error:
+            raise DuplexError(f"{folder} is not of BLIP's retrieval model: it lacks {error}") from error
+        preprocess = complete_preprocess({**options, "resize_mode": "squash"}, architecture)
+        if is_local:  # the name must not depend on the folder's place
+            name = BLIP_PREFIX + hashlib.sha256(json.dumps(architecture, sort_keys=True).encode()).hexdigest()[:12]
+        return EncoderSource(name, architecture, preprocess, folder / "model.safetensors", folder)
+
+    def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> BlipEncoder:
+        return BlipEncoder(source, towers=towers, device=device, precision=precision)
+
+
+class BlipEncoder(FrozenEncoder):
+    """A frozen BLIP model as an encoder."""
+
+    def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
+        super().__init__(source, device=device, precision=precision)
+        model = _build_blip(source).to(self.device)
+        self.logit_scale = -math.log(TEMPERATURE)
+        if towers != "text":
+            self._visual = model.vision_model.to(self.dtype)
+            self._project = model.vision_proj.to(self.dtype)
+        if towers != "image":
+            self._text = BlipTextTower(model, source, precision)
+
+    @torch.inference_mode()
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        with float32_arithmetic(self.precision):
+            tokens = self.visual(pixel_values=self.normalise(pixels)).last_hidden_state
+            features = self._project(tokens[:, 0])
+        return features.float(), tokens[:, 1:].float()
+
+
+class BlipTextTower:
+    """BLIP's text model as a `TextTower`. Its attention is not causal, so a common prefix of prompts saves no work."""
+
+    def __init__(self, model: Any, source: EncoderSource, precision: str) -> None:
+        self._model, self._project = model.text_encoder, model.text_proj
+        self._precision = precision
+        self.logit_scale = -math.log(TEMPERATURE)
+        for part in (self._model, self._project):
+            part.to(dtype_of(precision))
+        self._tokenizer = _transformers().AutoTokenizer.from_pretrained(str(source.folder), local_files_only=True)
+        self._table = self._model.embeddings.word_embeddings.weight
+        self.width = int(self._table.shape[1])
+        self.dim = source.dim
+        self.context_length = int(self._model.config.max_position_embeddings)
+        self.start = int(self._tokenizer.cls_token_id)
+        self.end = int(self._tokenizer.sep_token_id)
+
+    def tokens(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
+        index = torch.as_tensor(ids, dtype=torch.long, device=self._table.device)
+        rows: Tensor = self._table.detach()[index]
+        return rows.float()
+
+    def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
+        return self.encode_plain(tree.sequences(), lexicon, checkpoint=checkpoint)
+
+    def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
+        rows = torch.from_numpy(pad_prompts(sequences)).to(lexicon.device)
+        check_length(rows.shape[1], self.context_length)
+        real = rows >= 0
+        x = lexicon[rows.clamp(min=0)].to(self._table.dtype)  # [P, L, width]
+        if checkpoint and x.requires_grad:
+            features: Tensor = recompute(self._features, x, real, use_reentrant=False)
+            return features
+        return self._features(x, real)
+
+    def _features(self, x: Tensor, real: Tensor) -> Tensor:
+        with float32_arithmetic(self._precision):  # a copy of x: the library adds positions in place
+            states = self._model(inputs_embeds=x.clone(), attention_mask=real.long()).last_hidden_state
+            features: Tensor = self._project(states[:, 0])
+        return features.float()
+
+    @torch.no_grad()
+    def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 1024) -> Tensor:
+        rows = pad_prompts(sequences)
+        features = torch.empty((len(rows), self.dim), device=lexicon.device)
+        for prompts, tree in tree_blocks(rows, block):
+            features[torch.from_numpy(prompts).to(features.device)] = self.encode(tree, lexicon)
+        return features
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise DuplexError(MISSING_LIBRARY) from error
+    return transformers
+
+
+def _build_blip(source: EncoderSource) -> Any:
+    transformers = _transformers()
+    config = transformers.BlipConfig(**source.architecture["blip"])
+    model = transformers.BlipForImageTextRetrieval(config)
+    missing = model.load_state_dict(read_weights(source.weights), strict=False).missing_keys
+    missing = [name for name in missing if not name.endswith("position_ids")]
+    if missing:
+        raise DuplexError(f"{source.weights} lacks {missing[0]!r}: it does not hold the weights of {source.name!r}")
+    return model.eval().requires_grad_(False)
+
+
+TIMM_PREFIX = "timm:"
+
+
+class TimmFamily(EncoderFamily):
+    """Encoder family of timm's classifiers, named `timm:MODEL`, with weights from a published tag or a file."""
+
+    usage = "timm:MODEL (images alone)"
+
+    def find(self, name: str, weights: str | None) -> EncoderSource:
+        model = name.removeprefix(TIMM_PREFIX)
+        if not timm.is_model(model):
+            raise UsageError(f"unknown encoder {name!r}: timm has no model {model!r}")
+        published: Any = map(timm.get_pretrained_cfg, timm.list_pretrained(f"{model}.*"))
+        tags = [config.tag for config in published if config is not None and config.hf_hub_id]  # others are pickles
+        listed = ", ".join(tags) or "none"
+        if weights is None:
+            raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({listed})")
+        path, seed = Path(weights).expanduser(), random_seed(weights)
+        is_local = path.is_file() or seed is not None
+        if not is_local and weights not in tags:
+            raise UsageError(f"weights {weights!r} are neither a file nor a tag of {name!r} ({listed})")
+        config: Any = timm.get_pretrained_cfg(model if is_local else f"{model}.{weights}")
+        options = {"mean": list(config.mean), "std": list(config.std), "interpolation": config.interpolation}
+        size = {"image_size": config.input_size[-1]}
+        with torch.device("meta"):  # allocates no weights
+            shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
+        architecture = {"timm_model_name": model, "embed_dim": int(shape.num_features), "vision_cfg": size}
+        if not is_local:
+            path = fetch_weights({"hf_hub": f"{config.hf_hub_id}/model.safetensors"}, f"{name} + {weights}")
+        return EncoderSource(name, architecture, complete_preprocess(options, architecture), path, seed=seed)
+
+    def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> TimmEncoder:
+        return TimmEncoder(source, towers=towers, device=device, precision=precision)
+
+
+class TimmEncoder(FrozenEncoder):
+    """A frozen timm classifier without its head, as an encoder of images."""
+
+    text = None
+
+    def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
+        super().__init__(source, device=device, precision=precision)
+        if towers != "text":
+            self._visual = _build_timm(source).to(self.device, self.dtype)
+
+    @torch.inference_mode()
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        with float32_arithmetic(self.precision):
+            cells = self.visual.forward_features(self.normalise(pixels))
+            features = self.visual.forward_head(cells)
+        return features.float(), as_tokens(cells).float()
+
+
+def _build_timm(source: EncoderSource) -> Any:
+    create = partial(timm.create_model, source.architecture["timm_model_name"], pretrained=False, num_classes=0)
+    if source.seed is not None:
+        with initialised_by(source.seed):
+            return create().eval().requires_grad_(False)
+    model: Any = create()
+    classifier = str(model.default_cfg.get("classifier", "fc"))
+    state = read_weights(source.weights)
+    state = {name: tensor for name, tensor in state.items() if name.partition(".")[0] != classifier}
+    mismatched = sorted(set(state) ^ set(model.state_dict()))
+    if mismatched:
+        verb = "lacks" if mismatched[0] in model.state_dict() else "holds an unknown"
+        raise DuplexError(f"{source.weights} {verb} {mismatched[0]!r}: it does not hold the weights of {source.name!r}")
+    model.load_state_dict(state)
+    return model.eval().requires_grad_(False)

@@ -1,0 +1,456 @@
+"""Accumulate score statistics: the few numbers per image from which every metric is computed.
+
+A score matrix has a row per image and a column per composition; it may be added in blocks of any rows and columns.
+Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on the score of an image's
+label and on its best scores among seen and among unseen compositions. Memory is proportional to images times groups of
+columns (seen, and one or more of unseen compositions).
+
+Find each image's best scores per group of columns: seen compositions, and one or more buckets of unseen ones.
+
+A bucket holds the unseen columns between two feasibility thresholds, so that all thresholds are tried in one pass over
+the scores. There are two implementations, in NumPy and in torch, because torch's `argmax` is many times slower than
+NumPy's on a CPU, and importing torch takes longer than evaluating a score file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from duplex.errors import DuplexError, UsageError, require_whole
+from duplex.labels import Bools, Ints
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+BLOCK_REORDERED = 1 << 22  # scores whose columns are reordered at a time
+BLOCK_SEARCHED = 1 << 18  # scores searched at a time, so that copies stay in the processor's cache
+TopK = tuple[NDArray[np.float64], NDArray[np.float64], Ints]
+
+
+SEEN, INFEASIBLE = 0, -1  # group numbers; unseen buckets are 1, 2, ...
+
+
+@dataclass(frozen=True)
+class ColumnRun:
+    """Adjacent columns of a block of scores whose best scores are searched together: only seen or only unseen ones.
+
+    A column is a composition; the block's columns may have been reordered to bring a group's columns together.
+    """
+
+    group: int
+    span: slice  # in the ordered block
+    positions: Ints  # [run] in the unordered block
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """How to find best scores per group of columns (seen, unseen compositions): the columns' order and ranges.
+
+    A range holds adjacent columns of one group. Columns are reordered only if groups alternate often.
+    """
+
+    order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
+    runs: tuple[ColumnRun, ...]  # of the feasible groups
+    ordered_position: Ints  # [w] position of each column in the ordered block, -1 for infeasible ones
+    feasible: int  # number of feasible columns
+
+    @classmethod
+    def of(cls, groups: NDArray[Any]) -> ColumnPlan:
+        """The order in which to search the columns of a block of scores, group by group.
+
+        Args:
+            groups: group number of each of the block's columns [w]: 0 for seen, from 1 on for unseen, -1 for infeasible
+                ones.
+        """
+        cuts = np.flatnonzero(np.diff(groups)) + 1
+        positions, order = np.arange(groups.size), None
+        if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
+            positions = order = np.argsort(groups, kind="stable")
+            groups = groups[order]
+            cuts = np.flatnonzero(np.diff(groups)) + 1
+        spans = [slice(int(a), int(b)) for a, b in zip(np.r_[0, cuts], np.r_[cuts, groups.size], strict=True)]
+        runs = [ColumnRun(int(groups[s.start]), s, positions[s]) for s in spans if groups[s.start] != INFEASIBLE]
+        ordered_position = np.full(groups.size, -1, dtype=np.int64)
+        for run in runs:
+            ordered_position[run.positions] = np.arange(run.span.start, run.span.stop)
+        return cls(order, tuple(runs), ordered_position, int((groups != INFEASIBLE).sum()))
+
+
+def checked_mask(values: Any, name: str) -> Bools:
+    """A mask as bool; raises `UsageError` unless its values are true or false, or 1 or 0."""
+    array = np.asarray(values)
+    if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
+        raise UsageError(f"{name} must be true or false for each column")
+    return np.array(array, dtype=bool)  # a copy: the caller may change its own
+
+
+def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
+    """The group number of each composition (column) [C]: 0 if seen, 1 + bucket if unseen, -1 if infeasible.
+
+    The integer type is the narrowest that holds the numbers. Raise `UsageError` for other shapes or values.
+
+    Args:
+        seen: mask of the seen columns [C].
+        bucket: number of each unseen column's group, from 0 [C] (default: 0 for all).
+        feasible_mask: mask of the feasible columns [C] (default: all).
+    """
+    buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
+    feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
+    is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
+    if not is_whole or (feasible is not None and feasible.shape != seen.shape):
+        raise UsageError(
+            f"feasible_mask and bucket must have one value for each of the {seen.size} columns, and no bucket below 0; "
+            "buckets are whole numbers"
+        )
+    kind = np.min_scalar_type(-int(buckets.max()) - 2)
+    groups = buckets.astype(kind)
+    groups += kind.type(1)
+    groups[seen] = SEEN
+    if feasible is not None:
+        groups[~feasible] = INFEASIBLE
+    return groups
+
+
+def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
+    """Each image's label score, and its best `k` other scores in each range of columns that belong to one group.
+
+    The results are label scores [b] (-inf if the position is -1), the best other scores [R, b, k], and the place of the
+    best one [R, b]. Scores descend along `k`, filled up with -inf. A place counts from the start of its range and is
+    the first of equal scores. NaN counts as the largest, so that callers find it.
+
+    Args:
+        block: scores [b, w], a NumPy array; they are not changed.
+        plan: order and ranges of the block's columns, with R ranges.
+        label_position: position of each label in the ordered block [b]; -1 if the label is not among its feasible
+            columns.
+    """
+    dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
+    label = np.full(len(block), -np.inf)
+    best = np.full((len(plan.runs), len(block), k), -np.inf)
+    place = np.zeros((len(plan.runs), len(block)), dtype=np.int64)
+    for first_row, ordered in _ordered(block, plan):
+        for number, run in enumerate(plan.runs):
+            width = run.span.stop - run.span.start
+            for part in _row_slices(len(ordered), width, BLOCK_SEARCHED):
+                scores = np.array(ordered[part, run.span], dtype=dtype, order="C")  # a copy
+                rows = slice(first_row + part.start, first_row + part.stop)
+                column = label_position[rows] - run.span.start
+                with_label = np.flatnonzero((column >= 0) & (column < width))
+                column = column[with_label]
+                label[rows][with_label] = scores[with_label, column]
+                scores[with_label, column] = -np.inf
+                place[number, rows] = _search(scores, best[number, rows])
+    return label, best, place
+
+
+def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
+    """Write each image's k best scores into `best` [b, k], descending; return the column of the best score [b].
+
+    scores: of b images for w columns [b, w]; they are overwritten.
+    """
+    rows, depth = np.arange(len(scores)), min(best.shape[1], scores.shape[1])
+    places = []
+    for j in range(depth):
+        places.append(scores.argmax(axis=1))
+        best[:, j] = scores[rows, places[-1]]
+        if j + 1 < depth:
+            scores[rows, places[-1]] = -np.inf
+    first: Ints = places[0]
+    return first
+
+
+def _ordered(block: NDArray[Any], plan: ColumnPlan) -> Iterator[tuple[int, NDArray[Any]]]:
+    if plan.order is None:
+        yield 0, block
+        return
+    for rows in _row_slices(len(block), block.shape[1], BLOCK_REORDERED):
+        yield rows.start, np.take(block[rows], plan.order, axis=1)
+
+
+def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
+    step = max(1, scores // max(width, 1))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
+    """Each image's label score and its best `k` other scores per group of columns, for a torch tensor `block`.
+
+    Computes on the tensor's device; otherwise like `topk_per_group`, which describes arguments and results.
+    """
+    import torch
+
+    device = block.device
+    exact = block.dtype in (torch.float64, torch.int64, torch.int32)
+    ordered = block.detach().double() if exact else block.detach().float()
+    if plan.order is None:
+        ordered = ordered.clone()
+    else:
+        ordered = ordered.index_select(1, torch.from_numpy(plan.order).to(device, non_blocking=True))
+    position = torch.from_numpy(label_position).to(device, non_blocking=True)[:, None]
+    column = position.clamp(min=0)
+    label = ordered.gather(1, column)
+    ordered.scatter_(1, column, label.masked_fill(position >= 0, -torch.inf))
+    values, places = [label.masked_fill(position < 0, -torch.inf)], []
+    for run in plan.runs:
+        scores = ordered[:, run.span]
+        best = scores.new_full((len(scores), k), -torch.inf, dtype=torch.float64)
+        for j in range(min(k, scores.shape[1])):
+            place = scores.argmax(1, keepdim=True)
+            best[:, j] = scores.gather(1, place)[:, 0]
+            scores.scatter_(1, place, -torch.inf)
+            if j == 0:
+                places.append(place.double())
+        values.append(best)
+    table = torch.cat([*values, *places], dim=1).cpu().numpy()  # one copy; double precision holds places exactly
+    runs = len(plan.runs)
+    best_scores = table[:, 1 : 1 + runs * k].reshape(len(table), runs, k).transpose(1, 0, 2)
+    return table[:, 0], best_scores, table[:, 1 + runs * k :].T.astype(np.int64)
+
+
+Floats = NDArray[np.float64]
+NO_COLUMN = np.iinfo(np.int64).max
+LARGEST_EXACT = 1 << 53  # float64 has every whole number up to it
+CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
+
+
+class ScoreAccumulator:
+    """Reduce the scores of `N` images for `C` columns (compositions), added in blocks, to what the metrics need.
+
+    Raises `UsageError` for invalid arguments. Columns sorted by group need no reordering and are the fastest to read.
+
+    Args:
+        target: column of each image's label [N].
+        seen: mask of the columns that are seen compositions [C].
+        k: the largest k for which top-k accuracy is to be measured.
+        feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
+        bucket: group number of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude unseen
+            columns group by group, as feasibility thresholds do.
+    """
+
+    def __init__(
+        self,
+        target: ArrayLike,
+        seen: ArrayLike,
+        *,
+        k: int = 1,
+        feasible_mask: ArrayLike | None = None,
+        bucket: ArrayLike | None = None,
+    ) -> None:
+        self.target: Ints = checked_columns(target, "target")
+        self.seen: Bools = checked_mask(seen, "seen")
+        self.k = require_whole(k, "k")
+        if self.target.ndim != 1 or self.seen.ndim != 1:
+            shapes = f"{self.target.shape} and {self.seen.shape}"
+            raise UsageError(f"target and seen must have one dimension; their shapes are {shapes}")
+        columns = self.seen.size
+        if not self.target.size or not columns:
+            raise UsageError(f"nothing to evaluate: target has {self.target.size} images, seen has {columns} columns")
+        low, high = self.target.min(), self.target.max()
+        if low < 0 or high >= columns:
+            raise UsageError(f"target holds {low} to {high}; expected column numbers from 0 to {columns - 1}")
+        self.groups = group_columns(self.seen, bucket, feasible_mask)
+        images, groups = self.target.size, int(max(self.groups.max(), 1)) + 1
+        self._label: Floats = np.full(images, -np.inf)
+        self._best: Floats = np.full((groups, images, k), -np.inf)  # best scores other than the label's, descending
+        self._column: Ints = np.full((groups, images), -1, dtype=np.int64)  # column of the first of them
+        self._read: Ints = np.zeros(images, dtype=np.int64)  # feasible columns read
+        self._plans: dict[tuple[int, int], ColumnPlan] = {}
+
+    def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> ScoreAccumulator:
+        """Add a block of scores [b images, w columns] to score statistics; return self.
+
+        Args:
+            scores: NumPy array or torch tensor of any real type; it is not changed. Computes on the tensor's device.
+            rows: indices or slice of the block's b images (default: all images).
+            first_column: the block's first column; its w columns are adjacent.
+        """
+        is_tensor = hasattr(scores, "detach")
+        if np.ma.is_masked(scores) or (is_tensor and (scores.is_meta or scores.is_sparse)):
+            raise DuplexError(f"scores is a {type(scores).__name__} with missing values; use -inf or feasible_mask")
+        on_device = is_tensor and scores.device.type != "cpu"
+        if not on_device:
+            if is_tensor:
+                scores = scores.detach()
+                scores = scores.float() if scores.is_floating_point() and scores.itemsize < 4 else scores  # bfloat16
+            scores = np.asarray(scores)
+            refuse_inexact(scores)
+        try:
+            first_column = index(first_column)
+            images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
+        except (IndexError, TypeError) as error:
+            raise UsageError(f"rows or first_column is not a number of images or columns: {error}") from None
+        fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
+        if not fits or first_column < 0 or not (on_device or scores.dtype.kind in "fiub"):
+            raise DuplexError(
+                f"a block of scores {tuple(scores.shape)} of {scores.dtype} does not fit {images.size} images and the "
+                f"columns {first_column} to {self.seen.size}"
+            )
+        if not images.size or not scores.shape[1]:
+            return self
+        plan = self._plan(first_column, scores.shape[1])
+        column = self.target[images] - first_column
+        inside = (column >= 0) & (column < scores.shape[1])
+        label_position = np.where(inside, plan.ordered_position[np.where(inside, column, 0)], -1)
+        search = topk_per_group_torch if on_device else topk_per_group
+        label, best, place = search(scores, plan, label_position, self.k)
+        is_nan = np.isnan(label) | np.isnan(best[:, :, 0]).any(axis=0)
+        if is_nan.any():
+            raise DuplexError(
+                f"the scores of image {images[is_nan][0]} contain NaN; fix the model or leave that image out"
+            )
+        with_label = label_position >= 0
+        self._label[images[with_label]] = label[with_label]
+        for run, run_best, run_place in zip(plan.runs, best, place, strict=True):
+            column = np.where(run_best[:, 0] > -np.inf, first_column + run.positions[run_place], -1)
+            scores, columns = self._best[run.group], self._column[run.group]
+            scores[images], columns[images] = _merged(scores[images], columns[images], run_best, column)
+        np.add.at(self._read, images, plan.feasible)  # counts an image that `rows` lists twice
+        return self
+
+    def _plan(self, first: int, width: int) -> ColumnPlan:
+        """The order in which to search a block of `width` score columns for the best scores; it is cached."""
+        if (first, width) not in self._plans:
+            if sum(cached for _, cached in self._plans) + width > CACHED_COLUMNS:
+                self._plans.clear()
+            self._plans[first, width] = ColumnPlan.of(self.groups[first : first + width])
+        return self._plans[first, width]
+
+    def competitors(self, upto: int | None = None) -> TopCompetitors:
+        """All images' score statistics: the label's score, the best other scores of seen and unseen columns.
+
+        Args:
+            upto: number of buckets (groups of unseen columns) that count, from the first on; the columns of the other
+                buckets score -inf. None: all.
+        """
+        *_, last = islice(self.cumulative(), None if upto is None else require_whole(upto, "upto", 0) + 1)
+        return last
+
+    def cumulative(self) -> Iterator[TopCompetitors]:
+        """Yield the score statistics of all images with 0, 1, 2, ... and finally all buckets of unseen columns.
+
+        A bucket is a group of unseen columns, such as those between two feasibility thresholds; the columns of the
+        other buckets score -inf. Raise `DuplexError` if scores of an image are missing or were added twice.
+        """
+        feasible = int((self.groups != INFEASIBLE).sum())
+        wrong = np.flatnonzero(self._read != feasible)
+        if wrong.size:
+            raise DuplexError(
+                f"image {wrong[0]} has {self._read[wrong[0]]} scores for {feasible} columns; add each block once"
+            )
+        groups, images, k = self._best.shape
+        unseen, column = np.full((images, k), -np.inf), np.full(images, -1, dtype=np.int64)
+        yield self._statistics(1, unseen, column)
+        for group in range(1, groups):
+            unseen, column = _merged(unseen, column, self._best[group], self._column[group])
+            yield self._statistics(group + 1, unseen, column)
+
+    def _statistics(self, groups: int, unseen: Floats, column: Ints) -> TopCompetitors:
+        group = self.groups[self.target]
+        return TopCompetitors(
+            target=self.target,
+            is_seen=self.seen[self.target],
+            label=np.where((group != INFEASIBLE) & (group < groups), self._label, -np.inf),
+            seen=self._best[SEEN],
+            unseen=unseen,
+            seen_column=self._column[SEEN],
+            unseen_column=column,
+            columns=self.seen.size,
+        )
+
+
+def checked_columns(values: Any, name: str) -> Ints:
+    """The score columns of images' labels as int64; raises `UsageError` unless they are whole numbers."""
+    array = np.asarray(values)
+    kind, limit = array.dtype.kind, 2.0**62
+    if not (kind in "iu" or (kind == "f" and (np.abs(array) < limit).all() and (array == np.trunc(array)).all())):
+        raise UsageError(f"{name} must be whole numbers: the column of each image's label")
+    if kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+        raise UsageError(f"{name} holds {array.max()}, which is too large for a column number")
+    return np.array(array, dtype=np.int64)  # a copy: the caller may change its own
+
+
+def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
+    """The names of a score matrix's columns, such as the compositions' states, as an array [C].
+
+    Raise `UsageError` unless there is a number or text per column. `noun`: what the message calls the names.
+    """
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise UsageError(
+            f"{noun} has rows of different lengths; expected one list with a number or text per column"
+        ) from None
+    if array.shape != (columns,):
+        raise UsageError(f"{noun} has the shape {array.shape}; expected ({columns},), one name per column")
+    if array.dtype.kind not in "biufOSUT":
+        raise UsageError(f"{noun} must be numbers or texts, not {array.dtype}")
+    missing = np.zeros(columns, dtype=bool)
+    if array.dtype.kind == "f":
+        missing = np.isnan(array)
+    elif array.dtype.kind == "O":
+        import pandas as pd
+
+        missing = pd.isna(array)
+    if missing.any():
+        raise UsageError(f"{noun} has no name for column {int(missing.argmax())}; expected one per column")
+    return array
+
+
+def refuse_inexact(scores: NDArray[Any]) -> None:
+    """Raise `DuplexError` for whole numbers above 2**53, which float64 rounds: different scores would become equal."""
+    if scores.dtype.kind in "iu" and scores.itemsize == 8 and scores.size:
+        largest = max(abs(int(scores.min())), abs(int(scores.max())))
+        if largest > LARGEST_EXACT:
+            raise DuplexError(
+                f"a score is {largest:,}; whole numbers above 2**53 = {LARGEST_EXACT:,} cannot be ranked exactly; "
+                "subtract a constant, or save them as float64"
+            )
+
+
+@dataclass(frozen=True)
+class TopCompetitors:
+    """Score statistics of `N` images, from which all metrics are computed.
+
+    They are the score of each image's label, and the best `k` other scores among seen and among unseen columns
+    (compositions).
+    """
+
+    target: Ints  # [N]
+    is_seen: Bools  # [N] whether the label is a seen composition
+    label: Floats  # [N] -inf where the label's column is infeasible
+    seen: Floats  # [N, k] descending, filled up with -inf
+    unseen: Floats  # [N, k]
+    seen_column: Ints  # [N] column of the first, -1 if there is none
+    unseen_column: Ints  # [N]
+    columns: int  # number C of columns
+
+    def best_columns(self) -> Ints:
+        """The column with the best score of each image [N], the prediction at bias 0.
+
+        Of equal scores the lowest column counts; -1 if all scores are -inf.
+        """
+        scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
+        columns = np.stack([self.target, self.seen_column, self.unseen_column])
+        top = scores.max(axis=0)
+        leads = (scores == top) & (top > -np.inf)
+        return np.where(leads.any(axis=0), np.where(leads, columns, NO_COLUMN).min(axis=0), -1)
+
+
+def _merged(best: Floats, column: Ints, other: Floats, other_column: Ints) -> tuple[Floats, Ints]:
+    """Merge two lists of each image's best `k` scores: return the best `k` [N, k] and the column of the top score [N].
+
+    Of equal top scores the lowest column counts.
+    """
+    first = (other[:, 0] > best[:, 0]) | ((other[:, 0] == best[:, 0]) & (other_column < column))
+    k = best.shape[1]
+    both = np.maximum(best, other) if k == 1 else -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]
+    return both, np.where(first, other_column, column)

@@ -1,0 +1,609 @@
+"""Layout of a feature cache, which is one HDF5 file: its data sets, their types, and the status of each row.
+
+cls                 [N, d] float16: encoder outputs, not normalised
+patch               [N, T, w] float16, optional: patch tokens
+block_inputs        [N, T, w] or [N, C, H, W] float16, optional: inputs of the image tower's last blocks; instead
+                    in eight bits (`features.tokens`): block_inputs_int8 of that shape and
+                    block_inputs_scale [N, T] or [N, H, W] float16
+status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
+checksums           [N, K] uint32: CRC-32 of each row of the K data sets of features and tokens, in the order of
+                    `DATASETS`; the one of `cls` also covers the row's status
+
+N images, features of width d, T tokens of width w, or feature maps of C channels. The attributes `start`, `stop` and
+`total` say which rows of the manifest the file holds: all, or those of one shard. The attributes of the group
+`identity` are the settings with which the file was made. Every data set is one contiguous block of bytes.
+
+Open a feature cache, check its format and shapes, and read what it says about itself.
+
+Checksums of a feature cache's rows, so that a value that changed on the disk is noticed when it is read.
+
+Write and read a feature cache: one HDF5 file, one row per image, in the order of the manifest.
+
+An unfinished cache is `NAME.partial` beside its final path. Its layout is complete before the first row is encoded, so
+that rows are plain writes at fixed offsets and a process killed at any moment leaves a file that opens. A finished file
+is renamed to its final path. Its bytes depend neither on time nor on the number of attempts.
+
+Identity of a feature cache: the settings (encoder, manifest, options) with which it was made, and comparisons.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.errors import DuplexError
+from duplex.system.files import FULL, checked_path, replace_file, report_write_errors, sole_writer
+
+FORMATS = "duplex-features-"  # every version's name begins so
+FORMAT = FORMATS + "3"
+CODES = "block_inputs_int8"
+SCALES = "block_inputs_scale"
+CHECKSUMS = "checksums"
+HALF = np.dtype(np.float16)
+DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed numbers of dimensions, type
+    "cls": ((2,), HALF),
+    "status": ((1,), np.dtype(np.uint8)),
+    "patch": ((3,), HALF),
+    "block_inputs": ((3, 4), HALF),
+    CODES: ((3, 4), np.dtype(np.int8)),
+    SCALES: ((2, 3), HALF),
+    CHECKSUMS: ((2,), np.dtype(np.uint32)),
+}
+REQUIRED = ("cls", "status", CHECKSUMS)
+PENDING, ENCODED, FIRST_BAD = 0, 1, 2
+REASONS = (  # append only: files store their positions
+    "missing",
+    "empty",
+    "unreadable",
+    "not an image",
+    "damaged",
+    "too large",
+    "pixel type",
+    "cannot be resized",
+    "features not finite",
+    "features all zero",
+)
+NOT_FINITE = FIRST_BAD + REASONS.index("features not finite")
+ALL_ZERO = FIRST_BAD + REASONS.index("features all zero")
+BAD_FEATURES = (NOT_FINITE, ALL_ZERO)  # statuses of images that can be read, but have no usable features
+Statuses = NDArray[np.uint8]
+Half = NDArray[np.float16]
+
+
+class DamagedCache(Exception):
+    """A file that is no sound feature cache; callers add the file's name and what to do."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows that a file holds: [start, stop) of the manifest's `total` rows."""
+
+    start: int
+    stop: int
+    total: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def whole(self) -> bool:
+        return self.start == 0 and self.stop == self.total
+
+
+def status_reason(status: int) -> str:
+    """Why an image has no features, from its status number."""
+    return REASONS[int(status) - FIRST_BAD]
+
+
+def status_of_reason(reason: str) -> int:
+    return FIRST_BAD + REASONS.index(reason)
+
+
+def value_names(present: Container[str]) -> list[str]:
+    """Names of the data sets with features or tokens that a cache has, in a fixed order."""
+    return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS)]
+
+
+def row_bytes(name: str, row: tuple[int, ...]) -> int:
+    """Bytes of one image's values, of shape `row`, in the data set `name`."""
+    return int(np.prod(row)) * DATASETS[name][1].itemsize
+
+
+def scale_shape(row: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of one image's scales in 8 bits: [T] for tokens `row` = [T, w], [H, W] for a feature map [C, H, W]."""
+    return row[1:] if len(row) == 3 else row[:1]
+
+
+def partial_path(path: Path) -> Path:
+    """Where a cache is written until it is finished."""
+    return path.with_name(path.name + ".partial")
+
+
+BLOCK = 2**26  # bytes read at once
+Checksums = NDArray[np.uint32]
+
+
+def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Checksums:
+    """CRC-32 [B] of each row of an array [B, ...]; with `statuses` [B], each also covers the row's status."""
+    rows = np.ascontiguousarray(block).reshape(len(block), int(np.prod(block.shape[1:]))).view(np.uint8)
+    begins = [0] * len(rows) if statuses is None else [zlib.crc32(bytes([status])) for status in statuses]
+    return np.array([zlib.crc32(row.data, begin) for row, begin in zip(rows, begins, strict=True)], np.uint32)
+
+
+def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums:
+    """The checksums that an open cache stores for rows of its data set `name`."""
+    checksums: Checksums = file[CHECKSUMS][rows, value_names(file).index(name)]
+    return checksums
+
+
+def contents_digest(file: Any) -> str:
+    """One sha256 for an open cache's contents: all CLS features, and which images were unreadable."""
+    return hashlib.sha256(stored_checksums(file, "cls").tobytes()).hexdigest()
+
+
+def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
+    """Read rows of the data set `name` of an open cache; raise `DamagedCache` if one does not match its checksum.
+
+    Rows whose image has not been encoded yet are not compared.
+
+    rows: a slice, or ascending row numbers.
+    """
+    values: NDArray[Any] = file[name][rows]
+    statuses: Statuses = file["status"][rows]
+    wrong = row_checksums(values, statuses if name == "cls" else None) != stored_checksums(file, name, rows)
+    refuse_wrong(name, np.arange(len(file["status"]))[rows], wrong & (statuses != PENDING))
+    return values
+
+
+def read_blocks(file: Any, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """Read the data set `name` of an open cache some rows at a time, as `read_rows` does: (range of rows, values)."""
+    data = file[name]
+    step = max(1, BLOCK * len(data) // max(1, data.nbytes))
+    for start in range(0, len(data), step):
+        rows = slice(start, min(start + step, len(data)))
+        yield rows, read_rows(file, name, rows)
+
+
+def check_values(file: Any) -> None:
+    """Read all values of an open cache; raise `DamagedCache` if a row does not match its checksum."""
+    for name in value_names(file):
+        for _ in read_blocks(file, name):
+            pass
+
+
+def refuse_wrong(name: str, rows: NDArray[np.int64], wrong: NDArray[np.bool_]) -> None:
+    """Raise `DamagedCache` that names the first of the row numbers `rows` [B] whose mask `wrong` [B] is set."""
+    if wrong.any():
+        raise DamagedCache(f"row {rows[wrong.argmax()]} of {name!r} does not match its checksum")
+
+
+Identity = dict[str, str]
+LIBRARIES = ("torch", "open_clip_torch", "pillow")  # recorded; they affect the last bits, not the meaning
+SHARD = re.compile(r"(?P<stem>.+)\.shard-(?P<k>\d+)-of-(?P<n>\d+)(?P<suffix>\.\w+)?")  # a shard's file name
+ROOT = "root"  # the folder of the images, as params.yaml gives it; absent in older caches
+IMPORTED = "imported"  # the encoder's name in a cache of imported features
+DISPLAY_NAMES = {  # in messages, compared in this order: what others follow from comes before them
+    "encoder": "encoder",
+    "architecture": "encoder architecture",
+    "weights": "weights file",
+    "code": "code of its encoder family",
+    "preprocessing": "preprocessing",
+    "precision": "precision",
+    "manifest": "manifest",
+    ROOT: "folder of images",
+    "dim": "feature width",
+    "tokens": "token choice",
+    "block_inputs": "number of block inputs",
+    "bits": "number of bits",
+}
+
+
+def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
+    """Raise `DuplexError` unless the cache at `path` was made with the expected settings, such as the encoder.
+
+    The message names the first difference and the command that makes the cache again. Versions of libraries may differ.
+    Of imported features only the manifest and the width are compared: the rest is unknown. A cache that records no
+    folder of images fits any folder. A setting whose expected value is None must be absent.
+    """
+    imported = stored.get("encoder") == IMPORTED
+    others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
+    for key in ("manifest", "dim") if imported else (*DISPLAY_NAMES, *others):
+        if key in expect and _differs(key, stored, expect):
+            shorten = str if key == ROOT else _shorten
+            values = f"{shorten(stored.get(key))}, not {shorten(expect[key])}"
+            name = DISPLAY_NAMES.get(key, key)
+            raise DuplexError(f"{path} was made with another {name} ({values}); {repair_hint(path, imported=imported)}")
+    if "limit" in stored and "limit" not in expect:
+        raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair_hint(path)}")
+
+
+def cache_identity(
+    encoder: Identity,
+    manifest_sha256: str,
+    tokens: str = "none",
+    limit: int | None = None,
+    block_inputs: int = 0,
+    bits: int = 16,
+    root: str | None = None,
+) -> Identity:
+    """All settings that a cache's bytes depend on, and `root`, the folder of the images as params.yaml gives it.
+
+    Options at their default are left out.
+    """
+    options = {
+        ROOT: root,
+        "tokens": tokens if tokens != "none" else None,
+        "limit": limit,
+        "block_inputs": block_inputs or None,
+        "bits": bits if block_inputs and bits != 16 else None,
+    }
+    return {**encoder, "manifest": manifest_sha256, **{k: str(v) for k, v in options.items() if v is not None}}
+
+
+def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
+    """The first setting in which two identities differ, by its name in messages; None if they are equal.
+
+    Versions of libraries such as torch count as settings. Folders of images are named by both paths, and compared only
+    if both caches record one.
+    """
+    for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
+        if _differs(key, stored, expect):
+            if key == ROOT:
+                return f"{DISPLAY_NAMES[ROOT]} ({stored[ROOT]} → {expect[ROOT]})"
+            return DISPLAY_NAMES.get(key, f"{key} version" if key in LIBRARIES else key)
+    return None
+
+
+def repair_hint(path: Path, *, imported: bool = False) -> str:
+    """End of an error message: the command that writes the cache or shard at `path`, encoded or `imported`, again."""
+    if imported:
+        return f"`duplex cache import FILE --dataset {_dataset(path) or 'NAME'}` makes it again"
+    command = extract_command(path)
+    if shard := SHARD.fullmatch(path.name):
+        whole = path.with_name(shard["stem"] + (shard["suffix"] or ""))
+        command = extract_command(whole, f"{shard['k']}/{shard['n']}")
+    return f"`{command}` makes it again"
+
+
+def fresh_hint(path: Path) -> str:
+    """End of an error message: the command that encodes all images of the cache at `path` again."""
+    return f"`{extract_command(path)} --fresh` encodes all images again"
+
+
+def extract_command(path: Path, shard: str | None = None) -> str:
+    """The `duplex extract` command that writes the cache at `path`, or its shard `k/n`."""
+    target = _dataset(path) or f"NAME --out {path}"
+    return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
+
+
+def _dataset(path: Path) -> str:
+    # a project's caches are artifacts/NAME/features.h5; the name of others is unknown
+    return path.parent.name if path.name == "features.h5" else ""
+
+
+def _differs(key: str, stored: Mapping[str, str | None], expect: Mapping[str, str | None]) -> bool:
+    a, b = stored.get(key), expect.get(key)
+    return a != b and not (key == ROOT and (a is None or b is None))
+
+
+def _shorten(value: str | None) -> str:
+    if value is None:
+        return "none"
+    return value if len(value) <= 40 else f"{value[:12]}…"
+
+
+HDF5_SUFFIXES = (".h5", ".hdf5")
+HDF5_SIGNATURE = b"\x89HDF"
+HEAD = 1 << 16  # bytes within which every cache names its format
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise `DuplexError` if writing a cache to `path` would overwrite a file of another kind.
+
+    Caches of any version may be overwritten, even damaged or unfinished ones, and so may empty files.
+    """
+    for file, signature in ((path, FORMATS.encode()), (partial_path(path), HDF5_SIGNATURE)):
+        if not os.path.lexists(file):
+            continue
+        head = None
+        if file.is_file():
+            with file.open("rb") as stream:
+                head = stream.read(HEAD)
+        if head is None or (head and not (head.startswith(HDF5_SIGNATURE) and signature in head)):
+            raise DuplexError(
+                f"{file} exists and is not a feature cache, so it is not overwritten; "
+                "choose another place with --out, or move it"
+            )
+
+
+@contextmanager
+def open_cache(path: Path) -> Iterator[Any]:
+    """Open a finished feature cache, or a shard of one, for reading.
+
+    Raises `DuplexError` unless the file has the format and shapes of a cache, and for a row that the `with` block finds
+    not to match its checksum.
+    """
+    require_cache_file(path)
+    try:
+        file = h5py.File(path, "r", locking="best-effort")
+    except OSError as error:
+        raise DuplexError(f"{path} cannot be opened as HDF5 file: {error}; {_hint(path)}") from error
+    with file:
+        try:
+            version = read_format(file)
+            if not version.startswith(FORMATS):
+                raise DuplexError(f"{path} is not a feature cache of duplex; {_hint(path)}")
+            if version != FORMAT:
+                raise DuplexError(
+                    f"{path} has the format {version} of another version, expected {FORMAT}; {repair_hint(path)}"
+                )
+            check_layout(file)
+            yield file
+        except (DamagedCache, OSError, RuntimeError) as error:  # the latter two are h5py's
+            raise DuplexError(f"{path} is damaged: {error}; {repair_hint(path)}") from error
+
+
+def _hint(path: Path) -> str:
+    return repair_hint(path) if path.suffix in HDF5_SUFFIXES else "name a file that `duplex extract` wrote"
+
+
+def require_cache_file(path: Path) -> None:
+    """Raise `DuplexError` unless `path` is a file or a link to one."""
+    if not path.exists():
+        unfinished = " (an unfinished one lies beside it)" if partial_path(path).exists() else ""
+        raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
+    if not path.is_file():
+        raise DuplexError(f"{path} is not a file; name the cache's file")
+
+
+def read_format(file: Any) -> str:
+    """The format that an open HDF5 file states; empty if it states none."""
+    return bytes(file.attrs.get("format", b"")).decode(errors="replace")
+
+
+def read_identity(file: Any) -> Identity:
+    """The settings with which an open cache was made."""
+    return {key: value.decode() for key, value in file["identity"].attrs.items()}
+
+
+def read_row_span(file: Any) -> Span:
+    """The manifest rows that an open cache holds."""
+    return Span(int(file.attrs["start"]), int(file.attrs["stop"]), int(file.attrs["total"]))
+
+
+def check_layout(file: Any) -> None:
+    """Raise `DamagedCache` unless an open file has a cache's data sets, contiguous, in the right types and shapes."""
+    missing = [name for name in (*REQUIRED, "identity") if name not in file]
+    if missing:
+        raise DamagedCache(f"there is no {missing[0]!r}")
+    rows = read_row_span(file).rows
+    for name, (dimensions, dtype) in DATASETS.items():
+        if name not in file:
+            continue
+        data = file[name]
+        if data.shape[:1] != (rows,) or data.ndim not in dimensions or data.dtype != dtype:
+            raise DamagedCache(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {rows} rows")
+        if data.id.get_offset() is None:
+            raise DamagedCache(f"{name!r} is not stored as one block in the file")
+    if file[CHECKSUMS].shape[1] != len(value_names(file)):
+        raise DamagedCache(f"{CHECKSUMS!r} does not fit the other data sets")
+
+
+@dataclass(frozen=True)
+class Features:
+    """The CLS features of all images of a finished feature cache, in memory."""
+
+    path: Path
+    identity: Identity
+    cls: NDArray[np.float32]  # [N, d], not normalised; zero where bad
+    statuses: Statuses  # [N]
+    contents: str  # digest of `cls` and `statuses`
+
+    @cached_property
+    def bad(self) -> NDArray[np.bool_]:
+        return self.statuses >= FIRST_BAD
+
+
+def open_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
+    """Read the CLS features of a finished feature cache into memory; raise `DuplexError` if it is incomplete.
+
+    Args:
+        path: the HDF5 file.
+        expect: settings that the cache must have been made with, such as {"manifest": sha256}; None: any.
+    """
+    path = checked_path(path, "the feature cache")
+    with open_cache(path) as file:
+        identity = read_identity(file)
+        span = read_row_span(file)
+        statuses = file["status"][...]
+        if expect is not None:
+            check_identity(identity, expect, path)
+        if not span.whole:
+            raise DuplexError(
+                f"{path} is a shard, rows {span.start} to {span.stop} of {span.total}; `duplex cache join` joins all"
+            )
+        pending = int((statuses == PENDING).sum())
+        if pending:
+            raise DuplexError(f"{path} has {pending} rows that were never encoded; {repair_hint(path)}")
+        return Features(path, identity, read_rows(file, "cls").astype(np.float32), statuses, contents_digest(file))
+
+
+def read_contents_digest(path: Path) -> str:
+    """A digest of the features in a finished cache, fast because it is computed from their stored checksums."""
+    with open_cache(path) as file:
+        return contents_digest(file)
+
+
+@contextmanager
+def claim_cache(path: Path) -> Iterator[None]:
+    """Hold the lock for writing the cache at `path`.
+
+    Raises `DuplexError` if another process holds it, or if a file of another kind is at `path`.
+    """
+    refuse_foreign(path)
+    with sole_writer(path, "extraction", "or give this one another --out"):
+        yield
+
+
+class PartialCache:
+    """An unfinished feature cache, to write rows into. The caller must hold the cache's lock (`claim_cache`)."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the unfinished file of the cache `path`. Raises `DamagedCache` if it has another format or layout."""
+        self.path = path
+        self.partial = partial_path(path)
+        with _open_partial(self.partial) as file:
+            if read_format(file) != FORMAT:
+                raise DamagedCache("it is not a feature cache of this version")
+            check_layout(file)
+            self.identity = read_identity(file)
+            self.span = read_row_span(file)
+            self.statuses: Statuses = file["status"][...]
+            self._offset = {name: file[name].id.get_offset() for name in DATASETS if name in file}
+            self._shape = {name: file[name].shape[1:] for name in self._offset}
+        self._file = self.partial.open("r+b")
+        self._uncommitted: list[tuple[int, Statuses]] = []
+
+    @property
+    def done(self) -> int:
+        """Number of rows that are finished: encoded, or of an unreadable image."""
+        return int((self.statuses != PENDING).sum())
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        identity: Mapping[str, str],
+        span: Span,
+        dim: int,
+        token_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> PartialCache:
+        """Create the unfinished file of the cache `path`, with no row encoded yet.
+
+        Args:
+            path: the finished cache's path.
+            identity: settings that the cache's bytes depend on.
+            span: rows of the manifest that the file holds.
+            dim: width of the features.
+            token_shapes: the data sets of tokens, each with its shape per image.
+        """
+        with report_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        row_shapes = {"cls": (dim,), "status": (), **(token_shapes or {})}
+        row_shapes[CHECKSUMS] = (len(value_names(row_shapes)),)
+        shapes = {name: row_shapes[name] for name in DATASETS if name in row_shapes}
+        needed = span.rows * sum(row_bytes(name, row) for name, row in shapes.items()) + (1 << 16)
+        free = shutil.disk_usage(path.parent).free
+        if needed > free:
+            raise DuplexError(
+                f"{path} needs {_size(needed)} and {path.parent} has {_size(free)} free; make room or choose --out"
+            )
+        # under a scratch name first, so that a partial file always has its whole layout
+        with replace_file(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
+            file.attrs["format"] = np.bytes_(FORMAT)  # text of fixed length, so that equal caches have equal bytes
+            for key in ("start", "stop", "total"):
+                file.attrs[key] = np.int64(getattr(span, key))
+            group = file.create_group("identity")
+            for key, value in sorted(identity.items()):
+                group.attrs[key] = np.bytes_(value.encode())
+            for name, row in shapes.items():
+                _allocate(file, name, (span.rows, *row), DATASETS[name][1])
+        return cls(path)
+
+    def write(self, row: int, statuses: Statuses, **values: NDArray[Any]) -> None:
+        """Write the rows of consecutive images, from cache row `row` on; they count as finished after `commit`.
+
+        Args:
+            row: the first image's row.
+            statuses: [B], whether each image was encoded, or why it was not.
+            values: by data set the images' values [B, ...], for all data sets but `status` and `checksums`.
+        """
+        blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in value_names(self._offset)}
+        for name, block in blocks.items():
+            if block.shape != (expected := (len(statuses), *self._shape[name])):
+                raise DuplexError(
+                    f"{self.partial}: the encoder returned {name} of shape {block.shape}; expected {expected}"
+                )
+        sums = [row_checksums(block, statuses if name == "cls" else None) for name, block in blocks.items()]
+        for name, block in {**blocks, CHECKSUMS: np.stack(sums, axis=1)}.items():
+            self._put(block.tobytes(), self._offset[name] + row * row_bytes(name, self._shape[name]))
+        self._uncommitted.append((row, statuses))
+
+    def commit(self) -> None:
+        """Flush written rows to disk, and only then mark them as finished: a crash loses no row that is marked."""
+        if not self._uncommitted:
+            return
+        self._sync()
+        for row, statuses in self._uncommitted:
+            self._put(statuses.tobytes(), self._offset["status"] + row)
+            self.statuses[row : row + len(statuses)] = statuses
+        self._uncommitted.clear()
+
+    def finish(self) -> None:
+        """Write everything to disk and rename the file to the cache's final name."""
+        self.commit()
+        self._sync()
+        self.close()
+        os.replace(self.partial, self.path)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, data: bytes, offset: int) -> None:
+        view = memoryview(data)
+        with self._report_write_errors():
+            while view:
+                written = os.pwrite(self._file.fileno(), view, offset)
+                view = view[written:]
+                offset += written
+
+    def _sync(self) -> None:
+        with self._report_write_errors():
+            os.fsync(self._file.fileno())
+
+    @contextmanager
+    def _report_write_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise DuplexError(
+                f"{self.partial} could not be written: {error.strerror}; its {self.done} finished rows are kept: "
+                f"{'make room and ' if error.errno in FULL else ''}run the same command again to continue"
+            ) from error
+
+
+def _open_partial(partial: Path) -> Any:
+    try:
+        return h5py.File(partial, "r", locking="best-effort")
+    except OSError as error:
+        if error.errno is not None:  # a fault of the file system, not of the file's contents
+            raise
+        raise DamagedCache(str(error)) from error
+
+
+def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    # contiguous, and with its space at once, so that its offset is known before rows are written
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_layout(h5py.h5d.CONTIGUOUS)
+    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plist.set_obj_track_times(False)
+    space = h5py.h5s.create_simple(shape)
+    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype), space, plist)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

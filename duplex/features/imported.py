@@ -1,0 +1,373 @@
+"""Import features that were computed elsewhere into a feature cache.
+
+Files of image features computed by other programs: `.npy`, one array; or `.npz`, with the images' names beside it.
+
+numpy.save("X.npy", features)                                # [rows, width], rows in the order of the data set
+numpy.savez("X.npz", features=features, images=names)        # in any order: rows are found by name
+
+Check a user's file of image features against its data set and the encoder that is said to have computed it.
+
+Check image features that a user computed, and convert them from arrays or tensors to a float32 matrix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from duplex.data.check import SHOWN, DataIssue, content_issues
+from duplex.data.contents import SourceOptions, row_keys
+from duplex.data.tables import LabelledImages, read_table
+from duplex.encoders.base import encoder_identity, find_family, missing_weights
+from duplex.errors import DuplexError, UsageError
+from duplex.features.file import (
+    ALL_ZERO,
+    ENCODED,
+    IMPORTED,
+    NOT_FINITE,
+    Identity,
+    PartialCache,
+    Span,
+    claim_cache,
+    extract_command,
+    open_cache,
+    read_identity,
+)
+from duplex.labels import Ints
+from duplex.system.files import sha256, sha256_once
+
+LARGEST = float(np.finfo(np.float16).max)
+VANISHING = float(np.finfo(np.float16).smallest_subnormal) / 2  # largest value that float16 rounds to 0
+TABLE_CHUNK = 65_536  # rows checked at once
+FEATURES = ("features", "features")  # singular and plural, for messages
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """An opened .npy or .npz file of image features from another program; rows of a .npy file are read on demand."""
+
+    path: Path
+    values: NDArray[Any]  # [rows, width], floats
+    names: tuple[str, ...] | None  # images of the rows; None for a plain array
+
+    @classmethod
+    def open(cls, path: Path) -> FeatureFile:
+        """Open a file of image features and check the types and shapes of its arrays.
+
+        Raises UsageError if there is no such file or it holds other arrays, DuplexError if it is damaged.
+        """
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is not a file; expected a .npy file")
+        try:
+            content = np.load(path, mmap_mode="r", allow_pickle=False)
+            if not isinstance(content, np.lib.npyio.NpzFile):
+                return cls(path, _checked_values(path, content), None)
+            with content:
+                if set(content.files) != {"features", "images"}:
+                    raise UsageError(
+                        f"{path} has the arrays {content.files}; expected features and images (image names), or one "
+                        "array of numbers [rows, width] as .npy"
+                    )
+                values = _checked_values(path, content["features"])
+                try:
+                    names = content["images"]
+                except ValueError:  # needs pickle
+                    raise UsageError(
+                        f"{path}: the array images holds Python objects; save `images.astype(str)`"
+                    ) from None
+                return cls(path, values, _checked_names(path, names, len(values)))
+        except FileNotFoundError as error:
+            raise UsageError(f"{path} does not exist") from error
+        except (ValueError, OSError, EOFError) as error:
+            if re.search("Python objects|Object arrays", str(error)):  # of `np.load`, which needs pickle for them
+                raise UsageError(
+                    f"{path}: the array holds Python objects, not numbers; save `X.astype('float32')`"
+                ) from None
+            raise DuplexError(f"{path} is not an array that numpy saved as .npy or .npz, or it is damaged") from error
+
+    @property
+    def width(self) -> int:
+        return int(self.values.shape[1])
+
+    def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
+        """Each image's row in the file: by name if the file has image names, else 0, 1, 2, … in order.
+
+        Raises UsageError if the file lacks an image or, without names, has another number of rows. A file without names
+        is refused, too, unless the images are `ordered`, as the lines of a table are.
+        """
+        if self.names is None and not ordered:
+            raise UsageError(
+                f"{self.path} has no image names, which are needed because images of a folder have no fixed order; "
+                "save both: numpy.savez('X.npz', features=X, images=names)"
+            )
+        if self.names is None:
+            if len(self.values) != len(images):
+                raise UsageError(
+                    f"{self.path} has {len(self.values)} rows and the manifest {len(images)}; they must correspond one "
+                    "to one"
+                )
+            return np.arange(len(images))
+        place = {name: row for row, name in enumerate(self.names)}
+        missing = [image for image in images if image not in place]
+        if missing:
+            raise UsageError(
+                f"{self.path} has no features of {len(missing)} of {len(images)} images, such as {missing[0]!r}; its "
+                f"names are like {self.names[0]!r}, and must be the image paths of the data set"
+            )
+        return np.array([place[image] for image in images], dtype=np.int64)
+
+    def unusable(self, rows: Ints) -> NDArray[np.bool_]:
+        """Mask of the `rows` that cannot be used: with NaN or infinity, or all zeros in float16.
+
+        Raises UsageError for values above float16's range.
+        """
+        bad = np.empty(len(rows), dtype=bool)
+        for start in range(0, len(rows), TABLE_CHUNK):
+            block = np.asarray(self.values[rows[start : start + TABLE_CHUNK]])
+            finite = np.isfinite(block).all(axis=1)
+            bad[start : start + TABLE_CHUNK] = ~finite | (np.abs(block) <= VANISHING).all(axis=1)
+            if np.abs(block[finite]).max(initial=0) > LARGEST:
+                raise UsageError(
+                    f"{self.path} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
+                )
+        return bad
+
+
+def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
+    """A function from images to one key per image, equal for equal features in a file; None if there is no file."""
+    return None if path is None else partial(feature_row_keys, path, source.table is not None)
+
+
+def feature_row_keys(path: Path, ordered: bool, images: Sequence[str]) -> list[str]:
+    """One key per image, equal for equal features in the file `path`; unusable features get a key of their own."""
+    file = FeatureFile.open(path)
+    rows = file.rows_of(images, ordered=ordered)
+    unusable = file.unusable(rows)
+    keys: list[str] = []
+    for start in range(0, len(rows), TABLE_CHUNK):
+        keys += row_keys(np.asarray(file.values[rows[start : start + TABLE_CHUNK]]))
+    return [image if bad else key for image, bad, key in zip(images, unusable, keys, strict=True)]
+
+
+def _checked_values(path: Path, values: Any) -> NDArray[Any]:
+    if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
+        raise UsageError(
+            f"{path} must hold one array of floating-point numbers [rows, width]; it has {values.shape} {values.dtype}"
+        )
+    checked: NDArray[Any] = values
+    return checked
+
+
+def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...]:
+    if names.shape != (rows,) or names.dtype.kind != "U":
+        raise UsageError(f"{path}: the array images is {names.shape} of {names.dtype}; expected {rows} names, as text")
+    listed, counts = np.unique(names, return_counts=True)
+    if (counts > 1).any():
+        raise UsageError(
+            f"{path}: the array images lists {str(listed[counts > 1][0])!r} twice; expected one row per image"
+        )
+    return tuple(names.tolist())
+
+
+CHUNK = 65_536  # rows converted at once
+
+
+def import_features(
+    source: Path,
+    rows: int,
+    manifest_sha256: str,
+    out: Path,
+    images: Sequence[str] | None = None,
+    max_bad: float = 1.0,
+) -> Identity:
+    """Write the feature cache `out` from a user's file of features (`features.feature_file`).
+
+    Images whose features are zero or not finite count as unreadable. Returns the cache's identity, which names only the
+    file and the manifest, since the encoder is unknown.
+
+    Args:
+        source: the .npy or .npz file.
+        rows: number of manifest rows.
+        manifest_sha256: sha256 of the manifest file.
+        out: the cache's file.
+        images: the manifest's image paths, by which the rows of a file with names are found.
+        max_bad: largest share of images that may count as unreadable.
+
+    Raises:
+        UsageError: the file lacks an image, has another number of rows, or has values that float16 cannot hold.
+        DuplexError: too many images count as unreadable; an existing cache stays as it is.
+    """
+    file = FeatureFile.open(source)
+    if images is None and file.names is not None:
+        raise UsageError(f"{source} has image names and no manifest to find them in; give its array alone, as .npy")
+    places = file.rows_of(images if images is not None else [""] * rows)
+    unusable = file.unusable(places)
+    if unusable.sum() > max_bad * rows:
+        first = int(unusable.argmax())
+        raise DuplexError(
+            f"{source}: {int(unusable.sum())} of {rows} rows are zero or not finite, the first that of "
+            f"{first if images is None else images[first]}; leave these images out, or raise extraction.max_bad in "
+            "params.yaml"
+        )
+    identity = {
+        "encoder": IMPORTED,
+        "weights": sha256(source),
+        "precision": str(file.values.dtype),
+        "dim": str(file.width),
+        "manifest": manifest_sha256,
+    }
+    with claim_cache(out), closing(PartialCache.create(out, identity, Span(0, rows, rows), file.width)) as cache:
+        try:
+            for start in range(0, rows, CHUNK):
+                bad = unusable[start : start + CHUNK]
+                values = file.values[places[start : start + CHUNK]]
+                reason = np.where(np.isfinite(values).all(axis=1), ALL_ZERO, NOT_FINITE)
+                statuses = np.where(bad, reason, ENCODED).astype(np.uint8)
+                cache.write(start, statuses, cls=np.where(bad[:, None], 0, values).astype(np.float16))
+            cache.finish()
+        except BaseException:
+            cache.partial.unlink(missing_ok=True)
+            raise
+    return identity
+
+
+def require_imported(source: Path | None, cache: Path) -> None:
+    """Raise `DuplexError` if `cache` was not made from a user's file of features `source` as the file is now.
+
+    Nothing is checked if there is no such file, or no cache yet.
+    """
+    if source is None or not source.is_file() or not cache.is_file():
+        return
+    with open_cache(cache) as file:
+        identity = read_identity(file)
+    if identity.get("weights") == sha256_once(source):
+        return
+    earlier = "has changed since" if identity.get("encoder") == IMPORTED else "was added to params.yaml after"
+    raise DuplexError(
+        f"{source} {earlier} `duplex extract` wrote {cache}; `{extract_command(cache)}` reads the features again, and "
+        "`dvc repro` runs everything that depends on them"
+    )
+
+
+def check_features(
+    path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
+) -> Iterator[DataIssue]:
+    """Check a user's file of image features; yield its issues: rows that are unusable, equal or of no image.
+
+    Raises UsageError unless the file fits both the data set and the encoder.
+
+    Args:
+        path: a .npy or .npz file (`features.feature_file`).
+        data: the data set.
+        is_table: whether the data set is a table, whose lines have an order that a file without names can follow.
+        encoder: name of the encoder that made the features; IMPORTED if unknown.
+        weights: the encoder's weights.
+        max_bad: largest share of rows that are zero or not finite; more are fatal.
+    """
+    file = FeatureFile.open(path)
+    images = data.manifest["image"].tolist()
+    rows = file.rows_of(images, ordered=is_table)
+    refuse_other_width(file, encoder, weights)
+    if file.names is not None and (further := len(file.names) - len(images)):
+        yield DataIssue("rows of features belong to no image of the data set", further, (str(path),), False)
+    bad = [images[row] for row in np.flatnonzero(file.unusable(rows)).tolist()]
+    if bad:
+        fatal = len(bad) > max_bad * len(images)
+        yield DataIssue("rows of features are zero or not finite", len(bad), tuple(bad), True, fatal)
+    keys = dict(zip(images, feature_row_keys(path, is_table, images), strict=True))
+    yield from (issue for issue in content_issues(data.manifest, keys, FEATURES) if issue.count)
+
+
+def refuse_repeated_lines(path: Path, table: Path) -> None:
+    """Raise `UsageError` if a file without image names also has a row for each repeated line of a table.
+
+    Repeated lines are left out of a data set, and the other rows of the file would no longer fit its images.
+    """
+    file = FeatureFile.open(path)
+    lines = read_table(table)
+    repeated = np.flatnonzero(lines.duplicated()).tolist()
+    if file.names is None and repeated and len(file.values) == len(lines):
+        shown = ", ".join(f"{row} ({lines['image'][row]})" for row in repeated[:SHOWN])
+        more = ", ..." if len(repeated) > SHOWN else ""
+        raise UsageError(
+            f"{table} repeats {len(repeated)} of its {len(lines)} lines, and uses a repeated line once; delete these "
+            f"lines, and from {path} the same rows, counted from 0: {shown}{more}"
+        )
+
+
+def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
+    """Raise `UsageError` if an encoder's features have another width than those in `file`.
+
+    The message ends with `advice`, on how to go on without an encoder.
+    """
+    if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
+        raise UsageError(
+            f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; name the "
+            f"encoder that made them, {advice}"
+        )
+
+
+def _encoder_width(name: str, weights: str | None) -> int | None:
+    """None if the width is only known from weights that are not on disk."""
+    for entry in find_family(name).catalog():
+        if entry.name == name:
+            return entry.dim
+    return encoder_identity(name, weights).dim if missing_weights(name, weights) is None else None
+
+
+SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normalize` does not make it a unit vector
+
+
+def as_numpy(value: Any) -> Any:
+    """A tensor as a NumPy array, floats in float32 (NumPy has no bfloat16); other values unchanged.
+
+    Raises UsageError for a sparse, quantised or meta tensor, and for a NumPy array with masked numbers.
+    """
+    if np.ma.is_masked(value):
+        raise UsageError("features is a masked array with masked numbers; leave their images out")
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.layout != torch.strided or value.is_meta or value.is_quantized:
+        raise UsageError(
+            f"features is a tensor of {value.layout}, {value.dtype} on {value.device}; "
+            "expected a dense tensor with values"
+        )
+    values = value.detach().cpu()
+    return (values.float() if values.is_floating_point() else values).numpy()
+
+
+def checked_features(features: Any) -> NDArray[np.float32]:
+    """Features, one row per image, as float32 [N, d].
+
+    Raises UsageError for another shape, for numbers that are not finite, and for a row of zeros.
+    """
+    try:
+        values = np.asarray(as_numpy(features))
+    except ValueError:
+        raise UsageError("features has rows of different lengths; expected floats [images, width]") from None
+    if values.ndim != 2 or values.dtype.kind != "f" or 0 in values.shape:
+        raise UsageError(f"features has the shape {values.shape} of {values.dtype}; expected floats [images, width]")
+    with np.errstate(over="ignore", invalid="ignore"):
+        single = np.array(values, dtype=np.float32)
+        length = np.sqrt(np.square(single).sum(axis=1))
+    for is_bad, problem in (
+        (~np.isfinite(single).all(axis=1), "NaN or infinity"),
+        (~np.isfinite(length), "numbers so large that their squares overflow"),
+        (length < SHORTEST, "only zeros, or numbers that are nearly zero,"),
+    ):
+        bad = np.flatnonzero(is_bad)
+        if bad.size:
+            raise UsageError(
+                f"features has {problem} in {bad.size} of {len(single)} rows, first in row {bad[0]}; "
+                "leave these images out"
+            )
+    return single

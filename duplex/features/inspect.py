@@ -1,0 +1,147 @@
+"""Inspect a feature cache: count its rows, and compare a random sample of its rows with images encoded again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duplex.errors import DuplexError, UsageError
+from duplex.features.extract import ImageRows, OutputSpec, encode_outputs
+from duplex.features.file import (
+    BAD_FEATURES,
+    ENCODED,
+    FIRST_BAD,
+    PENDING,
+    check_identity,
+    check_values,
+    fresh_hint,
+    open_cache,
+    read_blocks,
+    read_identity,
+    read_row_span,
+    repair_hint,
+    status_reason,
+)
+from duplex.features.tokens import read_stored, stored_names
+
+if TYPE_CHECKING:
+    from duplex.encoders.base import Encoder
+
+MIN_COSINE = 0.999  # below it a row is of another image or encoder; rounding stays far above
+Vector = NDArray[np.float32]
+
+
+def inspect(path: Path) -> dict[str, Any]:
+    """A summary of a feature cache: its settings, shapes and norms, and its numbers of rows by kind.
+
+    The kinds are: all, pending (not encoded yet), unreadable images by reason, NaN, zero, and duplicates of another
+    row.
+    """
+    with open_cache(path) as file:
+        identity = read_identity(file)
+        span = read_row_span(file)
+        statuses = file["status"][...]
+        good = statuses == ENCODED
+        norms = np.empty(len(statuses))
+        hashes = np.empty(len(statuses), np.int64)
+        nan = 0
+        for rows, values in read_blocks(file, "cls"):
+            nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
+            norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
+            hashes[rows] = [hash(row.tobytes()) for row in values]  # two rows collide with chance 2^-64 or so
+        stored = {name: stored_names(file, name) for name in ("patch", "block_inputs")}
+        shapes = {name: list(file[names[0]].shape[1:]) if names else None for name, names in stored.items()}
+    finite = norms[good & np.isfinite(norms) & (norms > 0)]
+    return {
+        "path": str(path),
+        "identity": identity,
+        "rows": span.rows,
+        "of": span.total,
+        "dim": int(identity["dim"]),
+        **shapes,
+        "pending": int((statuses == PENDING).sum()),
+        "bad": dict(sorted(Counter(status_reason(status) for status in statuses[statuses >= FIRST_BAD]).items())),
+        "nan_rows": nan,
+        "zero_rows": int((good & (norms == 0)).sum()),
+        "duplicate_rows": int(good.sum()) - len(np.unique(hashes[good])),
+        "norm": {name: float(getattr(finite, name)()) for name in ("min", "mean", "max", "std")} if len(finite) else {},
+    }
+
+
+def verify(
+    path: Path,
+    encoder: Encoder,
+    images: Sequence[str],
+    root: Path,
+    manifest_sha256: str,
+    *,
+    sample: int = 32,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Check that a feature cache fits its images; raise `DuplexError` for the first row that does not.
+
+    All rows are compared with their checksums. A random sample of images is encoded again: outputs must agree with the
+    stored ones in direction (cosine), and the same images must be unreadable.
+
+    Args:
+        path: the cache.
+        encoder: the encoder with which it was made.
+        images: paths of all images of the data set, relative to `root`.
+        root: folder of the images.
+        manifest_sha256: sha256 of the manifest file.
+        sample: number of images that are encoded again.
+        seed: seed of the sample.
+
+    Returns:
+        The number of images `checked`, the `worst_cosine` and, if block inputs are stored, their mean relative
+        `block_inputs_error`.
+    """
+    with open_cache(path) as file:
+        identity = read_identity(file)
+        limit = {key: identity[key] for key in ("limit",) if key in identity}
+        check_identity(identity, {**encoder.identity.to_dict(), "manifest": manifest_sha256, **limit}, path)
+        span, statuses = read_row_span(file), file["status"][...]
+        if span.total > len(images):
+            raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair_hint(path)}")
+        rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
+        check_values(file)
+        names = [found for name in ("cls", "block_inputs") if (found := stored_names(file, name))]
+        stored = [read_stored([file[name][rows] for name in pair]) for pair in names]
+    decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
+    outputs = OutputSpec(block_inputs=int(identity.get("block_inputs", 0)))
+    worst, errors = 1.0, list[float]()
+    for number, row in enumerate(rows.tolist()):
+        image = decoder.images[row]
+        if statuses[row] in BAD_FEATURES:
+            continue
+        pixels, status = decoder.read(row)
+        if (status >= FIRST_BAD) != (int(statuses[row]) >= FIRST_BAD):
+            now, then = (status_reason(s) if s >= FIRST_BAD else "readable" for s in (status, statuses[row]))
+            raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {fresh_hint(path)}")
+        if statuses[row] != ENCODED:
+            continue
+        encoded = encode_outputs(encoder, pixels[None].to(encoder.device), outputs)
+        again = [value.float().cpu().numpy().ravel() for value in encoded.values()]
+        cached = [values[number].astype(np.float32).ravel() for values in stored]
+        cosine = min(_cosine(a, b) for a, b in zip(cached, again, strict=True))
+        errors += [_relative_error(a, b) for a, b in zip(cached[1:], again[1:], strict=True)]
+        worst = min(cosine, worst)
+        if not cosine >= MIN_COSINE:  # NaN is not
+            raise DuplexError(
+                f"{path}: row {row} is not the feature of {image} (cosine {cosine:.4f}); {fresh_hint(path)}"
+            )
+    error = {"block_inputs_error": float(np.mean(errors))} if errors else {}
+    return {"path": str(path), "checked": len(rows), "worst_cosine": worst, **error}
+
+
+def _relative_error(cached: Vector, true: Vector) -> float:
+    return float(np.linalg.norm(cached - true) / max(float(np.linalg.norm(true)), 1e-12))
+
+
+def _cosine(a: Vector, b: Vector) -> float:
+    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))

@@ -1,0 +1,250 @@
+"""The codebook `H`: a visual prototype (estimated mean image feature) per composition, few of which are stored.
+
+    h_mn = normalise(mean_s + mean_o - mean_all)                            the Duplex paper's Eq. 10
+    z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o
+
+* mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of all
+
+Stored are the prototypes of compositions with training images and those that training refined; logits of features z
+over many candidates need no others in memory. With `unseen="random"`, an ablation, prototypes are random instead, a
+table of all compositions that is drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from duplex.labels import Ints, LabelSpace
+from duplex.methods.paths import copy_to_device
+
+Unseen = Literal["compose", "random"]  # initial prototypes of compositions without training images
+Logits = Callable[[Tensor, float], Tensor]  # features z [B, d], 1 / tau -> z . h / tau [B, C]
+ROWS = 1 << 14  # candidates up to which logits are products with prototypes; beyond it, outer sums
+BLOCK = 1 << 14  # compositions worked on at a time
+CELLS = 1 << 24  # compositions whose lengths are stored (64 MiB); with more, they are computed in blocks
+DENSE = 1 << 28  # numbers of all prototypes up to which the initial random state depends on them
+LEAST = 1e-12  # shortest vector that is normalised
+
+
+class Codebook(nn.Module):
+    """Table of visual prototypes, one per composition, random until `start`; `write_back` changes them.
+
+    The state dict holds the K stored prototypes, sorted by composition: their compositions `known [K]` and vectors
+    `rows [K, d]`. They are `growing`, because K differs between checkpoints. `_stored` holds the prototypes in the
+    order in which they were added.
+    """
+
+    growing = ("known", "rows")
+    mean_s: Tensor  # [M, d]
+    mean_o: Tensor  # [N, d]
+    mean_all: Tensor  # [d]
+    seed: Tensor
+    _stored: Tensor
+    _inverse: Tensor | None  # of the lengths of all prototypes before normalisation
+    _random: Tensor | None  # all prototypes as they begin with `unseen="random"`
+
+    def __init__(
+        self, labels: LabelSpace, dim: int, *, unseen: Unseen, random_seen: bool, anchored: bool = False
+    ) -> None:
+        """Create the codebook with random prototypes.
+
+        unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
+        random_seen: store random prototypes of the training compositions.
+        anchored: keep a copy of the initial prototypes as `initial`, from which every refinement then starts.
+        """
+        super().__init__()
+        self.labels = labels
+        self.dim = dim
+        self.unseen = unseen
+        if labels.size * dim <= DENSE:  # other parameters are drawn after M * N prototypes
+            for first in range(0, labels.size, BLOCK):
+                torch.randn(min(BLOCK, labels.size - first), dim)
+        seen = labels.pairs["train"] if random_seen else labels.pairs["train"][:0]
+        self.register_buffer("_stored", normalize(torch.randn(len(seen), dim), dim=-1), persistent=False)
+        self.register_buffer("_inverse", None, persistent=False)
+        self.register_buffer("_random", None, persistent=False)
+        self._known = seen
+        self._slots = np.arange(len(seen))
+        if unseen == "compose":
+            self.register_buffer("mean_s", torch.zeros(len(labels.states), dim))
+            self.register_buffer("mean_o", torch.zeros(len(labels.objects), dim))
+            self.register_buffer("mean_all", torch.zeros(dim))
+        else:
+            self.register_buffer("seed", torch.randint(2**62, ()))
+        self.initial: Codebook | None = None  # holds the initial prototypes
+        if anchored:
+            self.initial = copy.deepcopy(self)
+
+    @torch.no_grad()
+    def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
+        """Set the means from which prototypes are computed, by unit features `z` [n, d] of training images.
+
+        seen: also set the prototype of each composition with images to its normalised mean feature, and discard all
+        other stored prototypes.
+        """
+        if self.unseen == "compose":
+            n = len(self.labels.objects)
+            self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
+            self.mean_o.copy_(group_means(z, compositions % n, n))
+            self.mean_all.copy_(z.mean(0))
+            self._inverse = None
+        if seen:
+            present, inverse = compositions.unique(return_inverse=True)
+            rows = normalize(group_means(z, inverse, len(present)), dim=-1)
+            self._replace_stored(present.cpu().numpy(), rows.to(self._stored))
+        if self.initial is not None:
+            self.initial.start(z, compositions, seen=seen)
+
+    @property
+    def stored_count(self) -> int:
+        """Number K of stored prototypes."""
+        return len(self._known)
+
+    def prototypes(self, compositions: Ints) -> Tensor:
+        """The visual prototypes of `compositions` [C, d]."""
+        numbers, place, slot = copy_to_device(self._stored.device, compositions, *self._find_stored(compositions))
+        if self.unseen == "random":
+            if self._random is None:
+                generator = torch.Generator().manual_seed(int(self.seed))
+                drawn = torch.randn(self.labels.size, self.dim, generator=generator)
+                self._random = normalize(drawn, dim=-1).to(self._stored)
+            rows = self._random.index_select(0, numbers)
+        else:
+            n = len(self.labels.objects)
+            mean_s, mean_o = self.mean_s.index_select(0, numbers // n), self.mean_o.index_select(0, numbers % n)
+            rows = normalize(mean_s + mean_o - self.mean_all, dim=-1)
+        return rows.index_copy_(0, place, self._stored.index_select(0, slot))
+
+    def _find_stored(self, compositions: Ints) -> tuple[Ints, Ints]:
+        """Positions in `compositions` with stored prototypes, and these prototypes' rows in `_stored`."""
+        if not self.stored_count:
+            return self._slots[:0], self._slots[:0]
+        place = np.searchsorted(self._known, compositions).clip(max=self.stored_count - 1)
+        positions = np.flatnonzero(self._known[place] == compositions)
+        return positions, self._slots[place[positions]]
+
+    @torch.no_grad()
+    def write_back(self, compositions: Ints, rows: Tensor) -> None:
+        """Store refined prototypes `rows` [C, d] of `compositions` [C]; all others stay the same, bit for bit."""
+        positions, _ = self._find_stored(compositions)
+        if len(positions) < len(compositions):
+            self._make_room(np.setdiff1d(compositions, compositions[positions], assume_unique=True))
+        (slots,) = copy_to_device(self._stored.device, self._find_stored(compositions)[1])
+        self._stored.index_copy_(0, slots, rows.detach().to(self._stored.dtype))
+
+    def _make_room(self, added: Ints) -> None:
+        total = self.stored_count + len(added)
+        if total > len(self._stored):
+            more = max(total, min(len(self._stored) * 5 // 4, self.labels.size)) - len(self._stored)
+            self._stored = torch.cat([self._stored, self._stored.new_empty(more, self.dim)])
+        known = np.concatenate([self._known, added])
+        order = np.argsort(known, kind="stable")
+        self._slots = np.concatenate([self._slots, np.arange(self.stored_count, total)])[order]
+        self._known = known[order]
+
+    def _replace_stored(self, known: Ints, rows: Tensor) -> None:
+        self._known = known
+        self._slots = np.arange(len(known))
+        self._stored = rows
+
+    def logits_over(self, candidates: Ints | None) -> Logits:
+        """A function `(z, scale) -> scale * (z . h)` [B, C] over the prototypes h of candidates; None: of all."""
+        count = self.labels.size if candidates is None else len(candidates)
+        if count > ROWS and self.unseen == "compose":
+            return self._logits_by_sums(candidates)
+        rows = self.prototypes(np.arange(count) if candidates is None else candidates)
+        return lambda z, scale: scale * (z @ rows.T)
+
+    def _logits_by_sums(self, candidates: Ints | None) -> Logits:
+        if candidates is None:  # stored prototypes in the order of memory, so that they are not copied
+            order = np.argsort(self._slots)
+            (place,) = copy_to_device(self._stored.device, self._known[order])
+            inverse, stored = self.inverse_lengths(), self._stored[: self.stored_count]
+
+            def combine(by_s: Tensor, by_o: Tensor) -> Tensor:
+                return ((by_s[:, :, None] + by_o[:, None]) * inverse).flatten(1)
+
+        else:
+            n = len(self.labels.objects)
+            numbers, place, slots = copy_to_device(self._stored.device, candidates, *self._find_stored(candidates))
+            states, objects = numbers // n, numbers % n
+            lengths, stored = self._lengths(states, objects), self._stored.index_select(0, slots)
+
+            def combine(by_s: Tensor, by_o: Tensor) -> Tensor:
+                return (by_s.index_select(1, states) + by_o.index_select(1, objects)) / lengths
+
+        def logits(z: Tensor, scale: float) -> Tensor:
+            return combine(*self._sums(scale * z)).index_copy_(1, place, scale * z @ stored.T)
+
+        return logits
+
+    def logits_by_states(self, z: Tensor, scale: float, step: int) -> Iterator[Tensor]:
+        """Yield the logits over all compositions in blocks [B, step * N] of `step` states each, to save memory."""
+        states, n = len(self.labels.states), len(self.labels.objects)
+        by_s, by_o = self._sums(scale * z) if self.unseen == "compose" else (z, z)
+        for m in range(0, states, step):
+            first, last = m * n, min(m + step, states) * n
+            if self.unseen == "random":
+                yield scale * (z @ self.prototypes(np.arange(first, last)).T)
+                continue
+            inverse = self.inverse_lengths(slice(m, m + step))
+            block = (by_s[:, m : m + step, None] + by_o[:, None]).mul_(inverse).flatten(1)
+            start, stop = np.searchsorted(self._known, [first, last])
+            indices = self._known[start:stop] - first, self._slots[start:stop]
+            place, slots = copy_to_device(self._stored.device, *indices)
+            yield block.index_copy_(1, place, scale * z @ self._stored.index_select(0, slots).T)
+
+    def _sums(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return z @ (self.mean_s - self.mean_all).T, z @ self.mean_o.T
+
+    @torch.no_grad()
+    def inverse_lengths(self, states: slice = slice(None)) -> Tensor:
+        """1 / the lengths of prototypes before normalisation [m, N], of a slice of m states and all N objects."""
+        if self.labels.size > CELLS:
+            return self._reciprocal(states)
+        if self._inverse is None:
+            self._inverse = self._reciprocal(slice(None))
+        return self._inverse[states]
+
+    def _reciprocal(self, states: slice) -> Tensor:  # in double precision, because terms may cancel
+        a, b = (self.mean_s[states] - self.mean_all).double(), self.mean_o.double()
+        squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
+        return squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
+
+    def _lengths(self, states: Tensor, objects: Tensor) -> Tensor:
+        blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
+        lengths = [(self.mean_s[m] + self.mean_o[n] - self.mean_all).norm(dim=1) for m, n in blocks]
+        return torch.cat(lengths).clamp(min=LEAST)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        known, slots = copy_to_device(self._stored.device, self._known, self._slots)
+        destination[f"{prefix}known"], destination[f"{prefix}rows"] = known, self._stored.index_select(0, slots)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        names = [f"{prefix}{name}" for name in self.growing]
+        absent = [name for name in names if name not in state_dict]
+        if not absent:
+            known = state_dict.pop(f"{prefix}known")
+            rows = state_dict.pop(f"{prefix}rows")
+            self._replace_stored(known.cpu().numpy().astype(np.int64), rows.detach().to(self._stored, copy=True))
+        missing.extend(absent)
+        self._inverse = None
+        self._random = None
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+
+
+def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
+    """Mean of features `z` [n, d] over each group [count, d]; a group without images gets the mean of all."""
+    sums = torch.zeros(count, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
+    sizes = groups.bincount(minlength=count)[:, None]
+    return torch.where(sizes > 0, sums / sizes.clamp(min=1), z.mean(0))

@@ -1,0 +1,799 @@
+"""Visual prototypes in closed form, without training: mean features of seen pairs, and predictions for all other pairs.
+
+    x = z W                                        W: whitening map of Sigma
+    mu_mn = mu + a_m + b_n (+ gamma_mn)            predicted mean of pair (m, n)
+    h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v    prototype of a seen pair (empirical Bayes); of others, mu_mn
+    g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c       score; unseen pairs have a calibrated bias instead of log n_c
+
+* z: feature;  x_c, n_c: mean and number of the training images of pair c = (m, n)
+* Sigma: covariance of images about their pair's mean, shrunk (class_statistics.py, held_out_pairs.py)
+* mu, a, b: mean and effects by weighted least squares over pairs (additive.py);  v: Var(interaction), by likelihood
+* gamma: with word embeddings, interactions shared between pairs of like words (interactions.py)
+
+`g` is Bayes' rule for images with a normal distribution about `h_c`, up to a constant: linear discriminant analysis
+(Fisher 1936) with composed means of unseen pairs. Vectors are stored as differences from `mu`, which all compositions
+share, where float32 loses least. Prototypes of all M N compositions are never stored: `x . mu_mn` is an outer sum (and
+a product of small factors), `|mu_mn|^2` a table.
+
+Count and sum of image features by composition, and their covariance, to fit the linear classifier `ClosedForm`.
+
+Effects of states and of objects on mean features, fitted by weighted least squares (a two-way layout).
+
+The closed-form classifier uses them to predict the mean feature of pairs without images. The n_c images of pair c
+(state m, object n) have the mean x_c, in coordinates where images spread by 1 about their pair's mean:
+
+    x_c = mu + a_m + b_n + gamma_c + noise,   Var(noise) = 1 / n_c,   Var(gamma_c) = v    (in every direction)
+
+`mu` is the overall mean, `a_m` and `b_n` are the effects of state and object, `gamma_c` is their interaction. Least
+squares over pairs then weights a pair by
+
+    w_c = 1 / (v + 1 / n_c)
+
+which is about `n_c` for few images and levels off at `1 / v`: further images of a frequent pair add little about its
+state. The simpler prediction `mean_s + mean_o - mean_all` from the mean features of the state, of the object and of all
+images confounds the effects of states and objects where they occur together unevenly.
+
+Interactions of states and objects, shared between pairs whose words are alike.
+
+    Cov(gamma_mn, gamma_m'n') = tau K_s(m, m') K_o(n, n'),   K(t, t') = exp(-|t - t'|^2 / (2 l median |t - t'|^2))
+    gamma_mn = sum_rs U_mr V_ns G_rs,   G_rs ~ N(0, tau I),   K_s = U U^T, K_o = V V^T
+
+* gamma_mn: departure of the mean feature of state m and object n from `mu + a_m + b_n`, the overall mean plus effects,
+  a Gaussian process over pairs: a wet dog and a wet cat depart in similar ways
+* t: text embeddings of the words;  K: kernels of low rank
+
+This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares that fit the effects. An
+unseen pair gets the interactions of its neighbours; `tau` and the unexplained variance `v` maximise the marginal
+likelihood.
+
+Choose how much variance to add to the closed-form classifier's covariance, by how well it predicts held-out pairs.
+
+    e_cc' = Phi(-m / s),   m = x_c . (h_c - h_c') - (|h_c|^2 - |h_c'|^2) / 2,
+    s^2 = (h_c - h_c')^T W^T S W (h_c - h_c')
+    chosen: the least expected rivals, sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)
+
+* c, c': pairs of a held-out fold;  e_cc': share of the images of c on which the rival c' scores higher
+* x_c, n_c: mean and number of the images of c, in the coordinates `x = z W` of the metric tried
+* h_c: prototype composed from the pairs of all other folds;  S: sample covariance
+
+The classifier (gaussian_prototypes.py) composes prototypes of pairs without images, so its metric should suit such
+pairs. Images are assumed to be normally distributed about `x_c`. All numbers follow from counts, means and the
+covariance; no image is read.
+
+Search for the weights of the summands of a score with the best validation AUC.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from duplex.errors import DuplexError
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Number of images and sum of their features per group: composition, state or object."""
+
+    counts: Tensor  # n_g [G]
+    sums: Tensor  # sum of z over each group [G, d]
+    moment: Tensor  # sum of z z^T over all images [d, d]
+
+    @property
+    def means(self) -> Tensor:
+        """Mean feature of each group [G, d]; zero for a group without images."""
+        return self.sums / self.counts.clamp(min=1)[:, None]
+
+
+@dataclass(frozen=True)
+class ClassStatistics:
+    """Number of images and sum of their features per composition, and second moment of all features, in float64."""
+
+    states: int  # M
+    objects: int  # N
+    pairs: Tensor  # compositions with images, rising [P]
+    counts: Tensor  # n_c [P]
+    sums: Tensor  # [P, d]
+    moment: Tensor  # [d, d]
+
+    @classmethod
+    def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
+        """Statistics of images with features `z` [n, d], which are not normalised here, and `compositions` [n].
+
+        Raises DuplexError for an index out of range and for features that are not finite.
+        """
+        if len(z) != len(compositions):
+            raise DuplexError(
+                f"there are {len(z)} features and {len(compositions)} labels; expected one label per feature"
+            )
+        if len(z) and not 0 <= int(compositions.min()) <= int(compositions.max()) < states * objects:
+            raise DuplexError(f"compositions must be from 0 to {states * objects - 1}, for {states} x {objects} labels")
+        broken = ~torch.isfinite(z).all(dim=1)
+        if broken.any():
+            first = int(broken.nonzero()[0])
+            raise DuplexError(
+                f"{int(broken.sum())} of {len(z)} feature rows are not finite (the first is row {first}); remove them"
+            )
+        z = z.double()
+        pairs, place = compositions.unique(return_inverse=True)
+        sums = z.new_zeros(len(pairs), z.shape[1]).index_add_(0, place, z)
+        return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
+
+    def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
+        """The statistics in a larger label space (M, N), given the new, rising index of each state and object."""
+        pairs = states[self.state_of] * shape[1] + objects[self.object_of]
+        return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
+
+    def __add__(self, other: ClassStatistics) -> ClassStatistics:
+        """The statistics of two sets of images with the same label space together."""
+        pairs, place = torch.cat([self.pairs, other.pairs]).unique(return_inverse=True)
+        counts = self.counts.new_zeros(len(pairs)).index_add_(0, place, torch.cat([self.counts, other.counts]))
+        sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, torch.cat([self.sums, other.sums]))
+        return ClassStatistics(self.states, self.objects, pairs, counts, sums, self.moment + other.moment)
+
+    @property
+    def dim(self) -> int:
+        return len(self.moment)
+
+    @property
+    def state_of(self) -> Tensor:
+        return self.pairs // self.objects
+
+    @property
+    def object_of(self) -> Tensor:
+        return self.pairs % self.objects
+
+    def by_pair(self) -> Groups:
+        return Groups(self.counts, self.sums, self.moment)
+
+    def by_state(self) -> Groups:
+        return self._grouped(self.state_of, self.states)
+
+    def by_object(self) -> Groups:
+        return self._grouped(self.object_of, self.objects)
+
+    def _grouped(self, place: Tensor, size: int) -> Groups:
+        counts = self.counts.new_zeros(size).index_add_(0, place, self.counts)
+        return Groups(counts, self.sums.new_zeros(size, self.dim).index_add_(0, place, self.sums), self.moment)
+
+
+def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
+    """Pooled covariance [d, d] of features about their group's mean, and its degrees of freedom.
+
+    If no group has two images, the covariance is about the mean of all images.
+    """
+    counts, means = groups.counts, groups.means
+    free = float(counts.sum() - (counts > 0).sum())
+    if free < 1:
+        total = groups.sums.sum(0, keepdim=True)
+        counts, means = counts.sum()[None], total / counts.sum().clamp(min=1)
+        free = max(float(counts.sum()) - 1, 1.0)
+    scatter = groups.moment - (means * counts[:, None]).T @ means  # sum z z^T - sum n_g m_g m_g^T
+    return (scatter + scatter.T) / (2 * free), free
+
+
+def oas_shrinkage(covariance: Tensor, free: float) -> float:
+    """Weight from 0 to 1 with which a covariance S is shrunk towards `tr(S)/d I`, by OAS (Chen et al., 2010).
+
+    free: degrees of freedom of S, the number of images minus the number of means.
+    """
+    d = len(covariance)
+    trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
+    above = (1 - 2 / d) * squares + trace**2
+    below = (free + 1 - 2 / d) * (squares - trace**2 / d)
+    return min(1.0, above / below) if below > 0 else 1.0
+
+
+def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
+    """Whitening map `W` [d, d] that makes the covariance of features about their group's mean the identity.
+
+    `W W^T = Sigma^-1`, where `Sigma = (1 - rho) S + rho tr(S)/d I` is the sample covariance S, shrunk so that it is
+    positive definite for any number of images. `rho` is OAS's (Chen, Wiesel, Eldar and Hero 2010, Eq. 23); the
+    shrinkage of Ledoit and Wolf would need a second pass over the images.
+
+    added: share of the mean variance tr(S)/d to add to the diagonal as well.
+    """
+    sample, free = within_group_covariance(groups)
+    d = len(sample)
+    eye = torch.eye(d, dtype=sample.dtype, device=sample.device)
+    level = float(sample.trace()) / d
+    if not level > 1e-12:  # no variation: the largest variance of unit features
+        sample, level = eye / d, 1 / d
+    rho = oas_shrinkage(sample, free)
+    values, vectors = torch.linalg.eigh((1 - rho) * sample + (rho + added) * level * eye)
+    values = values.clamp(min=1e-9 * level)  # rounding may give a zero eigenvalue a negative sign
+    whitening: Tensor = vectors / values.sqrt()
+    return whitening
+
+
+@dataclass(frozen=True)
+class PairMeans:
+    """Mean feature and number of images of each pair with images."""
+
+    states: Tensor  # m of each pair [P]
+    objects: Tensor  # n of each pair [P]
+    counts: Tensor  # n_c [P]
+    means: Tensor  # x_c [P, d]
+    shape: tuple[int, int]  # M, N
+
+
+@dataclass(frozen=True)
+class AdditiveEffects:
+    """Overall mean, state and object effects; `mu + a_m + b_n` predicts a pair's mean feature."""
+
+    mean: Tensor  # mu [d]
+    state: Tensor  # a [M, d]
+    object: Tensor  # b [N, d]
+
+    @classmethod
+    def of(cls, beta: Tensor, states: int) -> AdditiveEffects:
+        """Split coefficients [1 + M + N, d] into overall mean, effects of M states and effects of objects."""
+        return cls(beta[0], beta[1 : 1 + states], beta[1 + states :])
+
+    def at(self, states: Tensor, objects: Tensor) -> Tensor:
+        """Predicted mean features `mu + a_m + b_n` [C, d] of pairs with these indices [C]."""
+        return self.mean + self.state[states] + self.object[objects]
+
+
+class NormalEquations:
+    """Normal equations `H beta = r` of the least-squares fit; `beta` stacks mu, a and b.
+
+    `a` and `b` have a ridge penalty. With the pairs' weights as an `M x N` table `w` (0 for pairs without images),
+
+        H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
+
+    v: variance of the interaction, from which the weights are computed.
+    ridge: number of images at which an effect is shrunk by half.
+    """
+
+    def __init__(self, seen: PairMeans, v: float, ridge: float) -> None:
+        self.seen, self.ridge = seen, ridge
+        self.w = 1 / (v + 1 / seen.counts)  # w_c [P]
+        m, n = seen.shape
+        self.w_s = self.w.new_zeros(m).index_add_(0, seen.states, self.w)
+        self.w_o = self.w.new_zeros(n).index_add_(0, seen.objects, self.w)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Sums of `rows` [P, d] over all pairs, by state and by object: `X^T rows` [1 + M + N, d]."""
+        m, n = self.seen.shape
+        by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
+        by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
+        return torch.cat([rows.sum(0, keepdim=True), by_s, by_o])
+
+    @property
+    def right(self) -> Tensor:
+        """r [1 + M + N, d]: weighted sums of mean features."""
+        return self.gather(self.w[:, None] * self.seen.means)
+
+    def matrix(self) -> Tensor:
+        """H."""
+        m, n = self.seen.shape
+        h = self.w.new_zeros(1 + m + n, 1 + m + n)
+        h[0, 0] = self.w.sum()
+        h[0, 1:] = torch.cat([self.w_s, self.w_o])
+        h[1 : 1 + m, 1 + m :].index_put_((self.seen.states, self.seen.objects), self.w)
+        h = h + h.triu(1).T
+        h.diagonal()[1:] += torch.cat([self.w_s, self.w_o]) + self.ridge
+        return h
+
+
+def fit_additive(seen: PairMeans, v: float, ridge: float) -> AdditiveEffects:
+    """Fit mean and effects by weighted least squares; a state or object without images gets the effect 0."""
+    normal = NormalEquations(seen, v, ridge)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))
+    return AdditiveEffects.of(inverse @ normal.right, seen.shape[0])
+
+
+def log_likelihood(seen: PairMeans, v: float, ridge: float) -> float:
+    """Log-likelihood of the pairs' mean features for an interaction variance `v`, up to a constant.
+
+    Mean and effects are integrated out; the effects have the prior variance `1/ridge`.
+    """
+    normal = NormalEquations(seen, v, ridge)
+    return marginal_log_likelihood(normal, normal.matrix(), normal.right)
+
+
+def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tensor, log_prior: float = 0.0) -> float:
+    """Log-likelihood of a linear model of pairs' mean features, with its coefficients `beta` integrated out:
+
+        -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
+
+    normal: the equations of the effects alone, which hold w_c and x_c.
+    matrix, right: H and r of the whole model.
+    log_prior: log-determinant of the prior covariance of further coefficients in H, such as interactions.
+    """
+    seen, w = normal.seen, normal.w
+    factor = torch.linalg.cholesky(matrix)
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    quadratic = float((w[:, None] * seen.means**2).sum() - (half * half).sum())
+    determinant = float(2 * factor.diagonal().log().sum() - w.log().sum() + log_prior)
+    return -0.5 * (quadratic + seen.means.shape[1] * determinant)
+
+
+def interaction_variance(seen: PairMeans, ridge: float) -> float:
+    """The interaction variance `v` with the highest marginal likelihood, of `10^(k/8)` for whole k.
+
+    `v` sets how much a seen pair's prototype relies on its images: the prototype is a weighted mean of their mean and
+    the prediction, with equal weights for a pair with `1 / v` images.
+    """
+    heights = {float(e): log_likelihood(seen, 10.0**e, ridge) for e in range(-4, 2)}  # whole decades, then halves
+    step = 0.5
+    while step > 0.1:
+        best = max(heights, key=heights.__getitem__)
+        for exponent in (best - step, best + step):
+            heights[exponent] = log_likelihood(seen, 10.0**exponent, ridge)
+        step /= 2
+    return float(10.0 ** max(heights, key=heights.__getitem__))
+
+
+RANK = 12  # of each kernel; 16 and 24 gave the same validation AUC to 0.3
+LENGTH = 0.5  # l
+PAIRS = 1024  # the most frequent pairs, by which tau and v are chosen
+Guess = tuple[float, float]  # log10 v, log10 tau
+
+
+@dataclass(frozen=True)
+class KernelFactors:
+    """Low-rank factors of the words' similarities, `U U^T` among states and `V V^T` among objects."""
+
+    states: Tensor  # U [M, r]
+    objects: Tensor  # V [N, s]
+
+    @classmethod
+    def of_words(cls, states: Tensor, objects: Tensor) -> KernelFactors:
+        """The factors, from text embeddings of the states [M, w] and of the objects [N, w]."""
+        return cls(kernel_factor(states), kernel_factor(objects))
+
+    def features(self, seen: PairMeans) -> Tensor:
+        """The regressors `U_m (x) V_n` of the interactions of P pairs [P, r s]."""
+        u, v = self.states[seen.states], self.objects[seen.objects]
+        return (u[:, :, None] * v[:, None]).flatten(1)
+
+
+def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
+    """Low-rank factor `U` [M, rank] of the similarities `K = U U^T` between words with embeddings [M, w]."""
+    unit = normalize(words.double(), dim=-1)
+    squares = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist") ** 2
+    different = squares[squares > 1e-12]
+    median = different.median() if len(different) else squares.new_ones(())
+    values, vectors = torch.linalg.eigh(torch.exp(-0.5 * squares / (LENGTH * median)))
+    columns: Tensor = vectors[:, -rank:] * values[-rank:].clamp(min=0).sqrt()
+    return columns
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Vectors `gamma_mn` [d] by which pairs' mean features depart from the sum of their state and object effects."""
+
+    states: Tensor  # U [M, r], factor of the states' kernel
+    objects: Tensor  # V [N, s], factor of the objects' kernel
+    core: Tensor  # G [r, s, d], the fitted weights of products of both factors
+
+    def at(self, states: Tensor, objects: Tensor) -> Tensor:
+        """Interactions [C, d] of pairs with the given state and object indices [C]."""
+        phi = (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
+        return phi @ self.core.flatten(0, 1)
+
+    def project(self, x: Tensor) -> Tensor:
+        """`U (x . G)` [B, M, s] of features `x` [B, d]; times `V^T` it is `x . gamma_mn` for all pairs."""
+        return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
+
+
+class JointEquations:
+    """Normal equations of a joint least-squares fit of effects and interactions."""
+
+    def __init__(self, seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float) -> None:
+        self.normal, phi = NormalEquations(seen, v, ridge), kernels.features(seen)
+        weighted = self.normal.w[:, None] * phi
+        corner = phi.T @ weighted
+        corner.diagonal().add_(1 / tau)
+        side = self.normal.gather(weighted)
+        top = torch.cat([self.normal.matrix(), side], dim=1)
+        self.matrix = torch.cat([top, torch.cat([side.T, corner], dim=1)])
+        self.right = torch.cat([self.normal.right, weighted.T @ seen.means])
+        self.log_prior = phi.shape[1] * math.log(tau)
+
+    def log_likelihood(self) -> float:
+        """Log-likelihood of the pairs' mean features, with effects and interactions integrated out."""
+        return marginal_log_likelihood(self.normal, self.matrix, self.right, self.log_prior)
+
+
+def fit_with_interactions(
+    seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float
+) -> tuple[AdditiveEffects, Interactions]:
+    """Fit effects and interactions to the pairs' mean features, by one linear solve of size `1 + M + N + r s`.
+
+    v: variance of what neither effects nor interactions explain. tau: variance of the interactions.
+    """
+    m, n = seen.shape
+    joint = JointEquations(seen, kernels, v, tau, ridge)
+    beta = torch.cholesky_inverse(torch.linalg.cholesky(joint.matrix)) @ joint.right
+    core = beta[1 + m + n :].view(kernels.states.shape[1], kernels.objects.shape[1], -1)
+    return AdditiveEffects.of(beta[: 1 + m + n], m), Interactions(kernels.states, kernels.objects, core)
+
+
+def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> tuple[float, float]:
+    """`v` and `tau` with the highest marginal likelihood, to a factor of `10^(1/8)`, by compass search.
+
+    They are found from the mean features of the most frequent pairs.
+    """
+    often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
+    some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
+
+    def likelihood(guess: Guess) -> float:
+        return JointEquations(some, kernels, 10 ** guess[0], 10 ** guess[1], ridge).log_likelihood()
+
+    v, tau = _climb(likelihood, (-2.0, -1.0))
+    return 10**v, 10**tau
+
+
+def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) -> Guess:
+    """The point from -6 to 2 that maximises `height`; the step is halved when no move leads upwards."""
+    heights = {start: height(start)}
+    best = start
+    while step > 0.1:
+        for move in ((step, 0.0), (-step, 0.0), (0.0, step), (0.0, -step)):
+            guess = best[0] + move[0], best[1] + move[1]
+            if guess not in heights and all(-6 <= part <= 2 for part in guess):
+                heights[guess] = height(guess)
+        top = max(heights, key=heights.__getitem__)
+        if top == best:
+            step /= 2
+        best = top
+    return best
+
+
+FOLDS = 8
+ADDED = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0)  # shares of the mean variance that are tried
+Compose = Callable[[Tensor, Tensor], Tensor]  # states [K], objects [K] -> prototypes [K, d]
+Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that composes prototypes
+
+
+def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
+    """The share of the mean variance to add by which held-out pairs are predicted best; 0 if no pair can be held out.
+
+    prepare_fit: function from the means of all pairs to the fitting function that is called for each fold; it chooses
+    settings that all folds use, such as variances by likelihood, and is called once per share tried.
+    """
+    rivals = [expected_rivals(statistics, added, prepare_fit) for added in ADDED]
+    return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
+
+
+def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Callable[[PairMeans], Fit]) -> float:
+    """How many held-out pairs are expected to score higher on an image than its label; 0 if none is held out."""
+    groups = statistics.by_pair()
+    whitening = shared_whitening(groups, added)
+    spread = whitening.T @ within_group_covariance(groups)[0] @ whitening  # W^T S W [d, d]
+    means, shape = groups.means @ whitening, (statistics.states, statistics.objects)
+    states, objects = statistics.state_of, statistics.object_of
+    total = weight = 0.0
+    fit = prepare_fit(PairMeans(states, objects, groups.counts, means, shape))
+    for held, rest in folds(statistics):
+        compose = fit(PairMeans(states[rest], objects[rest], groups.counts[rest], means[rest], shape))
+        errors = _errors(means[held], compose(states[held], objects[held]), spread)  # [K, K]
+        weights = groups.counts[held].sqrt()
+        total += float(weights @ errors.sum(1))
+        weight += float(weights.sum())
+    return total / weight if weight else 0.0
+
+
+def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield, per cross-validation fold over the seen pairs, the positions of held-out pairs and of pairs to fit.
+
+    The states and objects of all held-out pairs occur among the pairs to fit.
+    """
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(statistics.pairs))).to(statistics.pairs.device)
+    states, objects = statistics.state_of, statistics.object_of
+    for first in range(FOLDS):
+        held = order[first::FOLDS]
+        rest = order[torch.arange(len(order), device=order.device) % FOLDS != first].sort().values
+        known = torch.isin(states[held], states[rest]) & torch.isin(objects[held], objects[rest])
+        if int(known.sum()) > 1:
+            yield held[known], rest
+
+
+def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
+    """e_cc' [K, K] of K held-out pairs; diagonal 0."""
+    scores = means @ prototypes.T - 0.5 * (prototypes * prototypes).sum(1)  # x_c . h_c' - |h_c'|^2 / 2
+    inner = prototypes @ spread @ prototypes.T
+    variance = inner.diagonal()[:, None] + inner.diagonal() - 2 * inner
+    ratio = (scores.diagonal()[:, None] - scores) / variance.clamp(min=1e-12).sqrt()
+    return (0.5 * torch.erfc(ratio / 2**0.5)).fill_diagonal_(0.0)
+
+
+FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
+WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
+Part = TypeVar("Part", bound="TensorRecord")
+ROWS = 1 << 14  # candidates up to which scores are products with prototypes; beyond it, outer sums
+CELLS = 1 << 22  # scores worked on at a time in outer sums
+LEAST = 1e-300  # smallest support
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """Options of the fit; those that are None are chosen from training images."""
+
+    ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
+    shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
+    interactions: float | None = None  # tau, variance of the interactions; 0: no interactions; None: by likelihood
+    prior: bool = True  # whether g_c includes log n_c of seen pairs
+    added_variance: float | None = 0.0  # share of the mean variance added to the covariance; None: by held-out pairs
+
+
+class TensorRecord:
+    """Base class of dataclasses of tensors, which may be nested."""
+
+    def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
+        """A copy with floating-point tensors in `dtype` and all tensors on `device`."""
+
+        def convert(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+            if not is_dataclass(value):
+                return value
+            return replace(value, **{field.name: convert(getattr(value, field.name)) for field in fields(value)})  # type: ignore[type-var]
+
+        converted: Part = convert(self)
+        return converted
+
+
+@dataclass(frozen=True)
+class ClosedForm(TensorRecord):
+    """Linear classifier of compositions in closed form: effects of states and objects, prototypes of seen pairs.
+
+    Features are whitened first. The fit is in float64; `to` sets the precision of scoring.
+    """
+
+    settings: FitSettings
+    whitening: Tensor  # W [d, d]
+    additive: AdditiveEffects
+    interactions: Interactions | None
+    seen: Tensor  # seen compositions, rising [P]
+    rows: Tensor  # h_c of the seen compositions [P, d]
+    counts: Tensor  # n_c [P]
+    shrinkage: float  # k
+    tau: float  # of the interactions; 0 without them
+    added_variance: float = 0.0  # share of the mean variance that was added to the covariance
+
+    @classmethod
+    def fit(
+        cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
+    ) -> ClosedForm:
+        """Fit the classifier to feature statistics of training images. Raises DuplexError if there are none.
+
+        words: text embeddings of states and objects; without them there are no interactions.
+        """
+        if not len(statistics.pairs):
+            raise DuplexError("there is no readable training image; the closed form needs at least one")
+        groups = statistics.by_pair()
+        added = settings.added_variance
+        if added is None:
+            added = choose_added_variance(statistics, lambda seen: _prepare_fit(seen, settings, words))
+        whitening = shared_whitening(groups, added)
+        seen = PairMeans(
+            states=statistics.state_of,
+            objects=statistics.object_of,
+            counts=groups.counts,
+            means=groups.means @ whitening,
+            shape=(statistics.states, statistics.objects),
+        )
+        effects, interactions, v, tau = _fit_means(seen, settings, words)
+        n, k = groups.counts, 1 / v
+        share = (n / (n + k))[:, None]
+        fitted = effects.at(seen.states, seen.objects)
+        if interactions is not None:
+            fitted = fitted + interactions.at(seen.states, seen.objects)
+        rows = share * seen.means + (1 - share) * fitted
+        return cls(
+            settings=settings,
+            whitening=whitening,
+            additive=effects,
+            interactions=interactions,
+            seen=statistics.pairs,
+            rows=rows,
+            counts=n,
+            shrinkage=k,
+            tau=tau,
+            added_variance=added,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of states and number of objects, (M, N)."""
+        return len(self.additive.state), len(self.additive.object)
+
+    def prototypes(self, compositions: Tensor) -> Tensor:
+        """The visual prototypes of `compositions` in whitened coordinates [C, d]."""
+        n = self.shape[1]
+        rows = self.additive.at(compositions // n, compositions % n)
+        if self.interactions is not None:
+            rows = rows + self.interactions.at(compositions // n, compositions % n)
+        positions, place = self._find_seen(compositions)
+        rows[positions] = self.rows[place]
+        return rows
+
+    def _find_seen(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
+        place = torch.searchsorted(self.seen, compositions).clamp(max=len(self.seen) - 1)
+        positions = (self.seen[place] == compositions).nonzero()[:, 0]
+        return positions, place[positions]
+
+    def log_support(self) -> Tensor:
+        """How plausible each composition is [M, N], by training images with similar states and objects:
+
+            log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4)
+
+        over seen pairs c' = (m', n') with n_c' of the n images; `k` is the overlap of two normal distributions with
+        means `a` and `a'`, 1 where they are the same.
+        """
+        n = self.shape[1]
+        share = self.counts.new_zeros(self.shape, dtype=torch.float64)
+        share[self.seen // n, self.seen % n] = self.counts.double() / self.counts.sum()
+        a, b = self.additive.state.double(), self.additive.object.double()
+        k_s = torch.exp(-(torch.cdist(a, a) ** 2) / 4)
+        k_o = torch.exp(-(torch.cdist(b, b) ** 2) / 4)
+        return (k_s @ share @ k_o).clamp(min=LEAST).log()
+
+    def linear(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights `h_c - mu` [C, d] and offsets [C] of the scores `(x - mu) . (h_c - mu) + offset_c`."""
+        h = self.prototypes(candidates) - self.additive.mean
+        return h, self._log_prior(candidates) - 0.5 * (h * h).sum(1)
+
+    def _log_prior(self, candidates: Tensor) -> Tensor:
+        prior = self.rows.new_zeros(len(candidates))
+        if self.settings.prior:
+            positions, place = self._find_seen(candidates)
+            prior[positions] = self.counts[place].log()
+        return prior
+
+    def scorer(self, candidates: Tensor, rows: int = ROWS) -> FeatureScorer:
+        if len(candidates) > rows:
+            return self._outer_sum_scorer(candidates)
+        h, offset = self.linear(candidates)
+        return lambda z: torch.addmm(offset, self._whiten(z), h.T)
+
+    def _whiten(self, z: Tensor) -> Tensor:
+        return z.to(self.whitening) @ self.whitening - self.additive.mean
+
+    def _outer_sum_scorer(self, candidates: Tensor) -> FeatureScorer:
+        m, n = self.shape
+        a, b, interactions = self.additive.state, self.additive.object, self.interactions
+        positions, place = self._find_seen(candidates)
+        h_seen = self.rows[place] - self.additive.mean
+        every = torch.equal(candidates, torch.arange(m * n, device=candidates.device))
+        squares = self._squares().reshape(-1)[candidates]  # |h_c - mu|^2 [C]
+        squares[positions] = (h_seen * h_seen).sum(1)
+        offset = self._log_prior(candidates) - 0.5 * squares
+        step = max(1, CELLS // (m * n))
+
+        def scores(z: Tensor) -> Tensor:
+            x = self._whiten(z)
+            out = x.new_empty(len(x), len(candidates))
+            by_s, by_o = x @ a.T, x @ b.T
+            for i in range(0, len(x), step):  # a few images at a time: their scores stay in the processor's cache
+                some = slice(i, i + step)
+                cells = out[some].view(-1, m, n) if every else x.new_empty(len(x[some]), m, n)
+                torch.add(by_s[some, :, None], by_o[some, None], out=cells)
+                if interactions is not None:
+                    cells.baddbmm_(interactions.project(x[some]), interactions.objects.T.expand(len(cells), -1, -1))
+                if every:
+                    out[some].add_(offset)
+                else:
+                    torch.add(cells.flatten(1)[:, candidates], offset, out=out[some])
+            # seen pairs have prototypes of their own
+            return out.index_copy_(1, positions, torch.addmm(offset[positions], x, h_seen.T))
+
+        return scores
+
+    def _squares(self) -> Tensor:
+        a, b = self.additive.state, self.additive.object
+        if self.interactions is None:
+            return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
+        objects, table = torch.arange(len(b), device=b.device), a.new_empty(self.shape)
+        for m in range(len(a)):  # to save memory
+            rows = a[m] + b + self.interactions.at(torch.full_like(objects, m), objects)
+            table[m] = (rows * rows).sum(1)
+        return table
+
+
+def _prepare_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None) -> Fit:
+    *_, v, tau = _fit_means(seen, settings, words)  # variances are chosen once, on all seen pairs
+    fixed = replace(settings, shrinkage=1 / v, interactions=tau)
+
+    def fit(some: PairMeans) -> Compose:
+        effects, interactions, _, _ = _fit_means(some, fixed, words)
+        if interactions is None:
+            return effects.at
+        return lambda states, objects: effects.at(states, objects) + interactions.at(states, objects)
+
+    return fit
+
+
+def _fit_means(
+    seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None
+) -> tuple[AdditiveEffects, Interactions | None, float, float]:
+    v = None if settings.shrinkage is None else 1 / settings.shrinkage
+    if words is None or settings.interactions == 0:
+        v = interaction_variance(seen, settings.ridge) if v is None else v
+        return fit_additive(seen, v, settings.ridge), None, v, 0.0
+    states, objects = words
+    kernels, tau = KernelFactors.of_words(states, objects), settings.interactions
+    if v is None or tau is None:
+        likely_v, likely_tau = choose_variances(seen, kernels, settings.ridge)
+        v = likely_v if v is None else v
+        tau = likely_tau if tau is None else tau
+    return *fit_with_interactions(seen, kernels, v, tau, settings.ridge), v, tau
+
+
+@dataclass(frozen=True)
+class FittedStatistics:
+    """What a `ClosedForm` was fitted from, to fit it again with further images but without the earlier ones."""
+
+    statistics: ClassStatistics
+    settings: FitSettings
+
+
+@dataclass(frozen=True)
+class GroupPosterior(TensorRecord):
+    """Linear discriminant analysis: posterior over all states, or over all objects, given a feature.
+
+    Its covariance is that of images about the mean of their state (or object).
+    """
+
+    weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
+    offset: Tensor  # [G]; -inf for a group without images
+
+    @classmethod
+    def fit(cls, groups: Groups) -> GroupPosterior:
+        """Fit it to feature statistics grouped by state or by object."""
+        whitening = shared_whitening(groups)
+        means = groups.means @ whitening  # [G, d]
+        middle = (groups.counts @ means) / groups.counts.sum()
+        apart = means - middle  # where float32 loses least; the difference is the same for all groups
+        offset = groups.counts.log() - 0.5 * (apart * apart).sum(1) - apart @ middle
+        return cls(whitening @ apart.T, offset)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Log-posteriors [B, G] of G states, or of G objects, given features [B, d]."""
+        return (z @ self.weight + self.offset).log_softmax(-1)
+
+
+STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight is tried larger and smaller, in turn
+LARGEST_WEIGHT = 64
+
+Weights = tuple[float, ...]
+
+
+def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
+    """Weights of a score's summands with the best AUC, by coordinate search from the weights `first`.
+
+    Each weight in turn is multiplied and divided by factors that shrink towards 1. The last weight is fixed, because a
+    common factor of all weights changes no ranking.
+    """
+    best, best_auc = first, auc_with(first)
+    for step in STEPS:
+        improved = True
+        while improved:
+            improved = False
+            for place, factor in product(range(len(best) - 1), (step, 1 / step)):
+                trial = tuple(w * factor if i == place else w for i, w in enumerate(best))
+                if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
+                    best, best_auc = trial, trial_auc
+                    improved = True
+    return best
+
+
+def tuned_weights(
+    first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
+) -> Tensor:
+    """The K weights from `first` [K] for which the sum of the `weighted` summands [B, C] has the best `auc`."""
+    return torch.tensor(
+        search_weights(tuple(first.tolist()), lambda weights: auc(torch.stack([*weighted(weights)]).sum(0)))
+    )

@@ -1,0 +1,144 @@
+"""Named tensors of an exported model, from which `score_formula.py` computes its scores.
+
+scale                                       1 / tau
+adapter.{down,up}.{weight,bias}, adapter.scale          the adapter, if there is one
+{state,object}.{first,second}.{weight,bias}             networks that split a feature into state and object
+residual                                    1 where a disentangler adds its input, else 0
+visual, semantic [C, d]                     prototypes of the candidates, if the score needs them
+states [M, d], objects [N, d]               semantic prototypes of states and objects
+state_of, object_of [C]                     the state and the object of each candidate
+context.{composition,state,object} [K, width], words.{states,objects}    learned prompts, for words added later
+mean.{states,objects,all}                   means of the seen pairs' visual prototypes, for words added later
+
+Tensors of the closed form (gaussian_prototypes.py), in addition to the above or alone:
+
+likelihood.{whitening [d, d], rows [C, d], offset [C]}  g_c(z) = (z W - mu) . h_c + offset_c
+primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if the score needs them
+effects.{mean,states,objects}, interactions.{states,objects,core}        prototypes of further compositions
+weights.{semantic,factors,gaussian,gaussian_factors}    weights of the score's summands
+product                                     present if terms multiply: the score is a sum of logarithms
+members.K.*, members.weights                tensors of each model of a product, and the weights of their logarithms
+blocks.*                                    fine-tuned blocks of the image tower, whose features the score takes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from duplex.labels import Ints, LabelSpace
+from duplex.methods import score_formula
+from duplex.methods.codebook import group_means
+from duplex.methods.gaussian import ClosedForm, GroupPosterior, Interactions
+from duplex.methods.paths import Paths, unit
+
+Tensors = Mapping[str, Tensor]
+KINDS = ("states", "objects")
+
+
+def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
+    """Tensors of prompts, adapter and disentanglers that an export needs for the score's summands `names`."""
+    prototypes, device = paths.encode(candidates, names), paths.negatives.device
+    tensors = candidate_primitives(paths.prompts.labels, candidates, device)
+    tensors["scale"] = torch.tensor(paths.scale, device=device)
+    if paths.adapter is not None:
+        tensors |= {f"adapter.{name}": value for name, value in paths.adapter.state_dict().items()}
+        tensors["adapter.scale"] = torch.tensor(paths.adapter.scale, device=device)
+    if "semantic" in names:
+        tensors["semantic"] = prototypes.compositions
+    if "factors" in names and paths.factors is not None:
+        tensors |= {"states": prototypes.states, "objects": prototypes.objects}
+        tensors |= dict(paths.factors.state_dict())
+        tensors["residual"] = torch.tensor(float(paths.factors.state.residual), device=device)
+    prompts, lexicon = paths.prompts, paths.prompts.lexicon()
+    tensors |= {f"context.{path}": lexicon[rows] for path, rows in prompts.context_rows.items()}
+    if prompts.vocabulary == "learned":  # one lexicon row per name
+        states = len(prompts.labels.states)
+        words = lexicon[torch.as_tensor(prompts.name_rows[:, 0], device=lexicon.device)]
+        tensors |= {"words.states": words[:states], "words.objects": words[states:]}
+    return {name: value.detach() for name, value in tensors.items()}
+
+
+def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
+    """An export's `state_of` and `object_of`: the state and the object index of each candidate [C]."""
+    numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
+    return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
+
+
+def portable_closed_form(
+    model: ClosedForm, candidates: Tensor, primitives: tuple[GroupPosterior, GroupPosterior] | None
+) -> dict[str, Tensor]:
+    """Tensors of a fitted `ClosedForm`, and of posteriors over states and over objects, if the score uses them."""
+    rows, offset = model.linear(candidates)
+    tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
+    effects, interactions = model.additive, model.interactions
+    tensors |= {"effects.mean": effects.mean, "effects.states": effects.state, "effects.objects": effects.object}
+    if interactions is not None:
+        tensors |= {f"interactions.{name}": getattr(interactions, name) for name in (*KINDS, "core")}
+    for name, posterior in zip(KINDS, primitives or (), strict=False):
+        tensors |= {f"primitives.{name}.{part}": getattr(posterior, part) for part in ("weight", "offset")}
+    return tensors
+
+
+def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
+    """Means of visual prototypes `rows` [C, d] by state, by object and over all, to compose those of words added later.
+
+    A state or object without prototypes gets the mean of all.
+    """
+    means = {"mean.all": rows.mean(0)}
+    states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
+    objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)
+    means["mean.states"] = group_means(rows, states, len(labels.states))
+    means["mean.objects"] = group_means(rows, objects, len(labels.objects))
+    return means
+
+
+def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
+    """Predicted prototypes minus the overall mean [C, d]: effects of state and object, and their interaction.
+
+    t: tensors of an export. states, objects: indices [C]; a new word has the index -1 and the effect 0.
+    """
+    zero = torch.zeros_like(t["effects.mean"])[None]
+    rows = torch.cat([t["effects.states"], zero])[states] + torch.cat([t["effects.objects"], zero])[objects]
+    if "interactions.core" in t:
+        interactions = Interactions(t["interactions.states"], t["interactions.objects"], t["interactions.core"])
+        both = (states >= 0) & (objects >= 0)
+        rows[both] += interactions.at(states[both], objects[both])
+    return rows
+
+
+def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the values [B, C] of each summand of an exported model's score, for cached features [B, d].
+
+    The values are weighted probabilities or, if probabilities are multiplied, their weighted logarithms.
+    """
+    x = unit(features)
+    yield from score_formula.score_terms(t, x, torch, x.float())
+
+
+def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
+    """Tensors of a product of K exported models, whose score is the weighted sum of their log probabilities.
+
+    members: the tensors of each model; all have the same candidates.
+    """
+    shared = {name: members[0][name] for name in ("state_of", "object_of")}
+    own = {
+        f"members.{place}.{name}": value
+        for place, member in enumerate(members)
+        for name, value in member.items()
+        if name not in shared
+    }
+    return {**shared, **own, "members.weights": weights, "product": torch.ones((), device=weights.device)}
+
+
+def probabilities(t: Tensors, scores: Tensor) -> Tensor:
+    """Candidates' probabilities [B, C] from an export's scores [B, C]; infeasible ones have the score -inf."""
+    return scores.softmax(-1) if "product" in t else normalised_mixture(scores)
+
+
+def normalised_mixture(scores: Tensor) -> Tensor:
+    """Probabilities [B, C] from scores that are sums of posteriors: each row is divided by its total."""
+    weight = scores.clamp(min=0)
+    return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

@@ -1,0 +1,109 @@
+"""Compute the scores of an exported model from its named tensors and image features, with numpy or with torch.
+
+In all functions, `t` maps the names of tensors that `duplex/methods/portable.py` lists to arrays, `xp` is the module
+`numpy` or `torch`. An export holds a copy of this file.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import inf, log
+from typing import Any
+
+LEAST = 1e-30  # smallest probability whose logarithm enters a product
+FLOOR = log(LEAST)
+
+
+def unit(x: Any, xp: Any) -> Any:
+    return x / xp.clip(xp.sqrt((x * x).sum(-1)), 1e-12, None)[..., None]
+
+
+def log_softmax(x: Any, xp: Any) -> Any:
+    x = x - xp.amax(x, -1)[..., None]
+    return x - xp.log(xp.exp(x).sum(-1))[..., None]
+
+
+def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp: Any) -> Any:
+    hidden = xp.clip(x @ t[f"{first}.weight"].T + t[f"{first}.bias"], 0, None)
+    return hidden @ t[f"{second}.weight"].T + t[f"{second}.bias"]
+
+
+def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and log probabilities [B, C] of each score term computed from prompts or visual prototypes.
+
+    The terms are `visual`, p(c^h|x), `semantic`, p(c^t|x), and `factors`, p(s|x) p(o|x), as in the Duplex paper's
+    Eq. 21; the model may lack some of them.
+    """
+    z, floor = x, FLOOR if "product" in t else -inf
+    if "adapter.scale" in t:
+        z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
+    for name in ("visual", "semantic"):
+        if name in t:
+            yield name, xp.clip(log_softmax(t["scale"] * (z @ t[name].T), xp), floor, None)
+    if "states" in t:
+        logs = []
+        for factor, prototypes in (("state", "states"), ("object", "objects")):
+            z_factor = two_layer_network(t, f"{factor}.first", f"{factor}.second", z, xp) + t["residual"] * z
+            logs.append(log_softmax(t["scale"] * (unit(z_factor, xp) @ t[prototypes].T), xp))
+        yield "factors", xp.clip(logs[0][:, t["state_of"]] + logs[1][:, t["object_of"]], floor, None)
+
+
+def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and log probabilities [B, C] of each score term computed by the closed-form classifier.
+
+    The terms are `gaussian`, p_g(c|x), and `gaussian_factors`, p_g(s|x) p_g(o|x); the model may lack them.
+    """
+    if "likelihood.rows" in t:
+        whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
+        yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
+    if "primitives.states.weight" in t:
+        logs = []
+        for kind in ("states", "objects"):
+            posterior = log_softmax(x @ t[f"primitives.{kind}.weight"] + t[f"primitives.{kind}.offset"], xp)
+            logs.append(xp.clip(posterior, FLOOR, None))
+        yield "gaussian_factors", logs[0][:, t["state_of"]] + logs[1][:, t["object_of"]]
+
+
+def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
+    """Return log probabilities [B, C] of the candidates, up to a constant per image, from a model's float64 scores.
+
+    temperature: divides the log scores (from validation). `t["log_prior"]`, log p(c) of each candidate, is then added.
+    """
+    log_p = log_softmax(scores, xp) if "product" in t else xp.log(xp.clip(scores, LEAST, None))
+    return log_p / temperature + t["log_prior"]
+
+
+def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
+    """Return the summand `name` of a score: its weight times `exp(log_p)`; times `log_p` if logarithms are added."""
+    term = log_p if "product" in t else xp.exp(log_p)
+    return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
+
+
+def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tensors of each member of a product (a model that combines others); an empty list for other models."""
+    count = len(t["members.weights"]) if "members.weights" in t else 0
+    own = [f"members.{place}." for place in range(count)]
+    shared = {name: t[name] for name in ("state_of", "object_of") if name in t}
+    return [{**shared, **{k.removeprefix(p): v for k, v in t.items() if k.startswith(p)}} for p in own]
+
+
+def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the weighted log probabilities [B, C] of each model in a product (combined model)."""
+    for place, member in enumerate(members(t)):
+        scores = sum(term for _, term in score_terms(member, x, xp, single))
+        if "product" in member:
+            log_p = log_softmax(scores, xp)
+        else:
+            mass = xp.clip(scores, 0, None)
+            log_p = xp.log(xp.clip(mass / xp.clip(mass.sum(-1), LEAST, None)[..., None], LEAST, None))
+        yield f"members.{place}", t["members.weights"][place] * xp.clip(log_p, FLOOR, None)
+
+
+def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the values [B, C] of each summand of the score, for unit features `x` [B, d].
+
+    `single`: the same features in float32, for the closed-form classifier, if `x` has another precision.
+    """
+    single = x if single is None else single
+    yield from member_terms(t, x, xp, single)
+    for terms, features in ((path_terms, x), (gaussian_terms, single)):
+        for name, log_p in terms(t, features, xp):
+            yield name, weighted(t, name, log_p, xp)

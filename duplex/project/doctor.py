@@ -1,0 +1,289 @@
+"""Check the machine and the project, for `duplex doctor`.
+
+Write a new project from the installed package: pipeline, parameters, and files for git and DVC.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import timeit
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import DatasetParams, Params, load_params, shipped_project
+from duplex.data.download import BENCHMARKS
+from duplex.data.sources import is_on_disk, require_prepared
+from duplex.encoders.base import is_random, missing_weights
+from duplex.errors import DuplexError, UsageError, install_command
+from duplex.features.file import IMPORTED, ROOT, open_features, partial_path
+from duplex.features.imported import require_imported
+from duplex.system.files import report_write_errors, sha256
+from duplex.system.threads import dtype_of, float32_arithmetic
+from duplex.system.version import __version__
+
+LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
+EXTRAS = {
+    "serve": ("fastapi", "uvicorn", "python-multipart", "prometheus_client"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+}
+LOW_DISK = 2e9  # bytes
+FASTER = 1.3  # speed over that of fp32 from which a number format is worth its error
+
+
+@dataclass(frozen=True)
+class DoctorFinding:
+    """Result of one check of `duplex doctor`. `remedy` is empty unless there is a problem."""
+
+    topic: str
+    message: str
+    remedy: str = ""
+
+
+def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
+    """Return the results of all checks of machine and project, passed or not. Changes and downloads nothing."""
+    free = shutil.disk_usage(Path.cwd()).free
+    remedy = "free some space before extracting features" if free < LOW_DISK else ""
+    disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
+    findings = [*_versions(), *_device(), disk]
+    if not params_file.exists():
+        message = f"{params_file} does not exist in this folder"
+        return [*findings, DoctorFinding("project", message, "change to a project, or `duplex init FOLDER`")]
+    try:
+        params = load_params(params_file)
+    except DuplexError as error:
+        return [*findings, DoctorFinding("project", str(error), "correct params.yaml")]
+    for name in params.datasets:
+        findings += _dataset(params, name)
+    return findings
+
+
+def _versions() -> Iterator[DoctorFinding]:
+    yield DoctorFinding("duplex", f"{__version__}, Python {platform.python_version()} on {platform.system()}")
+    yield DoctorFinding("packages", ", ".join(f"{name} {_version(name) or 'missing'}" for name in LIBRARIES))
+    for extra, names in EXTRAS.items():
+        missing = [name for name in names if _version(name) is None]
+        status = f"{', '.join(missing)} missing; {install_command(extra)}" if missing else "installed"
+        yield DoctorFinding("extra", f"{extra}: {status}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _device() -> Iterator[DoctorFinding]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        memory = torch.cuda.get_device_properties(0).total_memory / 2**30
+        yield DoctorFinding("device", f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
+    else:
+        yield DoctorFinding("device", f"CPU, {torch.get_num_threads()} threads")
+    size = 768 if device == "cuda" else 256  # bf16 without the processor's instructions is a thousand times slower
+    fp32 = _seconds(device, "fp32", size)
+    for precision in ("bf16", "tf32") if device == "cuda" else ("bf16",):
+        yield DoctorFinding("formats", _speed_message(precision, fp32 / _seconds(device, precision, size)))
+
+
+def _speed_message(precision: str, speedup: float) -> str:
+    if speedup < FASTER:
+        slower = "slower than" if speedup < 1 / FASTER else "about as fast as"
+        return f"{precision} is {slower} fp32 here; stay with fp32"
+    return f"{precision} matrix products are {speedup:.1f} times as fast as fp32; use encoder precision {precision}"
+
+
+def _seconds(device: str, precision: str, size: int, budget: float = 0.5) -> float:
+    """Time matrix products in a number format: return the shortest time, in seconds, of up to 20 products.
+
+    size: width of the square matrices. budget: seconds after which to stop.
+    """
+    a, times = torch.randn(size, size, device=device).to(dtype_of(precision)), list[float]()
+    with float32_arithmetic(precision):
+        while len(times) < 2 or (len(times) < 20 and sum(times) < budget):
+            times.append(timeit.timeit(lambda: (a @ a).sum().item(), number=1))
+    return min(times)
+
+
+def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
+    """Yield the results of the checks of one data set: encoder weights, images and feature cache.
+
+    A missing file is a problem only in data sets of `run.datasets`.
+    """
+    entry, required = params.datasets[name], name in params.run.datasets
+    yield from _weights(name, entry, required)
+    root, features = entry.source.root, entry.features
+    is_imported = features is not None or entry.encoder.name == IMPORTED
+    if features is not None and not features.is_file():
+        yield DoctorFinding(name, f"features {features}: missing", "correct `features` in params.yaml")
+    if is_on_disk(entry.source):
+        yield DoctorFinding(name, f"images in {root}: on disk")
+    elif entry.source.kind == "shapes":
+        yield DoctorFinding(name, f"images in {root}: drawn when needed")
+    else:
+        download = f"`duplex data download {name}`" if name in BENCHMARKS else "copy them there"
+        remedy = f"{download}, or correct its root in params.yaml"
+        yield DoctorFinding(name, f"images in {root}: missing", remedy if required and not is_imported else "")
+    paths = ArtifactPaths()
+    if required or paths.features(name).exists():
+        by_hand = is_imported and features is None
+        command = f"`duplex cache import FILE --dataset {name}`" if by_hand else f"`dvc repro extract@{name}`"
+        yield _cache(entry, paths, name, command)
+
+
+def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[DoctorFinding]:
+    if entry.encoder.name == IMPORTED:
+        return
+    encoder = " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
+    try:
+        missing = missing_weights(entry.encoder.name, entry.encoder.weights)
+        status = f"weights {'on disk' if missing is None else 'not on disk'}"
+        status = "weights drawn at random, for trials" if is_random(entry.encoder.weights) else status
+        advice = "downloaded when first needed; without a network, copy them to a folder and use local-dir:FOLDER"
+        remedy = advice if missing else ""
+    except DuplexError as error:
+        status, remedy = str(error), "correct its encoder in params.yaml"
+    yield DoctorFinding(name, f"encoder {encoder}: {status}", remedy if required else "")
+
+
+def _cache(entry: DatasetParams, paths: ArtifactPaths, name: str, command: str) -> DoctorFinding:
+    path, manifest = paths.features(name), paths.manifest(name)
+    if not path.exists():
+        return DoctorFinding(name, f"{path}: {'incomplete' if partial_path(path).exists() else 'missing'}", command)
+    try:
+        require_prepared(entry.source, paths.source(name))
+        require_imported(entry.features, path)
+        expected = {ROOT: entry.source.recorded_root}
+        features = open_features(path, expect=expected | ({"manifest": sha256(manifest)} if manifest.is_file() else {}))
+    except DuplexError as error:
+        return DoctorFinding(name, f"{path} cannot be used", str(error))
+    return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")
+
+
+ABLATIONS = tuple(f"ablations/{name}" for name in ("dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/.gitignore"))
+COPIED = ("params.yaml", "dvc.yaml", ".dvcignore", *ABLATIONS)
+DVC_FILES = (".dvc/config", ".dvc/.gitignore", ".dvc/plots/by_series.json")
+GITIGNORE = """__pycache__/
+.venv
+*.partial
+/dvc_plots/
+/data/
+/tensorboard/
+# outputs of the pipeline, tracked by DVC; git tracks the metrics
+/artifacts/**
+!/artifacts/**/
+!/artifacts/metrics.json
+/ablations/plan
+/ablations/inputs
+/ablations/runs
+# lists written by duplex data suspects
+/suspects/
+"""
+README = """# {name}
+
+A project of duplex {version}: parameters in `params.yaml`, stages in `dvc.yaml`.
+
+```sh
+dvc repro                        # run the pipeline on the data sets of params.yaml: by default `shapes`, which is drawn
+duplex metrics                   # print the results; the report is artifacts/report/index.html
+duplex predict IMAGE...          # recognise images with the best run
+```
+
+Your own images, as a folder `state/object/*.jpg` or a table: `duplex data add NAME PATH`. `duplex doctor` lists what
+is missing. The ablations of `params.yaml` have a pipeline of their own: `cd ablations && dvc repro`.
+
+After an upgrade of duplex, `dvc repro` repeats the stages whose code has changed; `dvc repro --force` repeats all.
+"""
+
+
+def init(folder: Path) -> list[str]:
+    """Write a new project, and return a line of text per step. Raises `UsageError` instead of overwriting a file."""
+    files = contents(folder.resolve().name)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file; name a folder")
+    if taken := [name for name in files if (folder / name).exists()]:
+        raise UsageError(f"{folder / taken[0]} exists; choose an empty folder")
+    if find_spec("dvc") is None:
+        raise DuplexError(f"DVC, which runs the pipeline, is not installed; {install_command('pipeline')}")
+    inside = _inside_git(folder)
+    steps = [f"{len(files)} files in {folder}"]
+    with _removed_on_failure(folder):
+        write(folder, files)
+        if not inside:
+            _run(["git", "init", "--quiet"], folder)
+            steps.append("git init")
+        if not (folder / ".dvc").is_dir():
+            options = [] if (folder / ".git").exists() else ["--subdir"]
+            _run([sys.executable, "-m", "dvc", "init", "--quiet", *options], folder)
+            write(folder, {name: _text(name) for name in DVC_FILES})
+            steps.append("dvc init")
+    return steps
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Context manager: if the block fails, remove everything that it added to `folder`.
+
+    An `OSError` of the block is raised as `DuplexError`.
+    """
+    existed = folder.is_dir()
+    before = set(folder.rglob("*"))
+    try:
+        with report_write_errors(folder):
+            yield
+    except BaseException:
+        added = set(folder.rglob("*")) - before
+        for path in sorted(added, reverse=True):  # the files of a folder before the folder
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        if not existed:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def contents(name: str) -> dict[str, str]:
+    """Return the files of a new project, as path -> text. name: the project's name, for its README."""
+    stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
+    return {
+        "README.md": README.format(name=name, version=__version__),
+        ".gitignore": GITIGNORE,
+        **{name: _text(name) for name in (*COPIED, *(f"pipeline/{stage}" for stage in stages))},
+    }
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _text(name: str) -> str:
+    return (shipped_project() / name).read_text(encoding="utf-8")
+
+
+def _inside_git(folder: Path) -> bool:
+    """Return whether a folder, or its nearest existing parent, is in a git working tree."""
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
+    command = ["git", "rev-parse", "--is-inside-work-tree"]
+    try:
+        return subprocess.run(command, cwd=existing, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        raise DuplexError("git, which DVC needs, is not installed; install it and run the same command again") from None
+
+
+def _run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise DuplexError(f"`{' '.join(command[-3:])}` failed in {folder}: {lines[-1] if lines else done.returncode}")

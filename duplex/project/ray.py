@@ -1,0 +1,183 @@
+"""Encode images in shards (parts of a feature cache) and execute runs on a Ray cluster.
+
+Each GPU has one actor; without GPUs, actors use CPU slots. Ray restarts an actor that dies. The shard
+that it encoded is resumed from the unfinished file; a run that it executed is reported as failed. The same command,
+called again, skips finished shards and runs. All nodes must see the same files at the same paths.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import EncoderParams, Params
+from duplex.encoders.base import encoder_identity, load_encoder, resolve_device
+from duplex.errors import DuplexError, UsageError, install_command
+from duplex.features.extract import ExtractionReport, extract
+from duplex.features.file import partial_path
+from duplex.features.shards import join_shards, shard_path
+from duplex.project.stages import extraction_settings, write_extraction_summary
+from duplex.project.trials import RunExecutor, RunResult, RunTask
+from duplex.system.processes import ProgressBar
+from duplex.system.threads import keep_freed_memory
+
+RETRIES = 5  # per shard
+
+
+class RemoteWorker:
+    """Ray actor that builds a function once, such as one with an encoder, and calls it for each of its tasks."""
+
+    def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str | None = None) -> None:
+        """Create the function to call with tasks; `create` returns it. `folder`: working folder to change to."""
+        keep_freed_memory()
+        if folder is not None:
+            os.chdir(folder)
+        self.call = create()
+
+    def run(self, task: Any) -> Any:
+        return self.call(task)
+
+
+def shard_extractor(
+    entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
+) -> Callable[[tuple[int, int]], ExtractionReport]:
+    """Load an encoder; return a function that encodes one shard of `images`, given as `(index, number of shards)`."""
+    device = resolve_device(device)
+    encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
+    return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
+
+
+def extract_dataset_on_ray(
+    params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
+) -> list[ExtractionReport]:
+    """Encode a data set's images on Ray into one feature cache; return row counts and unreadable images per shard."""
+    paths = ArtifactPaths()
+    cache = out or paths.features(dataset)
+    images, settings = extraction_settings(params, dataset, paths)
+    settings |= {"shards": shards, "device": params.device}
+    entry = params.dataset(dataset).encoder
+    reports = extract_on_ray(images, settings.pop("root"), cache, entry, **settings, **options)
+    join_shards(cache)
+    write_extraction_summary(cache)
+    return reports
+
+
+def extract_on_ray(
+    images: Sequence[str],
+    root: Path,
+    out: Path,
+    entry: EncoderParams,
+    *,
+    shards: int,
+    device: str = "auto",
+    progress: bool = True,
+    **options: Any,
+) -> list[ExtractionReport]:
+    """Encode images on Ray into shards (parts) of the cache `out`; return row counts and unreadable images per shard.
+
+    images: paths relative to `root`. options: further arguments of `features.extraction.extract`.
+    """
+    encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
+    ray = connect()
+    options = {"root": root.resolve(), "out": out.resolve(), **options}
+    if options.get("num_workers") == "auto":
+        options["num_workers"] = 1  # an actor has one CPU slot; its node's other cores belong to other actors
+    if options.pop("fresh", False):  # deleted here once: a restarted actor must find its unfinished file
+        for path in (shard_path(options["out"], k, shards) for k in range(shards)):
+            path.unlink(missing_ok=True)
+            partial_path(path).unlink(missing_ok=True)
+    count, resources = _actor_slots(ray, device != "cpu", 1)
+    actor_class = ray.remote(**resources, max_restarts=-1, max_task_retries=RETRIES)(RemoteWorker)
+    create = ray.put(partial(shard_extractor, entry, device, list(images), options))  # stored once for all actors
+    actors = [actor_class.remote(create) for _ in range(min(shards, count))]
+    reports = []
+    with ProgressBar("shards", shards if progress else 0) as bar:
+        for _, future in run_on_actors(ray, actors, [(k, shards) for k in range(shards)]):
+            reports.append(_shard_report(ray, future))
+            bar.show(len(reports))
+    return sorted(reports, key=lambda report: str(report.path))
+
+
+def run_on_ray(tasks: Sequence[RunTask], executor: RunExecutor, jobs: int | None, cpus: int) -> Iterator[RunResult]:
+    """Train and evaluate runs on a Ray cluster and yield each result when it is ready.
+
+    `jobs`: number of actors, of `cpus` CPU slots each; None: as many as the cluster has room for.
+    """
+    ray = connect()
+    count, resources = _actor_slots(ray, executor.params.device != "cpu", cpus)
+    actor_class = ray.remote(**resources, max_restarts=-1)(RemoteWorker)
+    create = partial(getattr, executor, "execute")
+    actors = [actor_class.remote(create, str(Path.cwd())) for _ in range(min(jobs or count, len(tasks)))]
+    for task, future in run_on_actors(ray, actors, tasks):
+        try:
+            yield ray.get(future)
+        except ray.exceptions.RayError as error:
+            yield RunResult(task, error=f"its actor died ({_last_line(error)}); run the same command again")
+
+
+def connect() -> Any:
+    """Return the `ray` module, connected to the cluster of RAY_ADDRESS or to one that it starts on this machine."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UsageError(f"the Ray engine needs Ray; run {install_command('ray')}") from error
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    return ray
+
+
+def run_on_actors(ray: Any, actors: list[Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Give each idle Ray actor the next task; yield tasks with their finished futures. Kill the actors at the end."""
+    waiting, idle = deque(tasks), deque(actors)
+    busy: dict[Any, tuple[Any, Any]] = {}
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                actor, task = idle.popleft(), waiting.popleft()
+                busy[actor.run.remote(task)] = actor, task
+            (future, *_), _ = ray.wait(list(busy), num_returns=1)
+            actor, task = busy.pop(future)
+            yield task, future
+            idle.append(actor)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+def _actor_slots(ray: Any, gpu_allowed: bool, cpus: int) -> tuple[int, dict[str, int]]:
+    """Return the number of actors that fit into the Ray cluster, and the resources per actor.
+
+    Without GPUs one CPU slot stays free: actors on every slot can starve Ray's own tasks.
+    """
+    resources = ray.cluster_resources()
+    if gpu_allowed and resources.get("GPU", 0) > 0:
+        return int(resources["GPU"]), {"num_cpus": 1, "num_gpus": 1}
+    slots = int(resources.get("CPU", 1))
+    return max(1, (slots - 1) // cpus), {"num_cpus": min(cpus, slots), "num_gpus": 0}
+
+
+def _shard_report(ray: Any, future: Any) -> ExtractionReport:
+    """Return an actor's extraction report (counts, bad images), or raise its `DuplexError` without Ray's traceback."""
+    try:
+        report: ExtractionReport = ray.get(future)
+        return report
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.as_instanceof_cause(), DuplexError):
+            raise DuplexError(str(error.cause)) from error
+        raise
+    except ray.exceptions.RayActorError as error:
+        if getattr(error, "actor_init_failed", False):
+            raise DuplexError(f"a worker could not start: {_last_line(error)}") from error
+        raise DuplexError(
+            f"a worker died more than {RETRIES} times; finished rows are kept: run the same command again"
+        ) from error
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()

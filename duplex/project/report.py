@@ -1,0 +1,385 @@
+"""Write the report: aggregate the metrics of all runs, draw figures and write the HTML page.
+
+Compute t-SNE maps of a data set's test images and prototypes, for one trained run.
+
+Write an HTML page on a data set: its best run's answers, and accuracy by number of training images.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Set
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params
+from duplex.data.sources import require_prepared
+from duplex.data.tables import read_manifest
+from duplex.errors import DuplexError
+from duplex.features.file import open_cache, read_identity
+from duplex.features.imported import require_imported
+from duplex.labels import Ints
+from duplex.project.ablate import is_outdated
+from duplex.project.runs import FeaturedRun, best_run, load_featured_run
+from duplex.project.stamps import featured_run, metrics_difference, run_difference, run_with_prototypes
+from duplex.recognition.answers import listed_answers
+from duplex.report.aggregate import (
+    BAD_IMAGES,
+    NO_RUN,
+    Aggregate,
+    DatasetResults,
+    Results,
+    Tree,
+    aggregate,
+    headlines,
+    read_numbers,
+    read_predictions,
+    read_run,
+    read_table,
+    run_table,
+)
+from duplex.report.answers import predicted_parts
+from duplex.report.blocks import Block, Figure, Note, ReportPart, write_report
+from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_maps, map_count, map_figures
+from duplex.report.images import (
+    RetrievedTexts,
+    embed_images,
+    missing_images_note,
+    prototype_blocks,
+    retrieve_texts,
+    swap_blocks,
+    thumbnails_under,
+)
+from duplex.report.own import OwnData, write_page
+from duplex.report.report import build_report, find_provenance
+from duplex.system.files import replace_file, write_json, write_text
+from duplex.system.processes import ProgressBar, track
+from duplex.training.checkpoint import read_record
+from duplex.training.inputs import InputRequest, load_inputs
+from duplex.training.run import initialised_method
+
+VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validation AUC of a run for it
+
+
+def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
+    """Aggregate the metrics of every run that params.yaml names, write the report and return the HTML page's path.
+
+    A data set without evaluated runs is left out of the page, unless no data set has any.
+
+    Args:
+        write_metrics: also write `artifacts/metrics.json`, which git tracks, as the pipeline's stage does.
+    """
+    runs, not_evaluated = evaluated_runs(params, paths)
+    warn_of_outdated(params, paths)
+    if not runs:
+        print(f"duplex: {NO_RUN}", file=sys.stderr)
+    summary = aggregate(runs)
+    write_json(paths.summary, summary)
+    if write_metrics:
+        write_json(paths.metrics, headlines(summary))
+    params = with_datasets(params, {dataset for dataset, _ in runs})
+    results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
+    write_text(paths.runs, run_table(results, changed_options(params)).to_csv(index=False, lineterminator="\n"))
+    parts: dict[str, list[ReportPart]] = {}
+    numbers: dict[str, object] = {}
+    for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
+        parts[dataset], more = image_parts(params, dataset, paths)
+        numbers |= more
+    report = build_report(results, find_provenance(), parts)
+    page = write_report(report, paths.report, paths.plots / "figures", numbers)
+    for name, table in (("curves", curve_table(results)), ("training", training_table(results))):
+        with replace_file(paths.plots / f"{name}.csv") as scratch:
+            table.to_csv(scratch, index=False, lineterminator="\n", float_format="%.4f")
+    return page
+
+
+def evaluated_runs(
+    params: Params, paths: ArtifactPaths
+) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
+    """The metrics of the runs that params.yaml names, by data set and method with one entry per seed; and the names of
+    the runs without metrics, by data set."""
+    runs: dict[tuple[str, str], list[Tree]] = {}
+    not_evaluated: dict[str, list[str]] = {}
+    for dataset in params.run.datasets:
+        by_method, missing = read_metrics_of(params, dataset, paths)
+        runs |= {(dataset, method): records for method, records in by_method.items()}
+        not_evaluated |= {dataset: missing} if missing else {}
+    return runs, not_evaluated
+
+
+def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
+    """Print a warning per method whose runs differ in settings from params.yaml, and per changed data source.
+
+    The settings are those of training and evaluation. Outdated ablations are reported as well. A data set's source (its
+    table, benchmark or folder) has changed if it differs from what `duplex prepare` read, and its file of features if
+    it differs from the one that `duplex extract` read.
+    """
+    for dataset in params.run.datasets:
+        try:
+            require_prepared(params.dataset(dataset).source, paths.source(dataset))
+            require_imported(params.dataset(dataset).features, paths.features(dataset))
+        except DuplexError as error:
+            print(f"duplex: {error}; the report shows the earlier runs", file=sys.stderr)
+    for name, dataset, seed in product(params.ablations, params.ablation_run.datasets, params.ablation_run.seeds):
+        ablation = paths.ablation_run(name, dataset, seed)
+        if is_outdated(params, name, dataset, ablation):
+            print(
+                f"duplex: {ablation.root} was run with other settings of {name} than params.yaml has; "
+                "`make ablations` runs it again",
+                file=sys.stderr,
+            )
+    for dataset, method in product(params.run.datasets, params.run.methods):
+        for seed in params.run.seeds:
+            if difference := _difference(params, dataset, method, seed, paths):
+                print(
+                    f"duplex: {paths.run(dataset, method, seed).metrics} does not match {method} in params.yaml: "
+                    f"{difference}; the report shows it as it is, and `dvc repro` makes it again",
+                    file=sys.stderr,
+                )
+                break
+
+
+def _difference(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str | None:
+    run = paths.run(dataset, method, seed)
+    metrics = read_numbers(run.metrics)
+    if metrics is None or not run.checkpoint.is_file():
+        return None
+    with suppress(DuplexError):  # a damaged checkpoint is reported where it is used
+        record = read_record(run.checkpoint)
+        difference = run_difference(record, params, dataset, method, seed, paths)
+        return difference or metrics_difference(record, metrics, params, method)
+    return None
+
+
+def with_datasets(params: Params, evaluated: Set[str]) -> Params:
+    """`params` with `run.datasets` reduced to evaluated data sets; unchanged if none is left."""
+    shown = tuple(dataset for dataset in params.run.datasets if dataset in evaluated)
+    return params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})}) if shown else params
+
+
+def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
+    """The metrics of a data set's runs, as method -> metrics of each seed, and the names of runs without any.
+
+    Metrics of a method with `shown_as: NAME` are returned under NAME, in the worlds of the method's option `world`.
+    """
+    by_method: dict[str, dict[int, Tree]] = {}
+    missing = []
+    for name, seed in product(params.run.methods, params.run.seeds):
+        entry, record = params.entry(name), read_numbers(paths.run(dataset, name, seed).metrics)
+        if record is None:
+            missing.append(f"{name} seed {seed}")
+            continue
+        if entry.shown_as is not None:
+            names = [name for world in entry.worlds for name in (world, VALIDATION_OF[world])]
+            record = {name: record[name] for name in names if name in record}
+        seeds = by_method.setdefault(entry.shown_as or name, {})
+        seeds[seed] = {**seeds.get(seed, {}), **record}
+    return {name: list(seeds.values()) for name, seeds in by_method.items()}, missing
+
+
+def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
+    """Read all that the report shows about the runs of params.yaml; `summary`: means of their metrics over seeds."""
+    table = paths.ablations / "metrics.json"
+    ablations = read_numbers(table) or {}
+    datasets = [
+        DatasetResults(
+            name=dataset,
+            summary=summary.get(dataset, {}),
+            runs={
+                method: {seed: read_run(paths.run(dataset, method, seed)) for seed in params.run.seeds}
+                for method in params.run.methods
+            },
+            shown_as={name: shown for name in params.run.methods if (shown := params.entry(name).shown_as) is not None},
+            ablations=ablations.get(dataset, {}),
+            statistics=read_numbers(paths.statistics(dataset)),
+            statistics_file=paths.statistics(dataset).as_posix(),
+            extraction=read_numbers(paths.extraction(dataset)),
+            extraction_file=paths.extraction(dataset).as_posix(),
+            identity=_identity(paths.features(dataset)),
+        )
+        for dataset in params.run.datasets
+    ]
+    for data in datasets:
+        _check_images(data, paths)
+    return Results(tuple(datasets), paths.summary.as_posix(), table.as_posix(), params.run.seeds)
+
+
+def _check_images(data: DatasetResults, paths: ArtifactPaths) -> None:
+    """Raise `DuplexError` if a run's predictions are not for exactly the readable test images of the manifest."""
+    manifest = paths.manifest(data.name)
+    if not manifest.is_file():
+        return
+    images = read_manifest(manifest)
+    bad = [each["row"] for each in (data.extraction or {}).get(BAD_IMAGES, [])]
+    wanted = images[(images["split"] == "test") & ~images.index.isin(bad)]["image"].to_dict()
+    for method, runs in data.runs.items():
+        for seed, run in runs.items():
+            table = run.predictions
+            if table is not None and dict(zip(table["row"], table["image"], strict=True)) != wanted:
+                raise DuplexError(
+                    f"{run.files['predictions']} has other images than the test split of {manifest}; `dvc repro`, or "
+                    f"`duplex train` and `duplex evaluate --dataset {data.name} --method {method} --seed {seed}`, "
+                    "writes it again"
+                )
+
+
+def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
+    """What params.yaml sets for each run's method, without defaults: (data set, method) -> kind, world and options."""
+    table = {}
+    for dataset, method in product(params.run.datasets, params.run.methods):
+        entry = params.entry(method)
+        more = {"training": entry.training_for(dataset), "finetune": entry.finetune_for(dataset)}
+        options = {"kind": entry.kind, "world": entry.world, **entry.options_for(dataset)}
+        table[dataset, method] = options | {key: value for key, value in more.items() if value}
+    return table
+
+
+def _identity(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    with open_cache(path) as file:
+        return {key: str(value) for key, value in read_identity(file).items()}
+
+
+def curve_table(results: Results) -> pd.DataFrame:
+    """The mean seen–unseen curves, in percent; `dvc plots` draws one curve per value of the column `series`."""
+    rows = [
+        (f"{data.name} {method} {world}", *values)
+        for data in results.datasets
+        for world, curves in data.curves.items()
+        for method, c in curves.items()
+        for values in zip(c.seen, c.unseen, c.low, c.high, strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["series", "seen", "unseen", "low", "high"])
+
+
+def training_table(results: Results) -> pd.DataFrame:
+    """The validation AUC by epoch, in percent, of every run trained for more than one epoch."""
+    rows = [
+        (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
+        for data in results.datasets
+        for method, runs in data.runs.items()
+        for seed, run in runs.items()
+        if run.history is not None and len(run.history) > 1
+        for epoch, auc in zip(run.history["epoch"], run.history["val_auc"], strict=True)
+    ]
+    return pd.DataFrame(rows, columns=["series", "epoch", "val_auc"])
+
+
+def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
+    """A data set's report parts with example answers, errors, nearest images and t-SNE maps, from one run.
+
+    A missing file becomes a note. The numbers that the parts cite are returned too, as file name -> JSON record.
+    """
+    chosen = featured_run(params, dataset, paths)
+    files = paths.run(dataset, *chosen)
+    root = params.dataset(dataset).source.root
+    manifest = paths.manifest(dataset)
+    if not manifest.exists():
+        note = Note(f"{manifest} does not exist.", f"dvc repro prepare@{dataset}")
+        return [ReportPart("Examples", [note])], {}
+    missing = missing_images_note(root, read_manifest(manifest)["image"].tolist(), dataset)
+    retrieved, texts, numbers = _retrieved(params, dataset, chosen, paths, missing)
+    predictions = read_predictions(files.predictions)
+    parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
+    if predictions is not None:
+        notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}."), *missing]
+        source = files.predictions.as_posix()
+        parts = predicted_parts(predictions, source, thumbnails_under(root), notes, texts)
+    return [*parts, *retrieved, _maps(dataset, paths.maps(dataset))], numbers
+
+
+def _retrieved(
+    params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
+) -> tuple[list[ReportPart], RetrievedTexts, dict[str, object]]:
+    """Parts with images nearest to prototypes, nearest texts, and numbers; a note if files or the text tower are
+    missing."""
+    name = f"retrieval-{dataset}.json"
+    try:
+        context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()
+    except DuplexError as error:
+        note = Note(f"Not available: {error}")
+        return [ReportPart("Images nearest to prototypes", [note])], RetrievedTexts(), {}
+    file = (paths.report / name).as_posix()
+    prototypes, precisions = prototype_blocks(context, file)
+    swaps, swapped = swap_blocks(context, file)
+    texts = retrieve_texts(context, file)
+    parts = [
+        ReportPart("Images nearest to prototypes", [*missing, *prototypes]),
+        ReportPart("Swapped states and objects", [*missing, *swaps]),
+    ]
+    return parts, texts, {name: {**precisions, **swapped, **texts.numbers}}
+
+
+def _maps(dataset: str, path: Path) -> ReportPart:
+    table = read_table(path)
+    if table is None:
+        return ReportPart("Maps", [Note("The maps have not been drawn.", f"dvc repro maps@{dataset}")])
+    figures: list[Figure] = []
+    for names in (("prototypes", "before", "after"), ("semantic", "visual", "combined")):
+        figures += map_figures(table, dataset, names)
+    return ReportPart("Maps", figures or [Note("No method of `run:` has visual prototypes to map.")])
+
+
+def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
+    """Write the t-SNE coordinates of a data set's maps as a table; only a header without visual prototypes."""
+    chosen, out = run_with_prototypes(params, dataset, paths), paths.maps(dataset)
+    table = pd.DataFrame(columns=COLUMNS)
+    if chosen is not None:
+        scene = scene_of(load_featured_run(params, dataset, *chosen, paths), params.entry(chosen[0]).kind, chosen[1])
+        with ProgressBar(f"{dataset} maps", map_count(scene) * (EARLY + STEPS)) as bar:
+            table = compute_maps(scene, bar.show)
+    write_text(out, table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
+
+
+def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
+    """What maps show of a run: its test images and prototypes, and its visual prototypes before training."""
+    method, labels, test = run.method.inspectable(), run.inputs.labels, run.inputs.examples["test"]
+    start = None
+    if method.visual is not None:
+        cpu = torch.device("cpu")
+        untrained = initialised_method(kind, run.method.options, run.method.context, run.inputs, seed, cpu).eval()
+        start = untrained.inspectable().visual
+    raw = normalize(test.cls, dim=-1).numpy()
+    trained = embed_images(method, test).z
+    return Scene(
+        labels=labels,
+        compositions=test.compositions.numpy(),
+        encoded=raw,
+        trained=raw if trained is None else trained,
+        semantic=_rows(method.semantic) if method.text_space_features is None else None,  # a map shows one space
+        visual=_rows(method.visual),
+        start=_rows(start),
+    )
+
+
+def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
+    return None if prototypes is None else lambda compositions: prototypes(compositions).numpy()
+
+
+def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
+    """Write the HTML page of a data set to `artifacts/pages`, and return its path.
+
+    The page shows the answers of the run with the best validation AUC, with the labelled pairs as candidates. Raises
+    `UsageError` without a trained run that matches params.yaml.
+    """
+    entry = params.dataset(dataset)
+    hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
+    chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params).files
+    method, seed = chosen.root.parent.name, int(chosen.root.name)
+    record, trained = read_record(chosen.checkpoint), load_featured_run(params, dataset, method, seed, paths)
+    inputs = trained.inputs
+    answers = listed_answers(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
+    frozen = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, InputRequest())
+    facts = [("encoder", entry.encoder.name), ("run", f"{method}, seed {seed}")]
+    own = OwnData(dataset, inputs.labels, inputs.manifest, trained.root, answers, frozen.examples, facts=facts)
+    return write_page(own, paths.page(dataset))

@@ -1,0 +1,271 @@
+"""Find the trained runs of a project, and the training images of a run.
+
+Load a trained run with its test images, for searches of nearest images and for the report's t-SNE maps.
+
+Find test images nearest to a pair's prototypes, or to the state part of one image joined with another's object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.config.params import Params
+from duplex.data.images import BadImageFile, read_image
+from duplex.data.tables import read_manifest
+from duplex.encoders.base import load_encoder
+from duplex.errors import DuplexError, UsageError
+from duplex.features.extract import OutputSpec
+from duplex.features.file import Features, open_features
+from duplex.labels import LabelSpace, prompt_name
+from duplex.methods.base import Method
+from duplex.methods.registry import find_method
+from duplex.project.stamps import featured_run, require_current_run, run_difference
+from duplex.recognition.export import RunFacts
+from duplex.recognition.inputs import encode
+from duplex.recognition.serve import Neighbours
+from duplex.report.aggregate import read_numbers
+from duplex.report.images import Hit, RetrievalContext, prototype_hits, swap_hits, thumbnails_under
+from duplex.system.files import sha256
+from duplex.training.checkpoint import (
+    Record,
+    check_inputs,
+    is_checkpoint,
+    load_checkpoint,
+    read_checkpoint,
+    read_record,
+)
+from duplex.training.inputs import InputRequest, RunInputs, load_inputs
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A trained run on disk, with its validation AUC."""
+
+    files: RunPaths
+    val_auc: float  # a fraction
+
+    def __str__(self) -> str:
+        return f"{self.files.root} (validation AUC {100 * self.val_auc:.2f})"
+
+
+def best_run(
+    world: str | None = None,
+    paths: ArtifactPaths = ArtifactPaths(),
+    *,
+    dataset: str = "*",
+    hint: str = "name one",
+    params: Params | None = None,
+) -> SavedRun:
+    """Return the run with the best validation AUC among those calibrated for `world`; the first by name if equal.
+
+    Without `world` ("closed" or "open"), runs calibrated for the closed world are preferred.
+
+    dataset: a name, or `*` for all.
+    hint: end of the error message, which tells the user how to name a run.
+    params: runs that do not match these are left out, each with a line on stderr; None: all runs are considered.
+    """
+    root = paths.root
+    outdated = 0
+    candidates: list[tuple[bool, SavedRun]] = []
+    for checkpoint in sorted(root.glob(f"{dataset}/*/*/checkpoint.safetensors")):
+        try:
+            record = read_record(checkpoint)
+        except DuplexError:
+            continue
+        worlds = record.calibration or {}
+        if worlds if world is None else world in worlds:
+            if params and (difference := folder_difference(record, params, checkpoint.parent, paths)):
+                print(f"duplex: {checkpoint.parent} does not match params.yaml: {difference}", file=sys.stderr)
+                outdated += 1
+                continue
+            candidates.append(((world or "closed") in worlds, SavedRun(RunPaths(checkpoint.parent), record.val_auc)))
+    if not candidates and outdated:
+        raise UsageError(
+            f"no run in {root}/{dataset} that is calibrated for {world or 'any'} world matches params.yaml; "
+            f"run `dvc repro`, or {hint}"
+        )
+    if not candidates:
+        raise UsageError(
+            f"{root}/{dataset} has no trained run calibrated for {world or 'any'} world; run `dvc repro`, or {hint}"
+        )
+    return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
+
+
+def folder_difference(record: Record, params: Params, run: Path, paths: ArtifactPaths) -> str:
+    """Return how the settings of a run differ from params.yaml, as text; "" if they do not.
+
+    The text is also empty if params.yaml does not list the run's data set or method.
+
+    record: metadata of the run. run: its folder, which may be outside of the project.
+    """
+    root, folder = paths.root.resolve(), run.resolve()
+    parts = folder.relative_to(root).parts if root in folder.parents else ()
+    if len(parts) != 3:
+        return ""
+    dataset, method, seed = parts
+    if dataset not in params.datasets or method not in params.methods or not seed.isdecimal():
+        return ""
+    try:
+        return run_difference(record, params, dataset, method, int(seed), paths)
+    except DuplexError as error:
+        return str(error)
+
+
+def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
+    """Return the data set of a run, taken from its path; None if the path is not in `artifacts/`."""
+    root = paths.root.resolve()
+    folder = run.resolve()
+    return folder.relative_to(root).parts[0] if root in folder.parents else None
+
+
+def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
+    """Return the facts of a run for its model card: metrics and the data set's counts, if their files exist.
+
+    name: title of the card. repository: OWNER/NAME on the Hugging Face hub.
+    """
+    folder = run.resolve()
+    folder = folder.parent if folder.is_file() else folder
+    files = RunPaths(folder).metrics, folder.parent.parent / "statistics.json"
+    metrics, counts = (read_numbers(path, "dvc repro") or {} for path in files)
+    title = name or repository or " ".join(folder.parts[-3:])
+    return RunFacts(title, licence, metrics, counts, repository)
+
+
+def training_images(
+    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
+) -> Neighbours:
+    """Return the readable training images of a data set with their cached features.
+
+    check: function of the features that raises if they do not belong to the trained model.
+    """
+    manifest = read_manifest(paths.manifest(dataset))
+    features = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
+    check(features)
+    rows = np.flatnonzero((manifest["split"] == "train").to_numpy() & ~features.bad)
+    return Neighbours(features.cls[rows], manifest.iloc[rows], params.dataset(dataset).source.root)
+
+
+@dataclass(frozen=True)
+class FeaturedRun:
+    """A trained method with the labels, features and images that it was evaluated on."""
+
+    method: Method[Any]
+    inputs: RunInputs
+    root: Path  # folder of the images
+
+    def retrieval_context(self) -> RetrievalContext:
+        """Return the method and test images as a `RetrievalContext`, the argument of nearest-image searches."""
+        test = self.inputs.examples["test"]
+        images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
+        thumbnails = thumbnails_under(self.root)
+        return RetrievalContext(self.method.inspectable(), self.inputs.labels, test, images, thumbnails)
+
+
+def load_featured_run(
+    params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, *, current: bool = False
+) -> FeaturedRun:
+    """Load a run's trained method and its test images with labels and features, on the CPU.
+
+    Raises `DuplexError` if the run was trained on other labels or features; the message names the command to train it.
+
+    current: raise `DuplexError` also if the run was trained with other settings than those of params.yaml.
+    """
+    path = paths.run(dataset, method, seed).checkpoint
+    checkpoint = read_checkpoint(path)
+    if current:
+        require_current_run(checkpoint, params, dataset, method, seed, paths)
+    record = checkpoint.record
+    needs = find_method(record.kind).needs(record.options)
+    settings = params.training(dataset, method)
+    request = InputRequest(needs, settings.precision, record.finetune, settings.memory)
+    inputs = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, request)
+    try:
+        check_inputs(path, record, inputs.labels, inputs.encoder)
+    except DuplexError as error:
+        command = f"duplex train --dataset {dataset} --method {method} --seed {seed}"
+        raise DuplexError(f"{error} (`{command}`)") from error
+    trained = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)  # refuses a file replaced since
+    return FeaturedRun(trained, inputs, params.dataset(dataset).source.root)
+
+
+def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
+    """Load the trained run of a method and seed, with test images; by default the run whose images the report shows.
+
+    Raises `DuplexError` if the run was trained with other settings than those of params.yaml.
+    """
+    params.dataset(dataset)
+    paths = ArtifactPaths()
+    best = featured_run(params, dataset, paths)
+    name, number = method or best[0], best[1] if seed is None else seed
+    return load_featured_run(params, dataset, name, number, paths, current=True)
+
+
+def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
+    """Return the `top` test images nearest to a pair's prototypes: kind (`semantic` or `visual`) -> images."""
+    context = source.retrieval_context()
+    return prototype_hits(context, find_pair(context.labels, text), top)
+
+
+def find_pair(labels: LabelSpace, text: str) -> int:
+    """Return the composition that a text such as "striped heart" names; it may be unseen."""
+    wanted = prompt_name(text)
+    states, objects = (list(map(prompt_name, names)) for names in (labels.states, labels.objects))
+    for m, state in enumerate(states):
+        for n, thing in enumerate(objects):
+            if wanted == f"{state} {thing}":
+                return m * len(objects) + n
+    names = [*states, *objects]
+    similar = dict.fromkeys(name for word in wanted.split() for name in difflib.get_close_matches(word, names, 2))
+    hint = f"; similar names: {', '.join(similar)}" if similar else ""
+    raise UsageError(
+        f"{text!r} is not a state and an object of the data set, such as {labels.name(0)!r}{hint}; see its labels.json"
+    )
+
+
+def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int) -> list[Hit]:
+    """Return the `top` test images nearest to one image's state part joined with another image's object part."""
+    opened = [_read(path) for path in images]
+    context = source.retrieval_context()
+    factors = context.method.factors
+    if factors is None:
+        raise UsageError(f"this method has no state and object factors to swap; {_with_factors(params, dataset)}")
+    test, identity, entry = context.test.inputs, source.inputs.encoder, params.dataset(dataset).encoder
+    block_inputs = int(identity["block_inputs"]) if "block_inputs" in test else 0
+    outputs = OutputSpec("patch" in test, block_inputs, int(identity.get("bits", 16)))
+    encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
+    pixels = torch.stack([encoder.image_transform(image) for image in opened])
+    with torch.inference_mode():
+        z_s, z_o = factors(encode(encoder, pixels, outputs=outputs))
+    return swap_hits(context, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
+
+
+def _with_factors(params: Params, dataset: str) -> str:
+    """Return advice for an error message: the trained methods whose features have a state and an object part."""
+    paths, seed = ArtifactPaths(), params.run.seeds[0]
+    checkpoints = {name: paths.run(dataset, name, seed).checkpoint for name in params.run.methods}
+    able = [name for name, file in checkpoints.items() if is_checkpoint(file) and _has_factors(file)]
+    return f"use --method {' or '.join(able)}" if able else "train one that has them, such as `cso` or `duplex`"
+
+
+def _has_factors(checkpoint: Path) -> bool:
+    try:
+        return "factors" in read_record(checkpoint).inspectable
+    except DuplexError:  # of another version, for example
+        return False
+
+
+def _read(path: Path) -> Image.Image:
+    try:
+        return read_image(path)
+    except BadImageFile as error:
+        raise DuplexError(f"{path} cannot be used: {error.reason}") from None

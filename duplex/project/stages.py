@@ -1,0 +1,352 @@
+"""Write a data set's manifest, labels and statistics; the images of the embedded benchmark `shapes` are drawn first.
+
+Encode the images of a data set into its feature cache: the pipeline's stage `extract`.
+
+Train one method on one data set with one seed: write the checkpoint of its best epoch and the training history.
+
+Evaluate one run on the test split: write metrics, the seen-unseen curve, and predictions per image.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from duplex.artifacts import ArtifactPaths, RunPaths, log_folder
+from duplex.config.params import EncoderParams, Params
+from duplex.data.images import ImageTree
+from duplex.data.sources import ensure_images, load_source, require_prepared, write_source
+from duplex.data.tables import count_dataset, read_manifest, write_manifest
+from duplex.encoders.base import Encoder, load_encoder, resolve_device
+from duplex.errors import DuplexError, UsageError
+from duplex.features.extract import BadImage, ExtractionReport
+from duplex.features.extract import extract as encode
+from duplex.features.file import (
+    DATASETS,
+    FIRST_BAD,
+    IMPORTED,
+    Identity,
+    cache_identity,
+    open_cache,
+    open_features,
+    require_cache_file,
+    status_reason,
+)
+from duplex.features.imported import feature_keys, import_features
+from duplex.features.inspect import verify
+from duplex.features.shards import copy_matching_cache
+from duplex.methods.registry import find_method
+from duplex.options import AutoFinetune
+from duplex.project.stamps import outdated_member, require_current_run, run_records
+from duplex.system.files import json_digest, sha256, sole_writer, write_json, write_text
+from duplex.system.threads import threads
+from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint
+from duplex.training.inputs import InputRequest, LoadInputs, RunInputs, load_inputs, make_deterministic, require_inputs
+from duplex.training.logs import TrainingHooks, open_log
+from duplex.training.loop import ResumePoint, TrainingResult
+from duplex.training.members import find_members
+from duplex.training.recipes import RecipeRuns, train_chosen_blocks
+from duplex.training.run import (
+    MethodSpec,
+    calibration_for,
+    evaluate_world,
+    frequency_accuracies,
+    term_metrics,
+    train_method,
+)
+
+
+def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
+    """Write a data set's manifest, labels, statistics, and the source's options and digest (to notice changes).
+
+    Prints notes on rows of the source that were left out.
+    """
+    source = params.dataset(dataset).source
+    data = load_source(source, feature_keys(params.dataset(dataset).features, source))
+    for note, count in data.notes.items():
+        print(f"{dataset}: {note}: {count:,}", file=sys.stderr)
+    ensure_images(source, data.manifest)
+    write_manifest(data.manifest, paths.manifest(dataset))
+    data.labels.save(paths.labels(dataset))
+    write_json(paths.statistics(dataset), count_dataset(data.labels, data.manifest).to_dict())
+    write_source(source, paths.source(dataset))
+
+
+def extract(
+    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
+) -> ExtractionReport:
+    """Encode a data set's images into its feature cache; return counts of images, and those that could not be read.
+
+    out: file to write, by default the data set's own cache.
+    options: further arguments of `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
+    """
+    features, entry = params.dataset(dataset).features, params.dataset(dataset).encoder
+    if features is not None:
+        return _import_features(params, dataset, paths, features, out or paths.features(dataset), options)
+    images, settings = extraction_settings(params, dataset, paths)
+    if entry.name == IMPORTED:
+        raise UsageError(
+            f"the features of {dataset} were imported and cannot be encoded here; run `duplex cache import FILE "
+            f"--dataset {dataset}` to replace them, then under DVC `dvc commit -f extract@{dataset}`"
+        )
+    encoder = _load_image_encoder(params, entry)
+    out, settings = out or paths.features(dataset), {**settings, **options}
+    if not options.get("fresh") and options.get("shard") is None and options.get("limit") is None:
+        wanted = encoder.identity.to_dict(), {key: settings[key] for key in ("tokens", "block_inputs", "bits")}
+        _copy_other_split(params, dataset, paths, images, out, *wanted)
+    report = encode(images, out=out, encoder=encoder, **settings)
+    write_extraction_summary(report.path)
+    return report
+
+
+def _import_features(
+    params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
+) -> ExtractionReport:
+    """Write the feature cache of a data set whose features come from a file; nothing is encoded.
+
+    Raises UsageError if `options` ask for only some of the images (`shard`, `limit`).
+    """
+    if given := [key for key in ("shard", "limit") if options.get(key) is not None]:
+        raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave {given[0]} out")
+    began, manifest = time.monotonic(), paths.manifest(dataset)
+    images = read_manifest(manifest)["image"].tolist()
+    import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad)
+    statuses = open_features(out).statuses
+    rows = np.flatnonzero(statuses >= FIRST_BAD).tolist()
+    bad = [BadImage(row, images[row], status_reason(statuses[row])) for row in rows]
+    write_extraction_summary(out)
+    return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad)
+
+
+def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
+    """Encode a random sample of a cache's images again; return their number and worst cosine to the cached features.
+
+    path: the cache. dataset: by default the data set of params.yaml to which the cache belongs.
+    """
+    paths = ArtifactPaths()
+    places = {paths.features(name).resolve(): name for name in params.datasets}
+    require_cache_file(path)
+    dataset = dataset or places.get(path.resolve())
+    if dataset is None:
+        raise UsageError(f"{path} is not the cache of a data set in params.yaml; name the data set with --dataset")
+    images, settings = extraction_settings(params, dataset, paths)
+    encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
+    return verify(path, encoder, images, settings["root"], settings["manifest_sha256"], sample=sample, seed=seed)
+
+
+def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
+    """Return a data set's image paths and the keyword arguments for encoding them.
+
+    Missing images of the embedded benchmark `shapes` are drawn first.
+    """
+    entry, settings = params.dataset(dataset), params.extraction
+    manifest_path = paths.manifest(dataset)
+    require_prepared(entry.source, paths.source(dataset))
+    manifest = read_manifest(manifest_path)
+    ensure_images(entry.source, manifest)
+    if entry.source.root.is_dir():
+        tree = ImageTree(entry.source.root)
+        for image in manifest["image"]:
+            tree.has(image)  # raises for a link that leaves the root; a missing image gets a status instead
+    return manifest["image"].tolist(), {
+        "root": entry.source.root,
+        "manifest_sha256": sha256(manifest_path),
+        "recorded_root": entry.source.recorded_root,
+        "batch_size": settings.batch_size,
+        "num_workers": settings.num_workers,
+        "tokens": settings.tokens,
+        "block_inputs": params.block_inputs(dataset),
+        "bits": entry.encoder.bits,
+        "max_bad": settings.max_bad,
+    }
+
+
+def write_extraction_summary(cache: Path) -> None:
+    """Write `extraction.json` beside a data set's feature cache: the cache's size in bytes, and unreadable images.
+
+    Nothing is written for a cache in another place than the pipeline's.
+    """
+    paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
+    if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
+        return
+    with open_cache(cache) as file:
+        statuses, size = file["status"][...], sum(file[name].nbytes for name in DATASETS if name in file)
+    images = read_manifest(paths.manifest(dataset))["image"]
+    bad = [
+        {"row": row, "image": images[row], "reason": status_reason(statuses[row])}
+        for row in np.flatnonzero(statuses >= FIRST_BAD).tolist()
+    ]
+    record = {"rows": len(statuses), "bytes": size, "bad": len(bad), "bad_images": bad}
+    write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def _load_image_encoder(params: Params, entry: EncoderParams) -> Encoder:
+    return load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
+
+
+def _copy_other_split(
+    params: Params, dataset: str, paths: ArtifactPaths, images: list[str], out: Path, encoder: Identity, stored: Any
+) -> None:
+    """Copy to `out` the cache of a data set with the same images and another split, so that they are not encoded again.
+
+    Nothing is copied unless that cache has the same encoder and outputs as `out` shall have: patch tokens, activations
+    entering the last blocks, and number format (16 or 8 bits).
+    """
+    source = params.dataset(dataset).source
+    stored = {**stored, "root": source.recorded_root}
+    wanted = cache_identity(encoder, sha256(paths.manifest(dataset)), **stored)
+    for name, entry in params.datasets.items():
+        manifest, cache = paths.manifest(name), paths.features(name)
+        same_images = replace(entry.source, resplit=source.resplit) == source
+        if name == dataset or not same_images or not manifest.exists() or not cache.exists():
+            continue
+        expected = cache_identity(encoder, sha256(manifest), **stored)
+        if read_manifest(manifest)["image"].tolist() == images and copy_matching_cache(cache, expected, out, wanted):
+            print(f"{dataset} has the same images as {name}: copied {cache}", file=sys.stderr)
+            return
+
+
+def train_stage(
+    params: Params,
+    dataset: str,
+    method: str,
+    seed: int,
+    paths: ArtifactPaths = ArtifactPaths(),
+    out: RunPaths | None = None,
+    load: LoadInputs = load_inputs,
+) -> TrainingResult:
+    """Train a method on a data set with a seed, save the epoch with the best validation AUC, return history and timing.
+
+    Bias and feasibility threshold are calibrated on validation data. Interrupted training continues after its last
+    whole epoch.
+
+    out: paths to write to, by default the run's own folder.
+    load: function that loads features and labels, by default from disk.
+    """
+    out = out or paths.run(dataset, method, seed)
+    require_inputs(params, dataset, method)
+    make_deterministic()
+    spec = MethodSpec.of(params, dataset, method)
+    device = torch.device(resolve_device(params.device))
+    with threads(spec.training.threads):
+        spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
+        if difference := outdated_member(spec.options, params, dataset, paths):
+            raise DuplexError(
+                f"{method} cannot combine its runs: {difference}; train that run again, or run `dvc repro`"
+            )
+        inputs = members.add_to(load(params, dataset, paths, spec.request))
+        with sole_writer(out.checkpoint, "training"):
+            key = _resume_key(params, dataset, method, seed, inputs, device, members.fingerprints)
+            resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
+            log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
+            auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
+            if isinstance(auto, AutoFinetune):
+                read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
+                runs = RecipeRuns(work, read, seed, device, params.evaluation, resume.label, resume.key)
+                trained = train_chosen_blocks(spec, auto, runs, partial(print, file=sys.stderr))
+            else:
+                hooks = TrainingHooks(log=log)
+                trained = train_method(spec, inputs, seed, device, params.evaluation, resume, hooks)
+            if members.headers:
+                training = {**trained.record.training, "members": members.fingerprints}
+                trained = replace(trained, record=replace(trained.record, training=training))
+            trained.write(out)
+            out.unfinished_training.unlink(missing_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
+            if out.root == paths.run(dataset, method, seed).root and not members.headers:
+                fingerprint = read_checkpoint(out.checkpoint).fingerprint
+                write_json(paths.trained(dataset, method, seed), {"checkpoint": fingerprint})
+            return trained.result
+
+
+def _resume_key(
+    params: Params,
+    dataset: str,
+    method: str,
+    seed: int,
+    inputs: RunInputs,
+    device: torch.device,
+    members: Sequence[str],
+) -> str:
+    """Return the digest of everything that training depends on; saved training resumes only if its digest is equal."""
+    is_gpu = device.type == "cuda"
+    key = {
+        **run_records(params, dataset, method)["train"],
+        "seed": seed,
+        "inputs": inputs.identity,
+        "words": inputs.encoder.get(WORD_VECTORS),
+        "labels": inputs.labels.to_dict(),
+        "device": torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads(),  # decide the last bits
+        "torch": torch.__version__,
+        **({"members": list(members)} if members else {}),
+    }
+    return json_digest(key)
+
+
+def evaluate_stage(
+    params: Params,
+    dataset: str,
+    method: str,
+    seed: int,
+    paths: ArtifactPaths = ArtifactPaths(),
+    out: RunPaths | None = None,
+    load: LoadInputs = load_inputs,
+) -> dict[str, Any]:
+    """Evaluate a trained run on the test split, in the closed and open world; write the results, return the metrics.
+
+    Worlds that the method's option `world` or `evaluation.worlds` in params.yaml excludes are skipped.
+
+    out: paths of the checkpoint and of the results, by default the run's own folder.
+    load: function that loads features and labels, by default from disk.
+    """
+    out = out or paths.run(dataset, method, seed)
+    training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
+    checkpoint = read_checkpoint(out.checkpoint)
+    record = checkpoint.record
+    require_current_run(checkpoint, params, dataset, method, seed, paths)
+    make_deterministic()
+    device = torch.device(resolve_device(params.device))
+    needs = find_method(record.kind).needs(record.options)
+    with threads(training.threads):
+        inputs = load(params, dataset, paths, InputRequest(needs, training.precision, record.finetune, training.memory))
+        inputs.examples["test"] = inputs.examples["test"].to(device)
+        model = load_checkpoint(checkpoint, inputs.context(), inputs.encoder).to(
+            device
+        )  # refuses a file replaced since
+        start = time.perf_counter()
+        results = {
+            world: evaluate_world(model, inputs, settings, world, calibration_for(record, world, out.checkpoint))
+            for world in worlds
+        }
+        timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
+        metrics: dict[str, Any] = {world: result.metrics for world, result in results.items()}
+        if "closed" in results:
+            metrics["groups"] = frequency_accuracies(results["closed"], inputs)
+            if settings.protocol == "exact":
+                metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
+    if settings.protocol == "exact":
+        metrics["bootstrap"] = settings.bootstrap
+    if record.val_auc_all is not None:
+        metrics["val_auc_all"] = 100 * record.val_auc_all
+    metrics |= {f"recipe_{place}": dict(recipe) for place, recipe in enumerate(record.recipes)}
+    metrics |= {"val_auc": 100 * record.val_auc, "epoch": record.epoch, "bad_images": inputs.bad}
+    write_json(out.metrics, metrics)
+    write_json(out.evaluation_timing, timing)
+    _write(pd.concat([result.curve for result in results.values()]), out.curve)
+    _write(pd.concat([result.predictions for result in results.values()]), out.predictions)
+    return metrics
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    write_text(path, table.to_csv(index=False, lineterminator="\n", float_format="%.9g"))

@@ -1,0 +1,381 @@
+"""Train and evaluate many runs in parallel processes that load inputs once. `dvc repro` would write the same files.
+
+Only missing runs are executed, then committed to DVC, so that `dvc repro` does not repeat them. An interrupted sweep
+resumes: a file in a run's folder marks the run as complete, and training continues after its last whole epoch.
+
+DVC commands that `duplex sweep` (training of many runs) needs: status, repro and commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.config.params import Params, load_params, require_method
+from duplex.encoders.base import resolve_device
+from duplex.errors import DuplexError, UsageError
+from duplex.project import stamps
+from duplex.project.trials import (
+    STAGES,
+    RunExecutor,
+    RunId,
+    RunResult,
+    RunTask,
+    file_identity,
+    missing_stages,
+    stage_keys,
+)
+from duplex.system.files import is_running
+from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
+
+DAMAGED_LOCK = re.compile(r"dvc\.lock' (is invalid|validation failed)")  # in DVC's messages
+LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class DvcRepo:
+    """A folder with a dvc.yaml, in which DVC commands are run."""
+
+    folder: Path
+
+    @classmethod
+    def at(cls, folder: Path) -> DvcRepo | None:
+        """Return the DVC pipeline in a folder; None without a dvc.yaml, outside of a DVC repository, or without DVC."""
+        place = folder.resolve()
+        in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
+        return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
+
+    def changed(self, targets: Collection[str]) -> dict[str, Any]:
+        """Return stage -> what has changed (DVC's JSON), for the stages among `targets` that DVC would run again."""
+        status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
+        return {name.rpartition(":")[2]: changes for name, changes in status.items()}
+
+    def require_free(self, path: Path) -> None:
+        """Raise `DuplexError` if a running DVC command reads or writes files below `path`.
+
+        DVC lists such files in its file `rwlock`: {"read": {path: [holder, ...]}, "write": {path: holder}}.
+        """
+        place = self.folder.resolve()
+        root = next(parent for parent in (place, *place.parents) if (parent / ".dvc").is_dir())
+        try:
+            locks = json.loads((root / ".dvc" / "tmp" / "rwlock").read_text(encoding="utf-8"))
+            listed = [*locks.get("read", {}).items(), *locks.get("write", {}).items()]
+            for file, holders in listed:
+                for holder in holders if isinstance(holders, list) else [holders]:
+                    if Path(file).is_relative_to(path.resolve()) and is_running(int(holder["pid"])):
+                        raise _in_use(str(holder["cmd"]), int(holder["pid"]))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return  # no lock, or one of another version of DVC, which refuses to commit the sweep's runs
+
+    def repro(self, targets: Iterable[str]) -> None:
+        """Run stages with `dvc repro`, after the stages that they depend on; stages that are up to date are skipped."""
+        self._dvc("repro", *targets, quiet=False)
+
+    def commit(self, targets: Iterable[str]) -> None:
+        """Record the current outputs of stages in dvc.lock, without running the stages."""
+        self._dvc("commit", "--force", *targets)  # `--quiet` would hide errors too
+
+    def _dvc(self, *words: str, quiet: bool = True) -> str:
+        process = subprocess.run(
+            [sys.executable, "-m", "dvc", *words],
+            cwd=self.folder,
+            stdout=subprocess.PIPE if quiet else sys.stderr,
+            stderr=subprocess.PIPE if quiet else None,
+            text=True,
+            check=False,
+        )
+        if process.returncode:
+            if holder := re.search(r"\(PID (\d+)\): *(.*)", process.stderr or ""):
+                raise _in_use(holder[2].strip() or "dvc", int(holder[1]))
+            remedy = "fix this and run the same command again"
+            if DAMAGED_LOCK.search(process.stderr or ""):
+                remedy = "`git checkout dvc.lock` restores the committed file"
+            raise DuplexError(f"`dvc {words[0]}` failed: {_reason(process.stderr, process.returncode)}; {remedy}")
+        return process.stdout if quiet else ""
+
+
+def _reason(errors: str | None, code: int) -> str:
+    """Return why a DVC command failed: the last line of `errors` that begins with `ERROR:`, else all of `errors`.
+
+    errors: what it wrote to stderr. code: its exit code, which is the reason if it wrote nothing."""
+    lines = [line for line in (errors or "").splitlines() if line.strip()]
+    marked = [line.removeprefix("ERROR:") for line in lines if line.startswith("ERROR:")]
+    text = " ".join((marked[-1] if marked else " ".join(lines)).split())
+    return text[-LONGEST_REASON:] or f"exit code {code}"
+
+
+def _in_use(command: str, process: int) -> DuplexError:
+    return DuplexError(
+        f"`{command}` (process {process}) is using the files of this pipeline; wait until it ends, or stop it, and run "
+        "the same command again"
+    )
+
+
+CHANGED_PARAMS = (
+    "params.yaml has changed since the sweep started, so no run was committed to DVC; run the same command again"
+)
+
+Engine = Literal["local", "ray"]
+Execute = Callable[[Sequence[RunTask]], Iterator[RunResult]]
+Task_contra = TypeVar("Task_contra", contravariant=True)
+Outcome_co = TypeVar("Outcome_co", covariant=True)
+Task = TypeVar("Task")
+Outcome = TypeVar("Outcome")
+
+
+class TaskExecutor(Protocol[Task_contra, Outcome_co]):
+    """Protocol of objects that execute tasks, such as training runs, one after another in a worker process."""
+
+    def execute(self, task: Task_contra) -> Outcome_co:
+        """Execute a task and return its result; an error is returned in the result, not raised."""
+
+    def lost(self, task: Task_contra, reason: str) -> Outcome_co:
+        """Return a result that reports a task as failed because the process that executed it died."""
+
+
+@dataclass
+class SweepReport:
+    """Result of a sweep: how many runs were complete, executed or committed to DVC, and the errors of failed runs."""
+
+    runs: int
+    complete: int = 0  # runs of which nothing was missing
+    executed: int = 0  # runs trained or evaluated by this sweep
+    committed: int = 0  # runs committed to DVC, those of interrupted sweeps included
+    outside_pipeline: int = 0  # runs that are not in `run:`, which DVC does not track
+    seconds: float = 0.0
+    failed: dict[str, str] = field(default_factory=dict)  # run -> error message
+    not_committed: str | None = None  # why no run was committed; None: those to be committed were
+
+
+def grid(
+    params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
+) -> list[RunId]:
+    """Return all combinations of data sets, methods and seeds as runs; None means those under `run:` in params.yaml."""
+    datasets, methods = datasets or params.run.datasets, methods or params.run.methods
+    seeds = seeds or params.run.seeds
+    for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
+        refuse_duplicates(thing, values)
+    for name in datasets:
+        params.dataset(name)
+    for name in methods:
+        require_method(name, params.methods)
+    return [
+        RunId(dataset, method, seed, bool(params.entry(method).members))
+        for dataset in datasets
+        for method in methods
+        for seed in seeds
+    ]
+
+
+def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
+    """Raise UsageError if a value is in `values` twice; `thing` is the message's word for a value, such as "seed"."""
+    for value in values:
+        if list(values).count(value) > 1:
+            raise UsageError(f"the {thing} {value} is named twice; remove one")
+
+
+def sweep(
+    params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
+) -> SweepReport:
+    """Train and evaluate all missing runs, commit them to DVC, and return how many were executed and which failed.
+
+    jobs: number of processes; None: one per GPU, or CPU cores divided by threads per run.
+    """
+    start, report = time.perf_counter(), SweepReport(len(runs))
+    repo = DvcRepo.at(paths.root.parent)
+    in_pipeline = set(grid(params, None, None, None))
+    tracked = [run for run in runs if repo and run in in_pipeline]
+    changed = _changed_stages(repo, params, tracked, paths) if repo and tracked else {}
+    to_repro = {run: [stage for stage in STAGES if run.stage(stage) in changed] for run in tracked}
+    tasks = make_tasks(params, runs, paths, lambda run: paths.run(run.dataset, run.method, run.seed).root)
+    missing = missing_tasks(tasks, to_repro)
+    report.complete = len(tasks) - len(missing)
+    report.outside_pipeline = len(runs) - len(tracked) if repo else 0
+    succeeded: set[RunId] = set()
+    for combines in (False, True):
+        turn = [task for task in missing if task.run.combines is combines]
+        succeeded |= execute(task_executor(params, runs, jobs, engine, paths), turn, report) if turn else set()
+    failed = {task.run for task in missing} - succeeded
+    to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
+    if repo and to_commit and not is_unchanged(params, paths):
+        report.not_committed = CHANGED_PARAMS
+    elif repo and to_commit:
+        repo.commit(commit_targets(to_commit, changed))
+        for task in to_commit:
+            RunPaths(task.out).sweep_mark.unlink(missing_ok=True)
+        report.committed = len(to_commit)
+    report.seconds = time.perf_counter() - start
+    return report
+
+
+def is_unchanged(params: Params, paths: ArtifactPaths) -> bool:
+    """Return whether params.yaml still has the content with which the sweep started."""
+    try:
+        return load_params(paths.root.parent / "params.yaml") == params
+    except DuplexError:  # half-edited
+        return False
+
+
+def make_tasks(
+    params: Params, runs: Sequence[RunId], paths: ArtifactPaths, out: Callable[[RunId], Path]
+) -> list[RunTask]:
+    """Return a task per run, with the digests of its inputs and options by which finished stages are recognised.
+
+    out: function from a run to the folder of its files.
+    """
+    files = {dataset: file_identity(dataset, paths) for dataset in dict.fromkeys(run.dataset for run in runs)}
+    pairs = dict.fromkeys((run.dataset, run.method) for run in runs)
+    keys = {(dataset, method): stage_keys(params, dataset, method, files[dataset]) for dataset, method in pairs}
+    return [RunTask(run, out(run), keys[run.dataset, run.method]) for run in runs]
+
+
+def missing_tasks(tasks: Sequence[RunTask], to_repro: Mapping[RunId, Collection[str]] | None = None) -> list[RunTask]:
+    """Return the tasks whose runs are not complete, with `train` set to False if only evaluation is missing.
+
+    `to_repro`: run -> stages that DVC would run, for runs that DVC tracks; their other stages count as complete.
+    """
+    missing = []
+    for task in tasks:
+        stages, outdated = missing_stages(task), (to_repro or {}).get(task.run, STAGES)
+        if "train" not in outdated:
+            stages = tuple(stage for stage in stages if stage in outdated)
+        if stages:
+            missing.append(replace(task, train="train" in stages))
+    return missing
+
+
+def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> set[RunId]:
+    """Train and evaluate runs with a progress bar, count them in `report`, and return the runs that succeeded.
+
+    tasks: what to train and evaluate. engine: function that executes tasks and yields their results.
+    """
+    succeeded: set[RunId] = set()
+    with ProgressBar("runs", len(tasks)) as bar:
+        for result in engine(tasks):
+            if result.output:
+                print(result.output, end="", file=sys.stderr)
+            if result.error is None:
+                succeeded.add(result.task.run)
+            else:
+                report.failed[str(result.task.run)] = result.error
+            report.executed += result.error is None
+            bar.show(len(succeeded) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
+    return succeeded
+
+
+def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
+    """Return the DVC stages to commit after `tasks`: `plan` (options and code hashes), and the stages of their runs.
+
+    `train`, `evaluate` and `product` (of combined runs) replace names of single runs (`train@DATASET-METHOD-SEED`) if
+    no other run has changed: DVC then writes dvc.lock once instead of once per stage.
+    """
+    stages = list(dict.fromkeys(task.run.stage(stage) for stage in STAGES for task in tasks))
+    groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
+    others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
+    return ["plan", *(stages if others else groups)]
+
+
+def task_executor(
+    params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths
+) -> Execute:
+    """Return the function that executes a sweep's tasks: in local processes or, for `engine="ray"`, on a Ray cluster.
+
+    jobs: number of processes; None: one per GPU or, without GPUs, CPU cores divided by threads per run.
+    """
+    threads = most_threads({params.training(run.dataset, run.method).threads for run in runs})
+    executor = RunExecutor(params, paths, torch.get_num_threads())
+    if engine == "ray":
+        from duplex.project.ray import run_on_ray
+
+        return partial(run_on_ray, executor=executor, jobs=jobs, cpus=threads)
+    jobs, gpus = workers_and_gpus(params.device, jobs, threads)
+    return partial(run_in_processes, executor=executor, jobs=jobs, gpus=gpus)
+
+
+def most_threads(wanted: Collection[int | Literal["auto"]]) -> int:
+    """Return the largest number of CPU threads that any run uses; `auto` counts as PyTorch's default number."""
+    return max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
+
+
+def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
+    """Return the number of worker processes, and the GPUs that they share.
+
+    By default there is one process per GPU or, without GPUs, one per `threads` CPU cores.
+    """
+    gpus: list[str] = []
+    if resolve_device(device) == "cuda":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = visible.split(",") if visible else [str(n) for n in range(torch.cuda.device_count())]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return jobs or len(gpus) or max(1, cores // threads), gpus
+
+
+def run_in_processes(
+    tasks: Sequence[Task], executor: TaskExecutor[Task, Outcome], jobs: int, gpus: Sequence[str]
+) -> Iterator[Outcome]:
+    """Execute `tasks` in `jobs` processes, which share the `gpus`; yield results as they are ready.
+
+    A process that dies fails its current task only.
+    """
+    create = partial(getattr, executor, "execute")
+    workers = []
+    for n in range(min(jobs, len(tasks))):
+        gpu = {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}
+        workers.append(WorkerProcess(create, {"OMP_WAIT_POLICY": "passive", **gpu}))  # waiting threads sleep
+    waiting, idle = deque(tasks), list(workers)
+    busy: dict[Future[Outcome], tuple[WorkerProcess, Task]] = {}
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                worker, task = idle.pop(), waiting.popleft()
+                busy[worker.submit(task)] = worker, task
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                worker, task = busy.pop(future)
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    reason = f"its process {worker.describe_end()}, perhaps out of memory; try fewer --jobs"
+                    yield executor.lost(task, reason)
+                idle.append(worker)
+    finally:
+        for worker in workers:
+            worker.kill()  # files are replaced whole, so a process may be killed at any moment
+
+
+def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths: ArtifactPaths) -> dict[str, object]:
+    """Extract missing features, write the plan (files that stages depend on), and return the stages that DVC would run.
+
+    Raises DuplexError if features differ from those that DVC tracks: DVC would repeat all runs that use them.
+    """
+    datasets = dict.fromkeys(run.dataset for run in runs)
+    absent = [f"extract@{name}" for name in datasets if not paths.features(name).exists()]
+    if absent:
+        repo.repro(absent)
+    repo.require_free(paths.plan)  # a stage that is running would be recorded under the new plan
+    stamps.plan_stage(params, paths)
+    earlier = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract")]
+    products = ["product"] if params.run.products else []
+    changed = repo.changed(["plan", *earlier, *STAGES, *products])
+    for name in datasets:
+        differing = [stage for stage in (f"prepare@{name}", f"extract@{name}") if stage in changed]
+        if differing:
+            raise DuplexError(
+                f"dvc.lock does not have the files of {' and '.join(differing)}; run `dvc repro extract@{name}` to "
+                f"make them again, or `dvc commit -f {' '.join(differing)}` to keep them as they are"
+            )
+    return changed

@@ -1,0 +1,385 @@
+"""Write a trained model as a folder that works without this package: tensors, labels, model card, numpy script.
+
+The model card (README.md) of an exported model.
+
+Files that `duplex fit` adds to an exported model: how the model was trained, and statistics for `duplex update`.
+
+fit.json                  the training recipes (settings) tried and the chosen one, metrics measured before the final
+                          training on all images, counts of the data, digests of the images and the model's tensors
+statistics.safetensors    number and sum of the features of all labelled images, by pair; their second moment
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from duplex.encoders.base import is_random
+from duplex.errors import DuplexError, UsageError
+from duplex.evaluation.metric_table import METRICS, interval_text, number
+from duplex.labels import World
+from duplex.methods import score_formula
+from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatistics
+from duplex.recognition import numpy_example
+from duplex.recognition.onnx import EXAMPLE as ONNX_EXAMPLE
+from duplex.recognition.onnx import TOWER, TRAINED
+from duplex.recognition.trained import (
+    CONFIG,
+    FINETUNED_FORMAT,
+    FORMAT,
+    TENSORS,
+    TrainedModel,
+    code_changed,
+    first_line,
+    read_config,
+)
+from duplex.system.files import refuse_existing, replace_folder, save_tensors, sha256, sole_writer
+from duplex.training.checkpoint import digest, with_checksum
+
+SCORE_TERMS = {  # with the tensor that each needs
+    "visual": "visual",
+    "gaussian": "likelihood.rows",
+    "semantic": "semantic",
+    "factors": "states",
+    "gaussian_factors": "primitives.states.weight",
+}
+NOTES = "<!-- Text below this line is kept when the model is written again. -->"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Facts about a trained run for its model card, such as metrics, that its checkpoint lacks; empty where unknown."""
+
+    name: str
+    licence: str = "other"  # as the hub writes it: mit, apache-2.0, cc-by-4.0, ...
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # metrics.json of the evaluation
+    counts: Mapping[str, Any] = field(default_factory=dict)  # statistics.json of the data set
+    repository: str | None = None
+    remark: str = ""  # on the evaluation
+
+
+def read_notes(card: Path) -> str:
+    """What the user wrote below the generated text of a model card; empty if there is no card."""
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    return text.partition(NOTES)[2]
+
+
+def model_card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
+    """The Markdown text of an export's model card, from its config.json and tensors, with the user's `notes`."""
+    labels = config["labels"]
+    world = config["world"]
+    encoder = config["encoder"]
+    terms = [name for name, key in SCORE_TERMS.items() if key in tensors]
+    place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
+    seen = int(tensors["seen"].sum())
+    weights = f" with the weights `{encoder['tag']}`" if encoder["tag"] else ""
+    return f"""---
+license: {facts.licence}
+library_name: duplex
+tags: [compositional-zero-shot-learning, clip]
+---
+
+# {facts.name}
+
+Recognises compositions of {len(labels["states"])} states and {len(labels["objects"])} objects, including pairs without
+training images. `duplex` trained it as `{config["kind"]}`; it chooses among
+{len(tensors["state_of"])} compositions of the {world} world, of which {seen} label training images.
+
+## Use
+
+```sh
+duplex predict image.jpg --model {place}
+```
+
+```python
+from duplex import Recognizer
+
+answers = Recognizer.load("{place}")("image.jpg", top=3)
+```
+
+From a feature vector, with numpy and safetensors alone: `python recognize.py features.npy`. Features are those of
+`{encoder["name"]}`{weights} ({encoder["precision"]}), rounded to float16, of width {encoder["dim"]}.
+{_finetuning(config.get("finetune"))}
+## Files
+
+* `model.safetensors`: tensors of the score terms {", ".join(terms)}: prototypes, temperature, adapter and factors.
+* `config.json`: labels, encoder, and the temperature {config["confidence"]["temperature"]:.4g} of the probabilities,
+  fitted on validation images. {100 * config["confidence"]["new_share"]:.0f} % of images are expected to
+  show unseen pairs.
+
+## Training data
+
+{_counts(facts.counts)}
+
+## Evaluation
+
+On test images, in the {world} world:
+
+{_metrics(facts.metrics.get(world, {}))}
+
+S and U: accuracy on seen and unseen pairs at the ends of the calibration curve; HM: the best harmonic mean on it; AUC:
+the area under it. The numbers hold for images like those of the test split only.
+{facts.remark}
+
+{NOTES}
+""" + notes.removeprefix("\n")
+
+
+def _finetuning(options: Mapping[str, Any] | None) -> str:
+    if options is None:
+        return ""
+    blocks = "last block" if options["blocks"] == 1 else f"last {options['blocks']} blocks"
+    return f"""
+The image tower's {blocks} were fine-tuned, and no cache holds the resulting features: features for `recognize.py`
+are those of `encoder.onnx`, which `duplex export --onnx-encoder` writes, not rounded.
+"""
+
+
+def _counts(counts: Mapping[str, Any]) -> str:
+    flat: dict[Any, Any] = pd.json_normalize(dict(counts), sep=" ").to_dict("records")[0] if counts else {}
+    numbers = {key.replace("_", " "): value for key, value in flat.items() if isinstance(value, (int, float))}
+    if not numbers:
+        return "Not recorded."
+    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {value:g} |" for key, value in numbers.items())])
+
+
+def _metrics(metrics: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {title} | {number(metrics[key])} | {interval_text(metrics, key, '.2f')} |"
+        for key, title in METRICS.items()
+        if f"{key}_low" in metrics
+    ]
+    return "\n".join(["| | % | 95 % |", "|---|---|---|", *rows]) if rows else "The run was not evaluated."
+
+
+FIT, STATISTICS = "fit.json", "statistics.safetensors"
+FIT_FORMAT, STATISTICS_FORMAT = "duplex-fit-4", "duplex-statistics-1"
+FIELDS = ("pairs", "counts", "sums", "moment")
+
+
+def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
+    """Write fit.json into the folder of a model; equal records give equal bytes.
+
+    record: how the model was fitted: recipes (settings tried), metrics, counts and digests of the images.
+    model: the model's tensors, of which a digest is stored.
+    """
+    fields = {"format": FIT_FORMAT, **record, "model": digest(model)}
+    text = json.dumps(with_checksum(fields), ensure_ascii=False, indent=1) + "\n"
+    (folder / FIT).write_text(text, encoding="utf-8")
+
+
+def read_fit(folder: Path, model: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """Return the content of fit.json in a model's folder, the record of how the model was fitted.
+
+    Raise `UsageError` if the folder was not made by `duplex fit`, or fit.json was changed.
+
+    model: the model's tensors; `UsageError` is raised if fit.json belongs to other tensors. None: this is not checked.
+    """
+    path = folder / FIT
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
+    if not isinstance(record, dict) or record.get("format") != FIT_FORMAT:
+        raise UsageError(f"{path} is not of this version ({FIT_FORMAT}); run `duplex fit` again")
+    if record.get("checksum") != with_checksum(record)["checksum"]:
+        raise UsageError(f"{path} is damaged: its numbers or contents were changed; run `duplex fit` again")
+    if model is not None and record.get("model") != digest(model):
+        raise UsageError(f"{path} belongs to other tensors than {folder} holds; put back the {FIT} of this model")
+    return record
+
+
+def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """Return a dict, sha256 of the file -> digest of the pixels, of all images that a model was fitted or updated with.
+
+    record: content of the model's fit.json.
+    """
+    return {file: pixels for part in (record, *record.get("updates", [])) for file, pixels in part["contents"].items()}
+
+
+def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
+    """Return, for each image of `contents`, whether an image of `others` has the same bytes or the same pixels.
+
+    contents, others: dictionaries from the sha256 of an image file to the digest of its pixels.
+    """
+    known = {*others, *others.values()}
+    return [file in known or pixels in known for file, pixels in contents.items()]
+
+
+def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
+    """Return a lock on a model's folder, a context manager that only one process can hold.
+
+    `duplex update` and the end of `duplex fit` hold it, so that neither overwrites what the other writes.
+
+    folder: folder of the model.
+    instead: what the user can do instead of waiting, for the error message.
+    """
+    folder = folder.resolve()  # a link and its target have one lock
+    return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
+
+
+def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
+    """Raise `UsageError` if a folder's model was updated with images that a new model in its place would lack.
+
+    contents: the new model's images: sha256 of the file -> digest of its pixels.
+    """
+    try:
+        updates = read_fit(folder).get("updates", [])
+    except UsageError:  # not a model, or one that cannot be updated
+        return
+    if lost := shared_contents(contents_of({"contents": {}, "updates": updates}), contents).count(False):
+        raise UsageError(
+            f"{folder} was updated with {lost:,} images that its replacement would lack; choose another --out, or move "
+            "the folder"
+        )
+
+
+def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
+    """Write counts, sums and second moment of training features into a model's folder, for `duplex update` to extend.
+
+    model: the model's tensors, of which a digest is stored.
+    """
+    tensors = {name: getattr(fitted.statistics, name).cpu().contiguous() for name in FIELDS}
+    record = {
+        "format": STATISTICS_FORMAT,
+        "model": digest(model),
+        "tensors": digest(tensors),
+        "shape": [fitted.statistics.states, fitted.statistics.objects],
+        "settings": asdict(fitted.settings),
+    }
+    save_tensors(folder / STATISTICS, tensors, {"duplex": json.dumps(record, sort_keys=True)})
+    (folder / STATISTICS).chmod(0o644)
+
+
+def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatistics:
+    """Return counts, sums and second moment of training features from a model's folder; `duplex update` extends them.
+
+    Raise `UsageError` if there are none, or if they belong to other tensors than the model's, or to features of a
+    plug-in encoder whose code has changed since.
+
+    model: the model's tensors.
+    """
+    path, encoder = folder / STATISTICS, read_config(folder / CONFIG)["encoder"]
+    if code_changed(encoder):
+        raise UsageError(
+            f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features do not add to its "
+            "statistics; run `duplex fit` again with all images"
+        )
+    try:
+        with safe_open(path, "pt") as file:
+            record = json.loads(file.metadata()["duplex"])
+            tensors = {name: file.get_tensor(name) for name in FIELDS}
+        if record["format"] != STATISTICS_FORMAT:
+            raise UsageError(
+                f"{path} has the format {record['format']}, expected {STATISTICS_FORMAT}; run `duplex fit` again"
+            )
+        if record["tensors"] != digest(tensors) or record["model"] != digest(model):
+            raise UsageError(f"{path} is damaged or of another model; run `duplex fit` again")
+        statistics = ClassStatistics(*record["shape"], *(tensors[name] for name in FIELDS))
+        return FittedStatistics(statistics, FitSettings(**record["settings"]))
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} cannot be read; only models of `duplex fit` can be updated without training"
+        ) from error
+
+
+README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
+NAMES = {CONFIG, TENSORS, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__"}
+
+
+def export(
+    trained: TrainedModel,
+    world: World,
+    out: Path,
+    facts: RunFacts,
+    add_files: Callable[[Path], None] = lambda folder: None,
+    *,
+    force: bool = False,
+) -> None:
+    """Export a trained model to the folder `out`, atomically.
+
+    Raise `UsageError` if it cannot be exported, or has an encoder with random weights, or `out` exists.
+
+    world: closed or open, the world whose candidates the exported model scores.
+    facts: metrics and counts for the model card.
+    add_files: function that writes further files to the folder given to it.
+    force: replace a model at `out`.
+    """
+    refuse_existing_model(out, force=force)
+    if is_random(trained.backbone.record.get("tag")):
+        raise UsageError(f"{trained.where} has an encoder with random weights, for trials; train with a pretrained one")
+    tensors = exported_tensors(trained, world)
+    options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
+    with replace_folder(out.resolve()) as folder:  # a link to a folder stays
+        save_tensors(folder / TENSORS, tensors)
+        (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
+        add_files(folder)
+        fields = {
+            "format": FORMAT if options is None else FINETUNED_FORMAT,
+            "kind": trained.kind,
+            "world": world,
+            "labels": trained.labels.to_dict(),
+            "encoder": dict(trained.backbone.record),
+            "calibration": trained.calibration_of(world).to_dict(),
+            "confidence": trained.confidence.to_dict(),
+            **({} if options is None else {"finetune": options}),
+            "tensors": digest(tensors),
+            "files": {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()},
+        }
+        config = with_checksum(fields)
+        (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        (folder / README).write_text(model_card(config, tensors, facts, read_notes(out / README)), encoding="utf-8")
+        shutil.copyfile(score_formula.__file__, folder / FORMULA)
+        example = Path(numpy_example.__file__).read_text(encoding="utf-8")
+        (folder / EXAMPLE).write_text(
+            example.replace(score_formula.__name__, FORMULA.removesuffix(".py")), encoding="utf-8"
+        )
+
+
+def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
+    """Return the tensors of an export: for scores, for probabilities of answers, and to detect unknown images.
+
+    These include masks [C] of seen and of feasible candidates and their log prior probabilities [C]. Raise `UsageError`
+    if the model's method cannot be exported.
+    """
+    tensors = trained.tensors(world)
+    if tensors is None:
+        raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")
+    candidates = trained.candidates(world)
+    masks = {"seen": candidates.seen, "feasible": candidates.feasible}
+    tensors = {**tensors, **{name: torch.from_numpy(mask.copy()) for name, mask in masks.items()}}
+    tensors |= {} if trained.known_images is None else trained.known_images.tensors()
+    tensors["log_prior"] = torch.from_numpy(candidates.confidence.log_prior(**masks))
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+
+
+def refuse_existing_model(out: Path, *, force: bool) -> None:
+    """`refuse_existing` for a model's folder; even `force` deletes no files but a model's."""
+    refuse_existing(out, force=force)
+    others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
+    if others:
+        raise UsageError(f"{out} holds other files than a model's, such as {others[0]}; choose another folder")
+
+
+def upload(folder: Path, name: str) -> str:
+    """Upload a folder to the Hugging Face repository `name`, which is created if missing; return its URL."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(name, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Exported by duplex")
+    except Exception as error:  # of many kinds: network and hub
+        raise DuplexError(f"{name} could not be uploaded to {api.endpoint}: {first_line(error)}; log in and try again"
+        ) from error  # fmt: skip
+    return f"{api.endpoint}/{name}"

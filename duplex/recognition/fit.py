@@ -1,0 +1,765 @@
+"""The command `duplex fit`: train a model on a folder of labelled images, and write it as a model folder.
+
+    SOURCE -> check, split -> features -> choice of training settings by validation -> final fit on all images -> MODEL
+
+Beside MODEL, `MODEL.cache` holds the features, each training recipe tried and unfinished training. A killed
+fit continues from there and ends in the same bytes; a second fit of the same data trains nothing again.
+
+The training recipes that `duplex fit` tries: nothing trained, prompts, or prompts and blocks of the image tower.
+
+Final training of `duplex fit`: on all labelled images, with the settings, epochs and bias that validation chose.
+
+Choose the frozen encoder for `duplex fit` by device, number of images, and weights on disk or downloadable.
+
+The labelled images that a model is fitted to: a folder or a table, checked, without duplicates, and split.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import compress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import PIL
+import torch
+from safetensors.torch import load_file
+
+from duplex.artifacts import RunPaths
+from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, load_params, shipped_project
+from duplex.data.check import DataIssue, alike_labels, check_labels_of
+from duplex.data.contents import SourceOptions, SplitOptions, read_digests
+from duplex.data.sources import detect_source, load_source, read_folder
+from duplex.data.tables import LabelledImages, count_dataset, from_rows, labels_of, read_table
+from duplex.encoders.base import (
+    PACKAGED,
+    Encoder,
+    encoder_identity,
+    is_random,
+    is_reachable,
+    load_encoder,
+    missing_weights,
+    resolve_device,
+    unknown_words,
+)
+from duplex.errors import DuplexError, UsageError
+from duplex.evaluation.confidence import AnsweredImages
+from duplex.features.file import status_reason
+from duplex.features.tokens import Examples
+from duplex.labels import WORLDS, LabelSpace, World, prompt_name
+from duplex.methods.base import Method
+from duplex.methods.registry import method_source, parse_options
+from duplex.options import TrainingOptions
+from duplex.recognition.answers import listed_answers
+from duplex.recognition.cache import ContentCache, ContentInputs
+from duplex.recognition.export import (
+    RunFacts,
+    export,
+    refuse_existing_model,
+    refuse_lost_updates,
+    sole_model_writer,
+    write_fit,
+    write_statistics,
+)
+from duplex.recognition.trained import TENSORS, TrainedRun
+from duplex.report.own import OwnData, write_page
+from duplex.system.files import json_digest, refuse_existing, sole_writer, with_own_name, write_json
+from duplex.system.plugins import code_hash, provider
+from duplex.training.checkpoint import Record, with_checksum
+from duplex.training.fit import deterministic
+from duplex.training.inputs import InputRequest, RunInputs, long_prompts
+from duplex.training.loop import ResumePoint, TrainingResult, saved_epoch, train
+from duplex.training.recipes import (
+    BlockCost,
+    ImageCounts,
+    Recipe,
+    RecipeChoice,
+    RecipeRuns,
+    SearchPlan,
+    block_cost,
+    finetunable_blocks,
+    finetuned_recipes,
+    plan_search,
+    search_recipes,
+)
+from duplex.training.run import MethodSpec, Run, evaluate_world, initialised_method
+from duplex.training.scoring import Calibration, KnownImages
+
+LONGEST = 1800.0  # seconds that encoding may take on a CPU
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An encoder with published weights that `choose_encoder` considers, and its speed on a CPU."""
+
+    name: str
+    weights: str
+    seconds: float  # per image on one core of a CPU
+
+
+OFFERS = (  # the most accurate first
+    Offer("ViT-L-14-quickgelu", "openai", 1.4),
+    Offer("ViT-B-16-quickgelu", "openai", 0.3),
+    Offer("ViT-B-32-quickgelu", "openai", 0.08),
+)
+
+
+@dataclass(frozen=True)
+class EncoderChoice:
+    """An encoder and the reason why it was chosen."""
+
+    entry: EncoderParams
+    reason: str
+
+
+def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
+    """Choose the most accurate encoder that encodes the images in half an hour at most, or on a GPU in any time.
+
+    If none is fast enough, the fastest is taken. Weights on disk come first; without any, the small encoder that ships
+    with the package is chosen if its vocabulary has all words of the labels, else the best whose weights can be
+    downloaded. Raises `UsageError` if there is none.
+
+    images: number of images.
+    gpu: whether a GPU encodes them.
+    cores: number of CPU cores.
+    """
+    in_time = [offer for offer in OFFERS if gpu or offer.seconds * images / cores <= LONGEST] or [OFFERS[-1]]
+    why = f"{'a GPU' if gpu else f'{cores} cores and no GPU'}, {images:,} images"
+    absent = {}
+    for offer in in_time:
+        missing = missing_weights(offer.name, offer.weights)
+        if missing is None:
+            return EncoderChoice(EncoderParams(name=offer.name, weights=offer.weights), f"{why}, weights on disk")
+        absent[offer] = missing
+    if not unknown_words(PACKAGED, words(labels)):
+        return EncoderChoice(EncoderParams(name=PACKAGED), "the packaged encoder knows all words")
+    for offer, missing in absent.items():
+        if is_reachable(missing.address):
+            size = f"{(missing.size or 0) / 1e9:.1f} GB to download"
+            return EncoderChoice(EncoderParams(name=offer.name, weights=offer.weights), f"{why}, {size}")
+    raise UsageError(
+        f"no encoder's weights are on disk, and none can be downloaded; download the weights {in_time[-1].weights} of "
+        f"{in_time[-1].name} where there is a network, or name a folder that holds an open_clip model: "
+        "--encoder local-dir:FOLDER"
+    )
+
+
+def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderChoice:
+    """Return an encoder that the user named; raise `UsageError` if it does not exist or lacks words of the labels."""
+    if weights is None and name.startswith("ViT-"):
+        weights = "openai"
+    try:
+        encoder_identity(name, weights)
+    except DuplexError as error:
+        raise UsageError(f"--encoder {name}: {error}") from None
+    if is_random(weights):
+        raise UsageError(f"the weights {weights} are random, for trials of a project; name pretrained ones")
+    check_words(name, words(labels))
+    return EncoderChoice(EncoderParams(name=name, weights=weights), "named")
+
+
+def check_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
+    """Raise `UsageError` if an encoder of a fixed vocabulary lacks a word of `texts`; `advice` ends the message."""
+    if unknown := unknown_words(name, texts):
+        raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; {advice}")
+
+
+def words(labels: LabelSpace) -> Sequence[str]:
+    """Return the names of all states and objects as they are written in prompts."""
+    return [prompt_name(name) for name in (*labels.states, *labels.objects)]
+
+
+MOST_CONTRADICTED = 0.01  # share of images with copies of another label that are left out; more is an error
+PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by the sha256 of its file
+DECODER = {"format": "duplex-pixels-2", "decoder": f"Pillow {PIL.__version__}"}  # others may decode other pixels
+
+
+@dataclass(frozen=True)
+class LabelledFolder:
+    """Labelled images that a model is fitted to: a table without copies of images, with their split and digests."""
+
+    root: Path  # folder that image paths start from
+    manifest: pd.DataFrame  # image, state, object, split
+    labels: LabelSpace
+    digests: list[str]  # sha256 of each row's file
+    pixels: Mapping[str, str]  # digests of pixels, also of copies left out, by the sha256 of the file (`read_digests`)
+    notes: tuple[str, ...] = ()  # what was left out
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Dictionary from the sha256 of each image file, sorted, to a digest of its pixels; identifies the images."""
+        return {digest: self.pixels[digest] for digest in sorted(self.digests)}
+
+
+@dataclass(frozen=True)
+class DistinctImages:
+    """Labelled images of which no two have the same content, and notes on the images left out."""
+
+    rows: pd.DataFrame  # image, state, object and further columns
+    digests: list[str]  # sha256 of each row's file
+    notes: list[str]  # images that are missing or have the content of another
+    pixels: dict[str, str]  # digests of pixels, also of copies left out, by the sha256 of the file (`read_digests`)
+
+
+def read_labelled_folder(
+    source: Path,
+    images: Path | None = None,
+    seed: int = SplitOptions.seed,
+    known_pixels: Mapping[str, str] = MappingProxyType({}),
+) -> LabelledFolder:
+    """Read labelled images from a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
+
+    The splits are train, val and test. Copies of an image with the same label are used once; images with two labels are
+    left out. Raises `UsageError` if more than one image in a hundred has two labels, and for data that cannot be split
+    into seen and unseen pairs.
+
+    images: folder that a table's image paths start from; by default the table's folder.
+    known_pixels: digests of pixels that were computed before, by the sha256 of the file.
+    """
+    description = detect_source(source, SplitOptions(seed=seed), images)
+    notes: list[str] = []
+    try:
+        if description.kind == "standard":
+            data = load_source(description)
+            digests, pixels = read_digests(description.root, data.manifest["image"].tolist(), known_pixels)
+        else:
+            frame, skipped = labelled_rows(description)
+            distinct = distinct_images(frame, description.root, source, known_pixels)
+            digests, pixels, notes = distinct.digests, distinct.pixels, distinct.notes + skipped
+            require_words(distinct.rows, source)
+            data = from_rows(distinct.rows, description.split, source)  # no two rows have the same content
+        require_splits(data, source)
+    except UsageError:
+        raise
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
+    notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
+    manifest = data.manifest.reset_index(drop=True)
+    return LabelledFolder(description.root, manifest, data.labels, digests, pixels, tuple(notes))
+
+
+def load_pixel_digests(cache: Path) -> dict[str, str]:
+    """Digests of pixels that a cache folder stores, by the sha256 of the image file.
+
+    There are none if the file is missing, damaged or of another version of Pillow.
+    """
+    try:
+        record = json.loads((cache / PIXELS).read_text(encoding="utf-8"))
+        pixels: dict[str, str] = record["pixels"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return pixels if record == with_checksum({**DECODER, "pixels": pixels}) else {}
+
+
+def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
+    """Write digests of pixels, by the sha256 of the image file; unreadable images are left out."""
+    decoded = {file: digest for file, digest in sorted(pixels.items()) if digest != file}
+    write_json(cache / PIXELS, with_checksum({**DECODER, "pixels": decoded}))
+
+
+def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
+    """Read a folder or table of labelled images; return a table and notes on the files that were skipped.
+
+    The table has the columns image, state, object and, if the source has a split, split.
+    """
+    if source.table is not None:
+        if not source.root.is_dir():
+            raise UsageError(f"{source.root} is not a folder; --images names the folder that image paths start from")
+        return read_table(source.table).drop_duplicates(ignore_index=True), []
+    frame, notes = read_folder(source.root)
+    return frame, [f"{text}: {count:,}" for text, count in notes.items()]
+
+
+def distinct_images(
+    frame: pd.DataFrame, root: Path, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
+) -> DistinctImages:
+    """Remove copies of images from a table of labelled images; return the other rows, and notes on those left out.
+
+    Files are copies if their bytes or their pixels are equal. Images whose copies have another label are all left out;
+    more than one in a hundred raise `UsageError`.
+
+    known_pixels: digests of pixels that were computed before, by the sha256 of the file.
+    """
+    images = frame["image"]
+    files, pixels = read_digests(root, images.tolist(), known_pixels)
+    digests = pd.Series(files, index=frame.index, dtype=object)
+    missing = digests == ""
+    if missing.all():
+        raise UsageError(
+            f"{source}: none of its {len(frame):,} images exists below {root}, such as {images.iloc[0]!r}; "
+            "correct the paths or give --images FOLDER"
+        )
+    frame, digests = frame[~missing], digests[~missing]
+    contents = digests.map(pixels)
+    contradicted = _contradicted(frame, contents, source)
+    frame, digests = frame[~contradicted], digests[~contradicted]
+    repeated = contents[~contradicted].duplicated()
+    notes = [
+        str(DataIssue(text, int(mask.sum()), tuple(images[mask.index[mask]]), True))
+        for text, mask in (
+            ("images left out because they are missing", missing),
+            ("images left out because copies have another label", contradicted),
+            ("images left out because another has the same content", repeated),
+        )
+        if mask.any()
+    ]
+    return DistinctImages(frame[~repeated].reset_index(drop=True), digests[~repeated].tolist(), notes, pixels)
+
+
+def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.Series:
+    """Return the mask of rows whose image also occurs with another label; raise `UsageError` for more than 1 % of rows.
+
+    contents: digest of each row's pixels.
+    """
+    kinds = frame.assign(content=contents).drop_duplicates(["content", "state", "object"])
+    twice = kinds.loc[kinds["content"].duplicated(keep=False), "content"]
+    mask = contents.isin(twice)
+    if mask.sum() > MOST_CONTRADICTED * len(frame):
+        copies = kinds[kinds["content"] == twice.iloc[0]].head(2).itertuples()
+        named = " and ".join(f"{row.image} ({row.state} {row.object})" for row in copies)
+        raise UsageError(
+            f"{source}: {twice.nunique():,} images occur with two labels, such as {named}, whose pixels are equal; "
+            "keep one label of each"
+        )
+    return mask
+
+
+def require_words(frame: pd.DataFrame, source: Path) -> None:
+    """Raise `UsageError` unless a table of labelled images has at least two states and two objects."""
+    for kind in ("state", "object"):
+        names = frame[kind].unique()
+        if len(names) < 2:
+            raise UsageError(f"{source} has one {kind}, {names[0]!r}; expected at least two states and two objects")
+
+
+def require_splits(data: LabelledImages, source: Path) -> None:
+    """Raise `UsageError` if the validation or test split lacks images of seen or of unseen pairs."""
+    fatal = next((issue for issue in check_labels_of(data) if issue.fatal and issue.count), None)
+    if fatal is not None:
+        raise UsageError(f"{source} cannot be fitted: {', '.join(fatal.examples)}; add images per pair, or pairs")
+
+
+def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
+    """Pass lines of text on a data set to the function `say`: numbers of images, labels and pairs, images left out."""
+    labels = data.labels
+    pairs = data.manifest[["state", "object"]].drop_duplicates()
+    counts = data.manifest["split"].value_counts()
+    say(
+        f"{len(data.manifest):,} images, {len(labels.states)} states, {len(labels.objects)} objects, "
+        f"{len(pairs)} pairs; train {counts['train']:,}, validation {counts['val']:,}, test {counts['test']:,}"
+    )
+    for note in data.notes:
+        say(f"note: {note}")
+
+
+NOTHING_TRAINED, PROMPTS = "closed_form", "dual"  # methods of the package's params.yaml
+WITHOUT_TEXT = {"inference": ["gaussian_factors", "gaussian"], "interactions": 0.0}  # of encoders without a text tower
+PROMPT_RATES = (1e-3, 1e-4)  # learning rates of prompts
+PROMPT_EPOCHS = 8  # along half a cosine
+BATCH = 64
+WIDE_TEXT = 512  # width of a text tower from which on several threads train its prompts faster than one
+LARGEST_OPEN = 1 << 15  # pairs of states and objects up to which all of them are candidates
+SEED = 0
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FolderRecipes:
+    """Training recipes that `duplex fit` tries on a folder of labelled images, with features and training runs."""
+
+    data: LabelledFolder
+    choice: EncoderChoice
+    cache: Path  # folder of features and runs
+    minutes: float
+    say: Say
+
+    @cached_property
+    def device(self) -> torch.device:
+        return torch.device(resolve_device("auto"))
+
+    @cached_property
+    def tower(self) -> Encoder:
+        """The encoder's image tower."""
+        entry = self.choice.entry
+        return load_encoder(entry.name, entry.weights, towers="image", device=str(self.device))
+
+    @cached_property
+    def text_width(self) -> int:
+        """Width of the text tower's token embeddings; 0 if the encoder has no text tower."""
+        entry = self.choice.entry
+        text = load_encoder(entry.name, entry.weights, towers="text", device=str(self.device)).text
+        return 0 if text is None else int(text.embedding([text.start]).shape[1])
+
+    @property
+    def world(self) -> World:
+        """World that the model answers in: open (all state-object pairs) with up to 32,768 pairs, else closed."""
+        return "open" if self.data.labels.size <= LARGEST_OPEN else "closed"
+
+    @cached_property
+    def inputs(self) -> ContentInputs:
+        """The data set, split into train, val and test, with features; reading this encodes images not in the cache."""
+        data, entry = self.data, self.choice.entry
+        room = finetunable_blocks(self.tower, len(data.manifest), self.cache)
+        self.say(
+            f"fine-tuning: up to {room.depth} blocks; {room.reason}" if room.depth else f"no fine-tuning: {room.reason}"
+        )
+        cache = ContentCache(self.cache, entry, self.tower, room.depth)
+        features = cache.fill(data.root, dict(zip(data.digests, data.manifest["image"], strict=True)))
+        rows = features.at(data.digests)
+        inputs = ContentInputs(data.manifest, data.labels, rows, features, entry, str(self.device))
+        statuses = features.stored.statuses[rows]
+        if bad := np.flatnonzero(inputs.bad).tolist():
+            listed = [f"{data.manifest['image'].iloc[row]} ({status_reason(statuses[row])})" for row in bad[:3]]
+            self.say(f"{len(bad):,} images cannot be used and are left out: {', '.join(listed)}")
+        return inputs
+
+    @cached_property
+    def readable(self) -> LabelledFolder:
+        """The data set without unreadable images; to find these, images that are not in the cache are encoded first."""
+        kept = ~self.inputs.bad
+        return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
+
+    @cached_property
+    def runs(self) -> RecipeRuns:
+        """Store of the trainings to choose from, in a folder named by a digest of labels, features, code and device."""
+        is_gpu, methods = self.device.type == "cuda", map(self._entry, (NOTHING_TRAINED, PROMPTS))
+        key = {
+            "contents": self.data.digests,
+            "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
+            "features": self.inputs.features.stored.identity,
+            "torch": torch.__version__,
+            "code": code_hash("recipe", modules=[method_source(method.kind).module for method in methods]),
+            "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
+        }
+        folder = self.cache / f"recipes-{json_digest(key)[:16]}"
+        read, settings = self.inputs.read, EvaluationParams()
+        return RecipeRuns(folder, read, SEED, self.device, settings, accuracy=self._accuracy)
+
+    def _accuracy(self, run: Run, val: Examples) -> float | None:
+        return listed_answers(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
+
+    def levels(self, began: float) -> Iterator[list[Recipe]]:
+        """Yield lists of training recipes (settings to try) of equal cost, the cheapest first.
+
+        The first recipe trains nothing, the next ones prompts, the last ones as many blocks of the image tower as the
+        time limit allows.
+
+        began: `time.monotonic()` at which the time for training began.
+        """
+        yield [Recipe("nothing trained", self._spec(NOTHING_TRAINED))]
+        if not self.text_width:
+            self.say("the encoder has no text tower, so neither prompts nor blocks are trained")
+            return
+        prompts = [Recipe(f"prompts, rate {rate:g}", self._spec(PROMPTS, rate)) for rate in PROMPT_RATES]
+        yield prompts
+        beside_blocks = prompts[0]  # with blocks that train, prompts may train fast
+        plan = self.runs.plan(self.minutes, lambda: self._plan(beside_blocks, began))
+        self.say(f"fine-tuning: {plan.reason}")
+        training = replace(beside_blocks.spec.training, threads=torch.get_num_threads())
+        yield from finetuned_recipes(replace(beside_blocks.spec, training=training), plan.depths, plan.rates)
+
+    def _entry(self, name: str) -> MethodEntry:
+        return load_params(shipped_project() / "params.yaml").methods[name]
+
+    def _spec(self, name: str, rate: float = PROMPT_RATES[0]) -> MethodSpec:
+        entry = self._entry(name)
+        training = TrainingOptions(
+            learning_rate=rate,
+            batch_size=BATCH,
+            epochs=PROMPT_EPOCHS,
+            schedule="cosine",
+            patience=PROMPT_EPOCHS // 2,
+            threads=1 if self.text_width < WIDE_TEXT else torch.get_num_threads(),
+        )
+        options = entry.options_for(None) | ({} if self.text_width else WITHOUT_TEXT)
+        return MethodSpec(name, entry.kind, parse_options(entry.kind, options), training, ("closed",), "closed")
+
+    def _plan(self, prompts: Recipe, began: float) -> SearchPlan:
+        """Time some training steps and return the numbers of fine-tuned blocks to try in the time that is left.
+
+        prompts: the training of prompts without fine-tuned blocks, whose epochs are timed.
+        began: `time.monotonic()` at which the time for training began.
+        """
+        splits = self.data.manifest["split"].value_counts()
+        counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
+        left = 60 * self.minutes - (time.monotonic() - began)
+        epoch = self.runs.result(prompts).seconds_per_epoch
+        return plan_search(self.inputs.block_inputs, self._block_cost, counts, left, epoch)
+
+    def _block_cost(self, blocks: int) -> BlockCost:
+        """Measure the seconds per image of training and running the image tower's last `blocks` blocks.
+
+        The result also has the seconds to compute these blocks' inputs from the cached inputs of an earlier block.
+        """
+        cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.inputs.block_inputs))
+        return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
+
+    def final_files(self, recipe: Recipe) -> RunPaths:
+        """Return the paths of the files of the final training, on all labelled images, with the settings `recipe`."""
+        return RunPaths(self.runs.files(recipe).root / "all")
+
+    def all_images(self, recipe: Recipe) -> RunInputs:
+        """Return the data of the final training: features and labels, with every image in the training split."""
+        manifest = self.data.manifest.assign(split="train")
+        return self.inputs.with_manifest(manifest, labels_of(manifest)).read(recipe.spec.request)
+
+
+@dataclass
+class LastEpochValidation:
+    """Replacement for validation when no image is left for it: every epoch counts as better than the one before.
+
+    auc: validation AUC of an earlier run, to be displayed.
+    epoch: number of the last finished epoch.
+    """
+
+    auc: float
+    epoch: int
+
+    def __call__(self, method: Method[Any]) -> dict[str, float]:
+        self.epoch += 1
+        return {"auc": self.auc, "epoch": float(self.epoch)}
+
+
+def fit_chosen(recipes: FolderRecipes, recipe: Recipe) -> Run:
+    """Train the final model of `duplex fit` on all labelled images and return it as a run.
+
+    Each training recipe that the search tried was trained on the training split alone and measured on the validation
+    split. Here the chosen recipe is trained once more, on the images of all splits together, with what validation
+    chose: number of epochs, values of tuned options, bias and thresholds. The run is saved in the folder `all` beside
+    the files of that earlier training; an interrupted training continues from there.
+    """
+    record, method, _ = recipes.runs.load(recipe)
+    files = recipes.final_files(recipe)
+    resume = ResumePoint("all images", files.unfinished_training, recipes.runs.files(recipe).root.name)
+    inputs = recipes.all_images(recipe)
+    run = fit_all_images(recipe.spec, record, method.tuned_options(), inputs, recipes.device, resume)
+    run.write(files)
+    return run
+
+
+def fit_all_images(
+    spec: MethodSpec,
+    chosen: Record,
+    tuned: Mapping[str, Any],
+    inputs: RunInputs,
+    device: torch.device,
+    resume: ResumePoint,
+) -> Run:
+    """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
+
+    spec: the method and its options.
+    chosen: checkpoint metadata of the earlier run; its number of epochs, bias and thresholds are used.
+    tuned: values of options that the earlier run chose on validation images (`Method.tuned_options`).
+    inputs: data set with every image in the training split.
+    resume: file from which an interrupted training continues.
+    """
+    options = replace(spec.options, **tuned)
+    training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
+    method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
+    images = inputs.examples["train"].to(device)
+    if chosen.epoch:
+        begun = saved_epoch(resume.path) if resume.path is not None else 0
+        result = train(method, images, training, chosen.seed, LastEpochValidation(chosen.val_auc, begun), resume)
+    else:  # the untrained method was the best
+        result = TrainingResult(0, chosen.val_auc, [], {})
+    bias = next(iter((chosen.calibration or {}).values())).bias
+    record = replace(
+        chosen,
+        options=options,
+        provider=provider(method_source(spec.kind)),
+        labels=inputs.labels,
+        encoder=inputs.encoder,
+        calibration={world: Calibration(bias) for world in WORLDS},
+        known_images=None if chosen.known_images is None else _known_images(images, inputs, chosen.known_images),
+    )
+    return Run(spec.name, method.eval(), record, training, result)
+
+
+def _known_images(images: Examples, inputs: RunInputs, chosen: KnownImages) -> KnownImages:
+    """Return the final model's detector of images unlike the training images.
+
+    Its pair means and covariance are of all images, its distance threshold is that of `chosen`, the detector of the run
+    that validation chose.
+    """
+    return replace(KnownImages.fit(images, images, inputs.labels), threshold=chosen.threshold)
+
+
+MINUTES = 30.0
+REMARK = "The numbers were measured before the model was fitted once more, on all labelled images."
+
+
+def fit_folder(
+    source: Path,
+    out: Path,
+    *,
+    images: Path | None = None,
+    encoder: str | None = None,
+    weights: str | None = None,
+    minutes: float = MINUTES,
+    say: Say = print,
+    force: bool = False,
+) -> Path:
+    """Fit a model to labelled images and write it to the folder `out`, as `duplex export` does.
+
+    source: a folder `state/object/*.jpg`, a table with the columns image, state, object and optionally split, or the
+        folder of a published benchmark.
+    images: folder that a table's image paths start from; by default the table's folder.
+    encoder: name of the frozen encoder; None: see `choose_encoder`.
+    weights: the encoder's weights, a published tag or a file.
+    minutes: time limit of training, after the images are encoded; timed steps decide which training settings are tried.
+    say: function that receives lines of text about the progress.
+    force: replace a model at `out` and its page, unless it was updated with further images.
+    """
+    if not minutes > 0:
+        raise UsageError(f"minutes is {minutes:g}; expected more than 0")
+    if weights is not None and encoder is None:
+        raise UsageError(f"--weights is {weights!r} without --encoder; name the encoder, or leave --weights out")
+    out = with_own_name(out)
+    refuse_existing_model(out, force=force)
+    refuse_existing(page_file(out), force=force)
+    data = read_labelled_folder(source, images, known_pixels=load_pixel_digests(cache_folder(out)))
+    refuse_lost_updates(out, data.contents)
+    describe(data, say)
+    if encoder is None:
+        gpu = resolve_device("auto") != "cpu"
+        choice = choose_encoder(data.labels, len(data.manifest), gpu=gpu, cores=os.cpu_count() or 1)
+    else:
+        choice = named_encoder(encoder, weights, data.labels)
+    say(f"encoder: {choice.entry.name} ({choice.reason})")
+    if long := long_prompts(choice.entry.name, choice.entry.weights, data.labels):
+        raise UsageError(
+            f"{len(long):,} pairs have a longer prompt than {choice.entry.name} reads, the first {long[0]!r}; shorten "
+            "the names of their states or objects"
+        )
+    with deterministic(), sole_writer(cache_folder(out) / "fit", "fit", "or give this one another --out"):
+        return _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out, force)
+
+
+def cache_folder(out: Path) -> Path:
+    """Return `MODEL.cache`, the folder beside a model's folder for cached features and unfinished training."""
+    return out.with_name(f"{out.name}.cache")
+
+
+def page_file(out: Path) -> Path:
+    """Return the path of the HTML page about the data set, beside the model's folder."""
+    return out.with_name(f"{out.name}-page.html")
+
+
+def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
+    """Choose a training recipe by validation, fit it to all images, write the model folder `out` and return its path.
+
+    A recipe says what is trained: nothing, prompts, or prompts and blocks of the image tower.
+    """
+    say = recipes.say
+    save_pixel_digests(recipes.cache, recipes.data.pixels)
+    recipes.inputs  # noqa: B018 encodes what is missing, before the time for training begins
+    choice = search_recipes(recipes.levels(time.monotonic()), recipes.runs.result, say)
+    say(f"chosen: {choice.recipe.name}")
+    measured, answers = _measure(recipes, choice.recipe)
+    say(_summary(measured))
+    say(f"fitting all {len(recipes.readable.manifest):,} labelled images")
+    run = fit_chosen(recipes, choice.recipe)
+    with sole_model_writer(out, "then run the same command again"):
+        refuse_lost_updates(out, recipes.data.contents)  # an update may have ended during the fit
+        _write_model(out, recipes, run, choice, measured, force)
+    for other in recipes.cache.glob("recipes-*"):
+        if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
+            shutil.rmtree(other, ignore_errors=True)
+    page = _write_page(out, recipes, choice, answers)
+    say(f"{page} shows where the model is right and wrong, and which further images would help")
+    return out
+
+
+def _measure(recipes: FolderRecipes, recipe: Recipe) -> tuple[dict[str, Any], AnsweredImages]:
+    """Return metrics and answers on the test images, with the training settings that validation chose.
+
+    The measured run was trained on the training split alone; test images had no part in any choice.
+    """
+    record, method, inputs = recipes.runs.load(recipe)
+    test = inputs.examples["test"].to(recipes.device)
+    inputs = replace(inputs, examples={**inputs.examples, "test": test})
+    answers = listed_answers(method, test, inputs.labels, record.confidence, recipes.world)
+    bias = (record.calibration or {})["closed"].bias
+    metrics = {
+        world: evaluate_world(method, inputs, EvaluationParams(), world, Calibration(bias)).metrics
+        for world in dict.fromkeys(("closed", recipes.world))
+    }
+    numbers = {
+        "images": len(test),
+        "accuracy": answers.accuracy,
+        "accuracy_seen": answers.seen_accuracy,
+        "accuracy_unseen": answers.unseen_accuracy,
+        "calibration_error": 100 * answers.reliability.calibration_error,
+        "new_share": answers.new_share,
+        "metrics": metrics,
+    }
+    return numbers, answers
+
+
+def _summary(measured: dict[str, Any]) -> str:
+    """Return test metrics as one line of text: accuracy, calibration error and AUC."""
+    share = 100 * measured["new_share"]
+    return (
+        f"on {measured['images']:,} test images, which had no part in training: accuracy {measured['accuracy']:.1f} % "
+        f"if {share:g} % of images are of new pairs ({measured['accuracy_seen']:.1f} % for pairs with training images, "
+        f"{measured['accuracy_unseen']:.1f} % for new pairs), calibration error "
+        f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
+    )
+
+
+def _write_model(
+    out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any], force: bool
+) -> None:
+    """Export the trained model to the folder `out`, with the files that `duplex update` reads to add images.
+
+    These are fit.json, on the training settings tried and the test metrics, and statistics of the features.
+    """
+    trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
+    counts = count_dataset(recipes.readable.labels, recipes.readable.manifest).to_dict()
+    facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
+    fitted = run.method.fitted_statistics()
+
+    def add_files(folder: Path) -> None:
+        tensors = load_file(folder / TENSORS)
+        write_fit(folder, _fit_record(recipes, choice, measured, counts), tensors)
+        if fitted is not None:
+            write_statistics(folder, fitted, tensors)
+
+    export(trained, recipes.world, out, facts, add_files, force=force)
+
+
+def _fit_record(
+    recipes: FolderRecipes, choice: RecipeChoice, measured: dict[str, Any], counts: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the content of fit.json: encoder, image and label counts, settings tried, test metrics, image digests.
+
+    It has no dates or durations, so that equal fits have equal files.
+    """
+    images = recipes.readable.manifest["split"].value_counts()
+    return {
+        "encoder": recipes.choice.entry.model_dump(exclude_defaults=True),
+        "counts": counts,
+        "images": {split: int(count) for split, count in sorted(images.items())},
+        "recipes": list(choice.table),
+        "chosen": choice.recipe.name,
+        "measured": measured,
+        "contents": recipes.readable.contents,  # which an update does not count twice
+    }
+
+
+def _write_page(out: Path, recipes: FolderRecipes, choice: RecipeChoice, answers: AnsweredImages) -> Path:
+    """Write the HTML page about the data set beside the model folder `out`, and return its path."""
+    data, examples = recipes.data, recipes.inputs.read(InputRequest()).examples
+    facts = [("encoder", recipes.choice.entry.name), ("recipe", choice.recipe.name)]
+    own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
+    return write_page(own, page_file(out))

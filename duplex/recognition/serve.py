@@ -1,0 +1,496 @@
+"""HTTP server that takes images and answers in JSON, with a web page.
+
+Prometheus metrics of the server.
+
+Search for the training images that are most similar to an image.
+
+Collect the images of concurrent requests into batches for the worker processes of the server.
+
+Worker processes of the HTTP server: each has its own recognizer and answers one batch of image files after another.
+
+Python runs one thread at a time, and with a small encoder half the time per image is spent in Python code; so the
+server process handles HTTP only. A file that crashes its decoder kills a worker, which is replaced, not the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from pydantic import BaseModel, Field
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from torch import Tensor
+
+from duplex.data.images import BadImageFile, decode_image, thumbnail
+from duplex.errors import DuplexError
+from duplex.evaluation.retrieval import most_similar
+from duplex.labels import World
+from duplex.recognition.recognizer import Recognizer
+from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
+from duplex.system.version import __version__
+
+cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Index of n training images, to find those that are most similar to an image."""
+
+    features: NDArray[np.float32]  # [n, d]
+    manifest: pd.DataFrame  # paths and labels, one line per image
+    root: Path  # folder that the paths are relative to
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", _unit(self.features))
+
+    def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
+        """Path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
+        best, cosines = most_similar(_unit(feature)[None], self.features, count)
+        records: list[Any] = self.manifest.iloc[best[0]][["image", "state", "object"]].to_dict("records")
+        return [
+            {**record, "cosine": round(float(cosine), 4), "thumbnail": cached_thumbnail(self.root / record["image"])}
+            for record, cosine in zip(records, cosines[0], strict=True)
+        ]
+
+
+def _unit(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12), dtype=np.float32)
+
+
+Reply = tuple[dict[str, Any], NDArray[Any] | None]  # an image's record, and its feature where it was requested
+Failure = str  # the error that an image caused in the worker
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """An image to recognise: file bytes, the number of compositions to return, and whether to return its feature."""
+
+    data: bytes
+    top: int
+    feature: bool = False
+
+
+@contextmanager
+def image_workers(
+    load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
+) -> Iterator[list[WorkerProcess]]:
+    """Start worker processes that recognise images; they are yielded once each has loaded its model, and killed at the
+    end of the block.
+
+    load: function that returns the recognizer; it is pickled and called in each worker.
+    count: number of workers.
+    threads: number of torch threads per worker.
+    """
+    workers: list[WorkerProcess] = []
+    try:
+        for _ in range(count):
+            workers.append(WorkerProcess(partial(BatchRecognizer, load, world, max_pixels, threads)))
+        loading = [worker.submit() for worker in workers]
+        for worker, future in zip(workers, loading, strict=True):
+            try:
+                future.result()
+            except BrokenProcessPool as error:
+                raise worker_died(worker) from error
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def worker_died(worker: WorkerProcess) -> ProcessFailed:
+    return ProcessFailed(f"a worker process {worker.describe_end()}, perhaps out of memory; try fewer --workers")
+
+
+class BatchRecognizer:
+    """Callable that recognises the images of a batch of requests; created in the worker process."""
+
+    def __init__(self, load: Callable[[], Recognizer], world: World | None, max_pixels: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._recognizer = load()
+        self._max_pixels = max_pixels
+        self._candidates = self._recognizer.candidates(world)
+        self._transform = self._recognizer.encoder.image_transform
+
+    def __call__(self, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
+        """One reply per image, in order, or an error message. A batch that fails is recognised image by image."""
+        try:
+            return [*self._answer(batch)]
+        except Exception as error:
+            if len(batch) == 1:
+                return [f"{type(error).__name__}: {error}"]
+        return [self([request])[0] for request in batch]
+
+    def _answer(self, batch: Sequence[ImageRequest]) -> list[Reply]:
+        pixels = [self._decode(request.data) for request in batch]
+        replies: list[Reply] = [({"error": image}, None) if isinstance(image, str) else ({}, None) for image in pixels]
+        good = [place for place, image in enumerate(pixels) if not isinstance(image, str)]
+        if not good:
+            return replies
+        inputs = self._recognizer.encode([cast(Tensor, pixels[place]) for place in good])
+        answers = self._candidates.answers(inputs, max(batch[place].top for place in good))
+        for place, answer, feature in zip(good, answers, inputs["cls"], strict=True):
+            request = batch[place]
+            record = answer.to_dict(request.top)
+            record["top"] = record["top"][: request.top]
+            replies[place] = record, feature.cpu().numpy() if request.feature else None
+        return replies
+
+    def _decode(self, data: bytes) -> Tensor | str:
+        """Preprocessed pixels, uint8 [3, R, R], or the reason why the file cannot be read."""
+        if not data:
+            return "empty"
+        try:
+            return cast(Tensor, self._transform(decode_image(io.BytesIO(data), self._max_pixels)))
+        except BadImageFile as error:
+            return error.reason
+        except (ValueError, ZeroDivisionError, MemoryError):
+            return "cannot be resized"
+
+
+MAX_BATCH_BYTES = 16 * 2**20  # a batch that exceeds this gets no further file
+WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
+
+
+class Batcher:
+    """Queue that collects images into batches and sends each batch to a free worker process of the server.
+
+    `await batcher.answer(request)` returns the reply to one image. A batch is an even share: the number of images in
+    progress divided by the number of workers. A free worker waits until its share has arrived. Clients that get their
+    answers together send their next images together, so batches fill; a single image is a whole share and is not
+    delayed.
+
+    size: largest number of images in a batch.
+    wait: largest number of seconds that a worker waits for its share.
+    room: number of waiting images at which `full` becomes true, so that further requests are refused.
+    """
+
+    def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
+        self._workers = workers
+        self._size = size
+        self._wait = wait
+        self._room = room
+        self._queue: deque[WaitingImage] = deque()
+        self._in_progress: set[asyncio.Future[Reply]] = set()
+        self._peak = 0  # the most images that were lately in progress at once
+        self._arrived = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self.batches = 0
+        self.images = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Send batches to the workers; at the end of the block, wait for all images in progress."""
+        tasks = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
+        yield
+        if self._in_progress:
+            await asyncio.wait(self._in_progress)
+        for task in tasks:
+            task.cancel()
+
+    @property
+    def full(self) -> bool:
+        """Whether further requests should be refused, as too many images are waiting."""
+        return len(self._queue) >= self._room
+
+    async def answer(self, request: ImageRequest) -> Reply:
+        """The reply to one image. Raises `DuplexError` if answering fails or the worker dies."""
+        done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._in_progress.add(done)
+        self._peak = max(self._peak, len(self._in_progress))
+        self._queue.append((request, done))
+        self._arrived.set()
+        try:
+            return await done
+        finally:
+            self._in_progress.discard(done)
+
+    @property
+    def _share(self) -> int:
+        """Number of images that a free worker waits for."""
+        return max(1, min(self._size, math.ceil(self._peak / len(self._workers))))
+
+    async def _serve(self, worker: WorkerProcess) -> None:
+        while True:
+            async with self._turn:  # workers fill their batches one after another
+                batch = await self._next_batch()
+            replies: Sequence[Reply | Failure | Exception]
+            try:
+                replies = await _ask(worker, [request for request, _ in batch])
+                self.batches += 1
+                self.images += len(batch)
+            except Exception as error:
+                replies = [error] * len(batch)
+            for (_, done), reply in zip(batch, replies, strict=True):
+                if done.done():  # its client has left
+                    continue
+                if isinstance(reply, tuple):
+                    done.set_result(reply)
+                else:
+                    done.set_exception(DuplexError(reply) if isinstance(reply, str) else reply)
+
+    async def _next_batch(self) -> list[WaitingImage]:
+        batch: list[WaitingImage] = []
+        while not batch:
+            await self._wait_for(lambda: 1)
+            try:
+                await asyncio.wait_for(self._wait_for(lambda: self._share), self._wait)
+            except asyncio.TimeoutError:  # fewer clients than before
+                self._peak = len(self._in_progress)
+            share = self._share
+            size = 0
+            while self._queue and len(batch) < share and size < MAX_BATCH_BYTES:
+                request, done = self._queue.popleft()
+                if not done.done():
+                    batch.append((request, done))
+                    size += len(request.data)
+        return batch
+
+    async def _wait_for(self, count: Callable[[], int]) -> None:
+        while len(self._queue) < count():
+            self._arrived.clear()
+            await self._arrived.wait()
+
+
+async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
+    try:
+        return await asyncio.wrap_future(worker.submit(batch))
+    except BrokenProcessPool:
+        pass
+    try:  # once more, by its replacement
+        return await asyncio.wrap_future(worker.submit(batch))
+    except BrokenProcessPool as error:
+        raise worker_died(worker) from error
+
+
+PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")  # all others count as "other"
+
+
+class ServerMetrics(Collector):
+    """Prometheus metrics of one server, such as numbers of requests and images, in a registry of its own."""
+
+    def __init__(self, batcher: Batcher, workers: Sequence[WorkerProcess]) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("duplex_requests", "Requests", ["path", "status"], registry=self.registry)
+        self.seconds = Histogram("duplex_request_seconds", "Seconds per request", registry=self.registry)
+        self.running = Gauge("duplex_requests_running", "Requests in progress", registry=self.registry)
+        self.bad_images = Counter("duplex_bad_images", "Uploaded files that are not images", registry=self.registry)
+        self._batcher = batcher
+        self._workers = workers
+        self.registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        restarts = sum(worker.restarts for worker in self._workers)
+        memory = _resident_bytes("self") + sum(_resident_bytes(worker.pid) for worker in self._workers)
+        yield CounterMetricFamily("duplex_images", "Images answered", self._batcher.images)
+        yield CounterMetricFamily("duplex_batches", "Batches of images", self._batcher.batches)
+        yield CounterMetricFamily("duplex_worker_restarts", "Worker processes that were replaced", restarts)
+        yield GaugeMetricFamily("duplex_resident_bytes", "Memory of the server and its workers", memory)
+
+    def text(self) -> str:
+        return generate_latest(self.registry).decode()
+
+    def count_requests(self, app: Any) -> Any:
+        """Wrap an ASGI application so that each request and its status are counted."""
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            status = 500
+
+            async def noting_status(message: Any) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
+
+            try:
+                with self.seconds.time(), self.running.track_inprogress():
+                    await app(scope, receive, noting_status)
+            finally:
+                self.requests.labels(scope["path"] if scope["path"] in PATHS else "other", status).inc()
+
+        return counted
+
+
+def _resident_bytes(process: int | str) -> int:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * 4096
+    except OSError:  # not on this system
+        return 0
+
+
+POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
+HEADERS = [  # of every response
+    ("Content-Security-Policy", POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+]
+FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
+FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
+UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The HTTP server's limits on each request, and on the number of connections."""
+
+    bytes: int = 32 * 2**20
+    pixels: int = 40_000_000  # per image
+    images: int = 32
+    seconds: float = 20.0  # for the body to arrive and be answered
+    connections: int = 256
+
+
+class PredictQuery(BaseModel, extra="forbid"):
+    """Query parameters of /predict."""
+
+    top: int = Field(3, ge=1, le=50, description="Number of most probable compositions per answer.")
+    similar: int = Field(0, ge=0, le=20, description="Number of nearest training images per answer.")
+
+
+def application(
+    recognizer: Recognizer,
+    workers: Sequence[WorkerProcess],
+    limits: Limits,
+    neighbours: Neighbours | None,
+    world: World | None,
+) -> Any:
+    """The server as an ASGI application.
+
+    recognizer: the model, for labels and candidates.
+    workers: running processes, each with the same model, that recognise the images.
+    neighbours: training images to search for similar ones; None: requests for similar images are ignored.
+    world: closed (choose among the pairs of the data set) or open (among all pairs); None: the model's default.
+    """
+    batcher = Batcher(workers)
+    metrics = ServerMetrics(batcher, workers)
+    candidates = recognizer.candidates(world)
+    app = FastAPI(
+        title="duplex",
+        version=__version__,
+        lifespan=lambda _app: batcher.running(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would lose the images
+        exception_handlers={HTTPException: _error_as_json, RequestValidationError: _invalid_query_as_json},
+    )
+
+    @app.post("/predict", openapi_extra=UPLOAD, summary="Recognise the compositions in images")
+    async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> JSONResponse:
+        """One answer per image of the uploaded form, in order."""
+        if batcher.full:
+            raise HTTPException(429, "too many images are waiting; try again")
+        try:
+            answering = _answer_form(request, query, limits, batcher, neighbours)
+            answers = await asyncio.wait_for(answering, limits.seconds)
+        except asyncio.TimeoutError:
+            message = f"no answer within {limits.seconds:g} s"
+            raise HTTPException(408, message, headers={"Connection": "close"}) from None
+        except DuplexError as error:
+            raise HTTPException(503 if isinstance(error, ProcessFailed) else 500, str(error)) from error
+        bad = sum("error" in answer for answer in answers)
+        metrics.bad_images.inc(bad)
+        return JSONResponse({"answers": answers}, status_code=422 if bad == len(answers) else 200)
+
+    @app.get("/labels", summary="List the states, the objects and the compositions to choose from")
+    def labels() -> dict[str, Any]:
+        pairs = [list(pair) for pair, chosen in zip(candidates.pairs, candidates.feasible, strict=True) if chosen]
+        return {"states": candidates.states, "objects": candidates.objects, "compositions": pairs}
+
+    @app.get("/health", summary="Report that the server is running")
+    def health() -> dict[str, Any]:
+        kind = recognizer.trained.kind
+        return {"status": "ok", "kind": kind, "compositions": len(candidates), "version": __version__}
+
+    app.get("/metrics", response_class=PlainTextResponse, summary="Counters for Prometheus")(metrics.text)
+    app.get("/", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("page.html"))
+    app.get("/docs", response_class=HTMLResponse, include_in_schema=False)(lambda: _page("docs.html"))
+    return metrics.count_requests(app)
+
+
+async def _answer_form(
+    request: Request, query: PredictQuery, limits: Limits, batcher: Batcher, neighbours: Neighbours | None
+) -> list[dict[str, Any]]:
+    async def answer(file: UploadFile) -> dict[str, Any]:
+        wants_feature = query.similar > 0 and neighbours is not None
+        reply, feature = await batcher.answer(ImageRequest(await file.read(), query.top, wants_feature))
+        record = {"image": (file.filename or "")[:200], **reply}
+        if neighbours is not None and feature is not None:
+            record["similar"] = await asyncio.to_thread(neighbours.nearest, feature, query.similar)
+        return record
+
+    async with _uploaded_files(request, limits) as files:
+        return await asyncio.gather(*map(answer, files))
+
+
+@asynccontextmanager
+async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[list[UploadFile]]:
+    try:
+        limited = Request(request.scope, _receive_limited(request, limits.bytes))
+        form = await limited.form(max_files=limits.images, max_fields=8)
+    except HTTPException:
+        raise
+    except OSError as error:  # no space for the upload
+        raise HTTPException(503, f"the upload cannot be stored: {error.strerror}; try again later") from error
+    except Exception as error:  # several kinds, of the parser and of clients that left
+        raise HTTPException(400, "the form cannot be read") from error
+    try:
+        files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        if texts := [name for name, value in form.multi_items() if not isinstance(value, UploadFile)]:
+            text = f"the field {texts[0][:80]!r} is text, not a file"
+            raise HTTPException(400, f"{text}; send images as files, and options in the query")
+        if not files:
+            raise HTTPException(400, "the request has no image; send multipart/form-data with images in fields file")
+        yield files
+    finally:
+        await form.close()
+
+
+def _receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[MutableMapping[str, Any]]]:
+    """An ASGI function `receive` that raises HTTP error 413 if the request's body exceeds `limit` bytes."""
+    length = request.headers.get("content-length", "")
+    size = int(length) if length.isdigit() and int(length) > limit else 0
+
+    async def receive() -> MutableMapping[str, Any]:
+        nonlocal size
+        message: MutableMapping[str, Any] = await request.receive() if size <= limit else {}
+        size += len(message.get("body", b""))
+        if size > limit:  # uvicorn reads and drops the rest
+            raise HTTPException(413, f"the request is larger than {limit} bytes")
+        return message
+
+    return receive
+
+
+async def _error_as_json(_request: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code, headers=error.headers)
+
+
+async def _invalid_query_as_json(_request: Request, error: Any) -> JSONResponse:
+    fault = error.errors()[0]
+    return JSONResponse({"error": f"{str(fault['loc'][-1])[:80]}: {fault['msg']}"}, status_code=422)
+
+
+def _page(name: str) -> str:
+    return (resources.files("duplex.recognition") / name).read_text(encoding="utf-8")

@@ -1,0 +1,316 @@
+"""Add labelled images to a fitted model without training: `duplex update`.
+
+The model's visual prototypes are a closed form (least squares) of counts, sums and the second moment of the features by
+pair, which are stored in the model's folder. An update adds the counts, sums and moment of further images, also of new
+words, and solves again: the result equals a closed-form fit to all images. Trained prompts and fine-tuned blocks stay
+as they are; prompts of new words come from the text tower.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from duplex.data.contents import change_error, changed_images
+from duplex.data.sources import detect_source
+from duplex.errors import DuplexError, UsageError
+from duplex.features.file import FIRST_BAD, status_reason
+from duplex.labels import LabelSpace, prompt_name
+from duplex.methods.base import Inputs
+from duplex.methods.finetuned import with_finetuned_features
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, GroupPosterior
+from duplex.methods.paths import unit, word_vectors
+from duplex.methods.portable import portable_closed_form
+from duplex.recognition.export import NAMES as EXPORTED
+from duplex.recognition.export import (
+    README,
+    RunFacts,
+    contents_of,
+    model_card,
+    read_fit,
+    read_notes,
+    read_statistics,
+    refuse_existing_model,
+    refuse_lost_updates,
+    shared_contents,
+    sole_model_writer,
+    write_fit,
+    write_statistics,
+)
+from duplex.recognition.fit import check_words, distinct_images, labelled_rows
+from duplex.recognition.inputs import encode_files
+from duplex.recognition.onnx import EXAMPLE as ONNX_EXAMPLE
+from duplex.recognition.onnx import TRAINED
+from duplex.recognition.recognizer import Recognizer
+from duplex.recognition.trained import CONFIG, TENSORS, ExportedModel
+from duplex.recognition.words import find_or_append, with_rows
+from duplex.system.files import replace_folder, save_tensors, with_own_name
+from duplex.training.checkpoint import digest, with_checksum
+from duplex.training.scoring import KnownImages
+
+BATCH = 64
+STALE = (TRAINED, ONNX_EXAMPLE)  # what holds or reads the scores of before; encoder.onnx stays as it is
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class NewImages:
+    """Labelled images to add to a fitted model, with the features that the model computes for them."""
+
+    rows: pd.DataFrame  # image, state, object
+    contents: dict[str, str]  # sha256 of each row's file, with the digest of its pixels
+    inputs: Inputs  # as the encoder computes them: `cls` [B, d], and block inputs for fine-tuned blocks
+    features: Tensor  # [B, d] outputs of the fine-tuned blocks; without such blocks, `cls`
+    notes: tuple[str, ...] = ()  # what was left out
+
+
+@dataclass(frozen=True)
+class UpdatedModel:
+    """A model's labels, tensors and feature statistics after an update."""
+
+    labels: LabelSpace
+    tensors: dict[str, Tensor]
+    fitted: FittedStatistics
+
+
+def update_model(
+    model: Path,
+    source: Path,
+    out: Path,
+    *,
+    images: Path | None = None,
+    device: str = "auto",
+    say: Say = print,
+    force: bool = False,
+) -> Path:
+    """Write a copy of a fitted model to the folder `out` with further labelled images added; return `out`.
+
+    model: folder that `duplex fit` or `duplex update` wrote; `out` may be the same folder.
+    source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
+    images: folder that a table's image paths start from.
+    say: function that receives lines of text about the update.
+    force: replace another model at `out`, unless it was updated with images that the new one would lack.
+    """
+    model, out = with_own_name(model), with_own_name(out)
+    read_fit(model)  # refuses other folders before anything is made
+    refuse_existing_model(out, force=force or out.resolve() == model.resolve())
+    with sole_model_writer(out, "or give this one another --out"):
+        return _update(model, source, out, images, device, say)
+
+
+def _update(model: Path, source: Path, out: Path, images: Path | None, device: str, say: Say) -> Path:
+    recognizer = Recognizer.load(model, device=device, exact=True)
+    trained = recognizer.trained
+    if not isinstance(trained, ExportedModel):
+        raise UsageError(f"{model} is the folder of a run; expected a folder that `duplex fit` wrote")
+    stored = load_file(model / TENSORS)
+    record = read_fit(model, stored)
+    fitted = read_statistics(model, stored)
+    new = read_images(recognizer, source, images, record)
+    refuse_lost_updates(out, {**contents_of(record), **new.contents})
+    for note in new.notes:
+        say(f"note: {note}")
+    updated = updated_model(trained, stored, fitted, new)
+    for line in describe_changes(trained.labels, updated.labels, new.rows):
+        say(line)
+    before, stale = _right(recognizer, new), [name for name in STALE if (model / name).is_file()]
+    write_update(model, out, updated, record, new)
+    if stale:
+        option = "--onnx-encoder" if ONNX_EXAMPLE in stale else "--onnx"
+        say(f"not copied, as scores change: {', '.join(stale)}; `duplex export {out} FOLDER {option}` writes new ones")
+    after = _right(Recognizer.load(out, device=device, exact=True), new)
+    say(f"right answers on the {len(new.rows)} added images: {before} before the update, {after} after it")
+    return out
+
+
+def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
+    """Read and encode the labelled images that a model is updated with.
+
+    Raises `UsageError` for unreadable images and for those in the model already, by their bytes or their pixels;
+    `DuplexError` for images that change meanwhile.
+
+    record: content of the model's fit.json, with digests of the images in the model.
+    """
+    description = detect_source(source, None, images)
+    try:
+        frame, skipped = labelled_rows(description)
+        distinct = distinct_images(frame, description.root, source)
+        frame, notes = distinct.rows, distinct.notes + skipped
+        if "split" in frame and (test := int((frame["split"] == "test").sum())):
+            notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
+    except UsageError:
+        raise
+    except DuplexError as error:
+        raise UsageError(str(error)) from None
+    contents = {file: distinct.pixels[file] for file in distinct.digests}
+    if again := list(compress(frame["image"], shared_contents(contents, contents_of(record)))):
+        raise UsageError(
+            f"{len(again):,} of the {len(frame):,} images are in the model already, first {again[0]}, and would count "
+            "twice; leave them out, or run `duplex fit` with all images"
+        )
+    paths = [description.root / image for image in frame["image"]]
+    inputs = _encoded(recognizer, paths)
+    if changed := changed_images(description.root, dict(zip(contents, frame["image"], strict=True))):
+        raise change_error(description.root / changed[0])
+    blocks = recognizer.trained.finetuned
+    features = inputs["cls"] if blocks is None else with_finetuned_features(lambda each: each["cls"], blocks)(inputs)
+    return NewImages(frame, contents, inputs, features, tuple(notes))
+
+
+def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
+    """Encode image files and return the tensors that a model reads, one row per image.
+
+    Raises `UsageError` for the first file that cannot be read.
+    """
+    outputs, parts, place = recognizer.trained.outputs, list[Inputs](), 0
+    for statuses, inputs in encode_files(
+        recognizer.encoder, paths, batch_size=BATCH, num_workers="auto", outputs=outputs
+    ):
+        for offset in np.flatnonzero(statuses >= FIRST_BAD):
+            reason = status_reason(statuses[offset])
+            raise UsageError(f"{paths[place + offset]} cannot be used: {reason}; remove it and run the command again")
+        parts.append(inputs)
+        place += len(statuses)
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def updated_model(
+    trained: ExportedModel, stored: Mapping[str, Tensor], fitted: FittedStatistics, new: NewImages
+) -> UpdatedModel:
+    """Return the labels, tensors and statistics of a model after adding images.
+
+    stored: the model's exported tensors.
+    fitted: its feature statistics.
+    new: the images to add.
+    """
+    labels, rows = trained.labels, new.rows
+    world = next(iter(trained.calibration))
+    states, objects = list(labels.states), list(labels.objects)
+    state_of = np.array([find_or_append(name, states) for name in rows["state"]])
+    object_of = np.array([find_or_append(name, objects) for name in rows["object"]])
+    added_words = [*states[len(labels.states) :], *objects[len(labels.objects) :]]
+    if added_words:
+        advice = "rename them, or run `duplex fit` with another --encoder"
+        check_words(str(trained.backbone.record["name"]), list(map(prompt_name, added_words)), advice)
+    shape = len(states), len(objects)
+    compositions = torch.from_numpy(state_of * shape[1] + object_of)
+    own = ClassStatistics.of(unit(new.features.cpu()), compositions, *shape)
+    kept = fitted.statistics.relabelled(torch.arange(len(labels.states)), torch.arange(len(labels.objects)), shape)
+    total = replace(fitted, statistics=kept + own)
+    enlarged = LabelSpace(tuple(states), tuple(objects), {"train": total.statistics.pairs.numpy()})
+    tensors = {name: value.cpu() for name, value in stored.items() if not name.startswith("known_images.")}
+    present = tensors["state_of"].numpy() * shape[1] + tensors["object_of"].numpy()
+    wanted = enlarged.candidates(world, "train")
+    missing = np.setdiff1d(wanted, present)
+    if len(missing):
+        pairs = np.stack([enlarged.state_of(missing), enlarged.object_of(missing)], axis=1)
+        tensors = with_rows(tensors, labels, (states, objects), pairs, trained.backbone.tower("text").text)
+    candidates = np.concatenate([present, missing])
+    tensors |= closed_form_tensors(trained, total, enlarged, candidates, tensors)
+    seen = enlarged.is_seen(candidates)
+    feasible = np.concatenate([tensors["feasible"].numpy(), np.ones(len(missing), dtype=bool)]) | seen
+    tensors |= {"seen": torch.from_numpy(seen), "feasible": torch.from_numpy(feasible)}
+    tensors["log_prior"] = torch.from_numpy(trained.confidence.log_prior(seen, feasible))
+    if trained.known_images is not None:
+        tensors |= _known_images(trained.known_images, kept, new.inputs["cls"].cpu(), compositions).tensors()
+    return UpdatedModel(enlarged, {name: value.contiguous() for name, value in tensors.items()}, total)
+
+
+def closed_form_tensors(
+    trained: ExportedModel,
+    fitted: FittedStatistics,
+    labels: LabelSpace,
+    candidates: np.ndarray,
+    tensors: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Compute visual prototypes in closed form (least squares) from feature statistics; return tensors to export.
+
+    fitted: the statistics and settings.
+    candidates: compositions whose prototypes are returned.
+    tensors: the model's exported tensors. If they include classifiers of the state and of the object, which give
+        posteriors from a feature, both are computed again.
+    """
+    words = None
+    if fitted.settings.interactions != 0:
+        vectors = word_vectors(labels, trained.backbone.tower("text").text)
+        words = vectors[0].cpu(), vectors[1].cpu()
+    model = ClosedForm.fit(fitted.statistics, fitted.settings, words).to(torch.float32)
+    posteriors = None
+    if "primitives.states.weight" in tensors:
+        groups = fitted.statistics.by_state(), fitted.statistics.by_object()
+        posteriors = GroupPosterior.fit(groups[0]).to(torch.float32), GroupPosterior.fit(groups[1]).to(torch.float32)
+    return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
+
+
+def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> KnownImages:
+    """Return the detector of images unlike the training images, with its pair means updated by added images.
+
+    Its covariance and distance threshold stay.
+
+    before: statistics of the images so far; its i-th pair is that of the detector's i-th mean.
+    cls: features [B, d] of the added images; compositions: their pairs [B].
+    """
+    whitened = unit(cls.float()).to(known.whitening) @ known.whitening
+    pairs, place = torch.cat([before.pairs, compositions]).unique(return_inverse=True)
+    counts = torch.cat([before.counts, torch.ones(len(cls), dtype=before.counts.dtype)])
+    values = torch.cat([known.means.cpu(), whitened.cpu()]).double()
+    total = counts.new_zeros(len(pairs)).index_add_(0, place, counts)
+    sums = values.new_zeros(len(pairs), values.shape[1]).index_add_(0, place, values * counts[:, None])
+    return KnownImages(known.whitening, (sums / total[:, None]).float(), known.threshold)
+
+
+def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages) -> None:
+    """Write an updated model to the folder `out`; files that an update does not change are copied from `model`."""
+    config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
+    files = {name: checksum for name, checksum in config.get("files", {}).items() if name not in STALE}
+    changes = {"labels": updated.labels.to_dict(), "tensors": digest(updated.tensors), "files": files}
+    config = with_checksum({**config, **changes})
+    entry = {"images": len(new.rows), "contents": new.contents}
+    fit = {**record, "updates": [*record.get("updates", []), entry]}
+    metrics = record["measured"]["metrics"]
+    remark = f"The numbers were measured before {len(new.rows)} images were added without training."
+    facts = RunFacts(out.name, metrics=metrics, counts=record["counts"], remark=remark)
+    changed = {CONFIG, TENSORS, README, *STALE}
+
+    with replace_folder(out.resolve()) as folder:  # a link to a folder stays
+        for path in model.iterdir():
+            if path.is_file() and path.name in EXPORTED and path.name not in changed:
+                shutil.copyfile(path, folder / path.name)
+        save_tensors(folder / TENSORS, updated.tensors)
+        (folder / TENSORS).chmod(0o644)
+        (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        card = model_card(config, updated.tensors, facts, read_notes(model / README))
+        (folder / README).write_text(card, encoding="utf-8")
+        write_fit(folder, fit, updated.tensors)
+        write_statistics(folder, updated.fitted, updated.tensors)
+
+
+def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
+    """Return text lines on an update: images added, two counts of pairs with images (now, before), new pairs, words."""
+    known = set(before.names(before.pairs["train"]))
+    pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
+    lines = [f"{len(rows)} images added; {len(after.pairs['train'])} pairs have images now, {len(known)} had before"]
+    if pairs:
+        lines.append(f"new pairs: {', '.join(pairs)}")
+    for kind, old, new in (("states", before.states, after.states), ("objects", before.objects, after.objects)):
+        if words := new[len(old) :]:
+            lines.append(f"new {kind}: {', '.join(words)}")
+    return lines
+
+
+def _right(recognizer: Recognizer, new: NewImages) -> int:
+    """Return the number of added images for which the model's most probable answer is their label."""
+    answers = recognizer.candidates().answers(new.inputs, 1)
+    names = map(prompt_name, new.rows["state"] + " " + new.rows["object"])
+    return sum(prompt_name(answer.best.name) == name for answer, name in zip(answers, names, strict=True))

@@ -1,0 +1,434 @@
+"""Write a self-contained HTML page on a model's answers for one data set: `duplex fit`, `duplex report --dataset`.
+
+What more labelled images would bring: accuracy by number of training images, and the pairs to label next.
+
+The classifier is in closed form: prototypes computed by least squares from frozen features in seconds, nothing is
+trained. Each fit has its own temperature and prior, from validation images, and all labelled pairs as candidates.
+
+The learning curve is measured on test images and extrapolated to twice as many training images. These are drawn at
+random within every pair, at least one image per pair, so that seen pairs stay seen.
+
+Pairs are ranked by the variance of their mean feature in the closed form and by their validation errors. In coordinates
+where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`: effects of state and
+object, and an interaction of variance `v` (duplex/methods/gaussian.py). With `n_c` images of pair `c`, `H` the matrix
+of the normal equations for `beta`, and `k = 1/v`,
+
+    V_c = 1 / (n_c + k) + (k / (n_c + k))^2 u_c' H^-1 u_c        variance of theta_c in every direction
+    V_c / (1 + V_c)                                              share by which one more image reduces V_c
+    e_c = (wrong_c + e) / (validated_c + 1)                      share of errors, shrunk to the share e of all pairs
+    gain_c = e_c V_c / (1 + V_c)
+
+where `wrong_c` of the `validated_c` validation images of the pair are answered wrongly. The order of `gain` is a
+heuristic: it assumes that errors of a pair fall in proportion to the variance of its mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from duplex.evaluation.accumulate import Floats
+from duplex.evaluation.confidence import NEW_SHARE, AnsweredImages, fit_probabilities, image_weights
+from duplex.features.tokens import Examples
+from duplex.labels import SPLITS, Bools, Ints, LabelSpace
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, NormalEquations, PairMeans
+from duplex.methods.paths import unit
+from duplex.report.answers import (
+    accuracy_parts,
+    answers_of,
+    confusion_parts,
+    probability_part,
+    wrong_answers_part,
+)
+from duplex.report.blocks import (
+    Block,
+    Chart,
+    Figure,
+    Mark,
+    Note,
+    Report,
+    ReportPart,
+    ReportSection,
+    Series,
+    Table,
+    TableCell,
+    TableRow,
+    columns,
+    count_cell,
+    draw,
+    number_cell,
+    render_page,
+    text_cell,
+)
+from duplex.report.images import thumbnails_under
+from duplex.report.tables import recipe_table
+from duplex.system.files import write_text
+
+SHARES = (0.25, 0.5, 1.0)
+DRAWS = 5  # of each share below 1
+BLOCK_SCORES = 1 << 22  # scores in memory at once
+FITTED_SCORES = 1 << 22  # of validation images, from which temperature and prior are fitted
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Point of a learning curve: the accuracies of several random draws of the same number of training images."""
+
+    images: int  # number of training images
+    accuracies: tuple[float, ...]  # percent
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.accuracies))
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Accuracy of a closed-form classifier by number of training images, and an extrapolation to twice as many."""
+
+    points: tuple[CurvePoint, ...]
+    slope: float  # beta of `extrapolate`
+    doubled: float  # accuracy in percent expected of twice as many images: an extrapolation
+
+    @classmethod
+    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> LearningCurve | None:
+        """Measure a closed-form classifier's accuracy with a quarter, half and all of the training images.
+
+        None if there are so few images that two of these numbers are equal. `examples`: split -> frozen features.
+        """
+        train = examples["train"].compositions.numpy()
+        points = []
+        for share in SHARES:
+            draws = [draw_share(train, share, seed) for seed in range(DRAWS if share < 1 else 1)]
+            fits = [ClosedFormAnswers.of(examples, labels, rows, "test") for rows in draws]
+            points.append(CurvePoint(len(draws[0]), tuple(fit.accuracy for fit in fits)))
+        images = [point.images for point in points]
+        if len(set(images)) < len(SHARES):
+            return None
+        return cls(tuple(points), *extrapolate(images, [p.mean for p in points], len(examples["test"])))
+
+
+def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
+    """Draw a random share of the images of every pair, at least one per pair: their indices, ascending.
+
+    Args:
+        compositions: pair of each image [N].
+    """
+    generator = np.random.default_rng(seed)
+    rows = []
+    for pair in np.unique(compositions):
+        members = np.flatnonzero(compositions == pair)
+        rows.append(generator.permutation(members)[: max(1, int(share * len(members) + 0.5))])
+    return np.sort(np.concatenate(rows))
+
+
+def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
+    """Fit a power law to a learning curve's errors: its slope beta, and the accuracy for twice as many images.
+
+        log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
+
+    Args:
+        images: number of training images per point of the curve; the last one is doubled.
+        accuracies: percent, per point.
+        measured: number of test images; e counts as at least half an image.
+    """
+    error = np.maximum(100 - np.array(accuracies), 50 / measured)
+    beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
+    return float(beta), 100 - float(min(100.0, np.exp(alpha + beta * np.log(2 * images[-1]))))
+
+
+@dataclass(frozen=True)
+class ClosedFormAnswers:
+    """Answers of a closed-form classifier (nothing trained) for the images of one split."""
+
+    model: ClosedForm
+    target: Ints  # [N] compositions
+    answer: Ints  # [N]
+    is_seen: Bools  # [N] whether training shows the label
+
+    @classmethod
+    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
+        """Fit a closed-form classifier to training images, calibrate it on validation images, and classify a split.
+
+        Args:
+            examples: split -> frozen features with compositions.
+            rows: indices of the training images to use.
+            split: split whose images are answered: `train`, `val` or `test`.
+        """
+        train = examples["train"]
+        chosen = torch.from_numpy(rows)
+        shape = len(labels.states), len(labels.objects)
+        statistics = ClassStatistics.of(unit(train.cls[chosen]), train.compositions[chosen], *shape)
+        model = ClosedForm.fit(statistics).to(torch.float32)
+        candidates = labels.candidates("closed", "train")
+        target = examples[split].compositions.numpy()
+        place = _best_candidates(model, candidates, examples, split, labels.is_seen(candidates))
+        return cls(model, target, candidates[place], labels.is_seen(target))
+
+    @property
+    def accuracy(self) -> float:
+        """Accuracy in percent, in which images of unseen pairs together have the weight `NEW_SHARE`, 0.1."""
+        return 100 * float(image_weights(self.is_seen, NEW_SHARE) @ (self.answer == self.target))
+
+
+def _best_candidates(
+    model: ClosedForm, candidates: Ints, examples: Mapping[str, Examples], split: str, seen: Bools
+) -> Ints:
+    """The position of the most probable candidate for each image of a split [N]."""
+    scorer = model.scorer(torch.from_numpy(candidates))
+    val = examples["val"]
+
+    def log_p(cls: Tensor) -> Tensor:
+        return scorer(unit(cls).float()).log_softmax(1)
+
+    count = min(len(val), max(1, FITTED_SCORES // len(candidates)))
+    rows = torch.from_numpy(np.linspace(0, len(val) - 1, count).astype(int))
+    label = np.searchsorted(candidates, val.compositions[rows].numpy())
+    confidence = fit_probabilities(log_p(val.cls[rows]).double(), label, seen)
+    prior: Floats = confidence.log_prior(seen, np.ones_like(seen))
+    shift = torch.from_numpy(prior * confidence.temperature).float()  # the argmax of log p / T + prior
+    step = max(1, BLOCK_SCORES // len(candidates))
+    return np.concatenate([(log_p(part) + shift).argmax(1).numpy() for part in examples[split].cls.split(step)])
+
+
+@dataclass(frozen=True)
+class NextImages:
+    """Labelled pairs of a data set, ranked by the expected gain from one more image of the pair."""
+
+    pairs: Ints  # [P] compositions, the largest gain first
+    images: Ints  # [P] labelled images, of all splits
+    variance: Floats  # V [P]
+    validated: Ints  # [P] validation images of pairs that training shows
+    wrong: Ints  # [P] of these
+    gain: Floats  # [P]
+    shrinkage: float  # k
+    errors: tuple[float, float] | None  # percent wrong on validation images of pairs of larger and smaller variance
+
+    @classmethod
+    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
+        """Rank the labelled pairs, by image counts of all splits and the closed form's errors on validation images.
+
+        Args:
+            examples: split -> frozen features with compositions.
+        """
+        answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
+        model = answers.model
+        ridge = model.settings.ridge
+        counts = pair_counts(examples, labels, ("train", "val", "test"))
+        pairs = np.flatnonzero(counts)
+        variance = mean_variances(counts, model.shrinkage, ridge, model.shape)[pairs]
+        right = answers.answer == answers.target
+        seen = answers.is_seen
+        validated = np.bincount(answers.target[seen], minlength=labels.size)[pairs]
+        wrong = np.bincount(answers.target[seen & ~right], minlength=labels.size)[pairs]
+        gain = expected_gain(variance, wrong, validated)
+        order = np.argsort(-gain, kind="stable")
+        train_counts = pair_counts(examples, labels, ("train",))
+        before = mean_variances(train_counts, model.shrinkage, ridge, model.shape)[answers.target]
+        return cls(
+            pairs=pairs[order],
+            images=counts[pairs[order]],
+            variance=variance[order],
+            validated=validated[order],
+            wrong=wrong[order],
+            gain=gain[order],
+            shrinkage=model.shrinkage,
+            errors=_errors_by_variance(before, right),
+        )
+
+
+def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tuple[str, ...]) -> Ints:
+    """The number of images of every composition [M*N], summed over `splits`, for M states and N objects."""
+    compositions = np.concatenate([examples[split].compositions.numpy() for split in splits])
+    return np.bincount(compositions, minlength=labels.size)
+
+
+def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
+    """The posterior variance of every composition's mean feature [M*N], given its number of images.
+
+    Args:
+        counts: number of images of every composition [M*N].
+        k: inverse variance of the pairs' interactions (deviations from state + object effect); weighs like k images.
+        ridge: penalty on the effects of states and objects.
+        shape: (M, N), numbers of states and of objects.
+    """
+    m, n = shape
+    seen = torch.from_numpy(np.flatnonzero(counts))
+    number = torch.from_numpy(counts).double()
+    nothing = torch.zeros(len(seen), 0, dtype=torch.float64)
+    normal = NormalEquations(PairMeans(seen // n, seen % n, number[seen], nothing, shape), 1 / k, ridge)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))  # H^-1 [1 + M + N, 1 + M + N]
+    own = inverse.diagonal()
+    s = slice(1, 1 + m)
+    o = slice(1 + m, None)
+    by_state = own[s] + 2 * inverse[0, s]
+    by_object = own[o] + 2 * inverse[0, o]
+    of_effects = inverse[0, 0] + by_state[:, None] + by_object + 2 * inverse[s, o]  # u_c' H^-1 u_c [M, N]
+    rest = k / (number + k)
+    variance: Floats = (1 / (number + k) + rest**2 * of_effects.flatten()).numpy()
+    return variance
+
+
+def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
+    """The expected gain [P] from one more labelled image of each pair, as a number to rank pairs by.
+
+    Args:
+        variance: of the pair's mean feature [P].
+        wrong, validated: numbers of wrong and of all validation images of the pair [P].
+    """
+    overall = wrong.sum() / max(1, validated.sum())
+    errors = (wrong + overall) / (validated + 1)
+    gain: Floats = errors * variance / (1 + variance)
+    return gain
+
+
+def _errors_by_variance(variance: Floats, right: Bools) -> tuple[float, float] | None:
+    """Percent wrong on images whose pair has a variance above the median, and on the others; None if one is empty."""
+    larger = variance > np.median(variance)
+    if larger.all() or not larger.any():
+        return None
+    return 100 * float((~right[larger]).mean()), 100 * float((~right[~larger]).mean())
+
+
+NEXT = 12  # pairs whose next images would help
+FORMULA = (
+    "Gain = e V / (1 + V). V = 1/(n+k) + (k/(n+k))² u′H⁻¹u is the variance of the pair's mean in the closed form, in "
+    "coordinates where images spread by 1 about it: n labelled images; k = {k:.2g} images, the worth of the prediction "
+    "from state and object; H the normal equations of their effects. One more image takes away the share V/(1 + V) "
+    "of V. e is the share of the pair's validation images that the closed form gets wrong, shrunk by one image to that "
+    "of all pairs. The order is a heuristic."
+)
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A data set to write a page about, with features and a trained model's answers for its test images."""
+
+    name: str
+    labels: LabelSpace
+    manifest: pd.DataFrame  # image, state, object, split
+    root: Path  # folder of the images
+    answered: AnsweredImages | None = None  # test images; None if the model was not evaluated
+    examples: Mapping[str, Examples] = field(default_factory=dict)  # split -> frozen features, on the CPU
+    recipes: Sequence[Mapping[str, Any]] = ()  # `RecipeChoice.table`
+    facts: Sequence[tuple[str, str]] = ()  # further lines of the head, such as the encoder
+
+    @property
+    def has_features(self) -> bool:
+        """Whether every split has features, from which the page's closed-form classifier is fitted and measured."""
+        return all(split in self.examples and len(self.examples[split]) for split in SPLITS)
+
+    @property
+    def readable(self) -> pd.DataFrame:
+        """The manifest without unreadable images; the whole manifest if there are no features."""
+        if not self.has_features:
+            return self.manifest
+        return self.manifest.iloc[np.sort(np.concatenate([self.examples[split].rows for split in SPLITS]))]
+
+
+def write_page(data: OwnData, path: Path) -> Path:
+    """Write a data set's HTML page to the file `path`, with thumbnails embedded, and return `path`."""
+    write_text(path, render_page(own_report(data)))
+    return path
+
+
+def own_report(data: OwnData) -> Report:
+    """Build the report of one data set and its model's answers; sections without data are left out."""
+    labels, answered = data.labels, data.answered
+    present = any((data.root / image).is_file() for image in data.manifest["image"])
+    thumbnails = thumbnails_under(data.root) if present else None
+    sections: list[tuple[str, str, Sequence[ReportPart | None]]] = []
+    if answered is not None and len(answered):
+        answers = answers_of(answered, data.manifest)
+        train = data.readable[data.readable["split"] == "train"]
+        names = labels.names(labels.index(train["state"].tolist(), train["object"].tolist()))
+        training = pd.Series(names, train["image"])
+        sections += [
+            ("accuracy", "Accuracy", accuracy_parts(answered, answers, training)),
+            ("confusions", "Confusions", confusion_parts(answered, answers, training, thumbnails)),
+            ("probabilities", "Probabilities", [probability_part(answered)]),
+        ]
+    if data.has_features:
+        curve = LearningCurve.of(data.examples, labels)
+        advice = labelling_advice_part(NextImages.of(data.examples, labels), labels)
+        sections.append(("more-images", "More images", [None if curve is None else curve_part(curve), advice]))
+    if answered is not None and len(answered):
+        sections.append(("wrong", "Wrong answers", [wrong_answers_part(answers, thumbnails)]))
+    if data.recipes:
+        table = recipe_table("Recipes compared on validation images", data.recipes, "recipe")
+        sections.append(("recipes", "Training", [ReportPart("Recipes", [table])]))
+    filled = [(ident, title, [part for part in parts if part is not None]) for ident, title, parts in sections]
+    lead = "Recognition of states and objects on this data set alone, measured on test images that chose nothing."
+    return Report(data.name, lead, [ReportSection(*each) for each in filled if each[2]], _facts(data))
+
+
+def _facts(data: OwnData) -> list[tuple[str, str]]:
+    counts = data.readable["split"].value_counts()
+    pairs = len(data.readable[["state", "object"]].drop_duplicates())
+    facts = [
+        ("images", f"{len(data.readable):,}"),
+        ("train / val / test", " / ".join(f"{int(counts.get(split, 0)):,}" for split in SPLITS)),
+        ("states", f"{len(data.labels.states):,}"),
+        ("objects", f"{len(data.labels.objects):,}"),
+        ("labelled pairs", f"{pairs:,}"),
+    ]
+    if data.answered is not None and len(data.answered):
+        facts.append((f"accuracy, {100 * data.answered.new_share:g} % unseen", f"{data.answered.accuracy:.1f} %"))
+    return [*facts, *data.facts]
+
+
+def curve_part(curve: LearningCurve) -> ReportPart:
+    """The learning curve, and its extrapolation to twice as many training images."""
+    images = [point.images for point in curve.points]
+    means = [point.mean for point in curve.points]
+    low = [min(point.accuracies) for point in curve.points]
+    high = [max(point.accuracies) for point in curve.points]
+    marks = [Mark(n, mean, f"{n:,} training images: {mean:.1f} %") for n, mean in zip(images, means, strict=True)]
+    measured = Series("measured", images, means, low, high, marks, 0)
+    twice = 2 * images[-1]
+    ahead = Mark(twice, curve.doubled, f"{twice:,} training images: {curve.doubled:.1f} %, extrapolated")
+    guess = Series("extrapolated", [images[-1], twice], [means[-1], curve.doubled], marks=[ahead], tone=1)
+    alt = f"accuracy by number of training images, from {means[0]:.1f} % with {images[0]} to {means[-1]:.1f} %"
+    drawing = draw(Chart(alt, "training images", "accuracy, %", [measured, guess], from_zero=False))
+    caption = (
+        f"Closed form on the frozen features, on test images; means of {DRAWS} random draws of a quarter and of half "
+        "of the training images of every pair, the band from the lowest to the highest draw. It has "
+        "no text and nothing trained, so its accuracy is another than the model's; the shape is what counts."
+    )
+    slope = f"{curve.slope:.2f}".replace("-", "−")
+    doubled = (
+        f"Twice as many images per pair would give {curve.doubled:.1f} % instead of {means[-1]:.1f} %. This is an "
+        f"extrapolation, by the line log error = α + β log images with β = {slope}, and no measurement."
+    )
+    return ReportPart("More images of the same pairs", [Figure("learning-curve", drawing, caption), Note(doubled)])
+
+
+def labelling_advice_part(advice: NextImages, labels: LabelSpace) -> ReportPart:
+    """The labelled pairs for which one more labelled image would help most, as a table."""
+    rows = []
+    for i, pair in enumerate(advice.pairs[:NEXT].tolist()):
+        wrong, validated = int(advice.wrong[i]), int(advice.validated[i])
+        share = number_cell(None)
+        if validated:
+            share = TableCell(f"{wrong} of {validated}", wrong / validated)
+        variance = number_cell(float(advice.variance[i]), "{:.3f}")
+        gain = number_cell(float(advice.gain[i]), "{:.3f}")
+        rows.append(TableRow([text_cell(labels.name(pair)), count_cell(advice.images[i]), share, variance, gain]))
+    header = columns("pair", "labelled images", "wrong in validation", "variance V", "gain")
+    note = FORMULA.format(k=advice.shrinkage)
+    blocks: list[Block] = [Table("Pairs whose next images would help most", header, rows, note)]
+    if advice.errors is not None:
+        larger, smaller = advice.errors
+        text = (
+            f"On validation images, the closed form is wrong for {larger:.1f} % of those whose pair has a variance "
+            f"above the median, and for {smaller:.1f} % of the others."
+        )
+        blocks.append(Note(text))
+    return ReportPart("Next images", blocks)

@@ -1,0 +1,380 @@
+"""`duplex.fit`: train a method of params.yaml, of an installed kind (class of methods), or of the user's own class.
+
+`duplex.evaluate`: compute the metrics of a trained method on the validation or test split of a data set.
+
+`Result`: the metrics of a run on a split, and `duplex.compare`: the difference of two results.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import pandas as pd
+import torch
+
+from duplex.artifacts import log_folder
+from duplex.config.params import MethodEntry
+from duplex.encoders.base import resolve_device
+from duplex.errors import DuplexError, UsageError, require, require_type, require_whole, shown
+from duplex.evaluation.metric_table import METRICS, OPEN_METRICS
+from duplex.evaluation.metrics import Curve, Margins, compare_seeds
+from duplex.labels import WORLDS, World
+from duplex.methods.base import Method
+from duplex.methods.registry import find_method, installed_methods, parse_options
+from duplex.options import AutoFinetune, TrainingOptions, finetune_options
+from duplex.report.aggregate import mean_curve
+from duplex.report.blocks import Chart, Series, draw
+from duplex.system.entry import LARGEST_SEED
+from duplex.system.threads import initial_modes, threads
+from duplex.training.checkpoint import check_inputs
+from duplex.training.dataset import Dataset
+from duplex.training.inputs import InputRequest, RunInputs, make_deterministic
+from duplex.training.logs import EpochReport, StepReport, TrainingHooks, TrainingLog, open_log
+from duplex.training.run import MethodSpec, Run, calibration_for, evaluate_world, train_method
+from duplex.training.scoring import ChooseBy
+
+TRAINING_KEYS = tuple(field.name for field in fields(TrainingOptions))
+MISSING = {
+    "text": "needs the text tower of the encoder that made the features; give `encoder=` its name, or choose a kind "
+    "that needs no text (`duplex methods`)",
+    "words": "needs word vectors; give `word_vectors=` a file in GloVe format, or `encoder=` the features' encoder",
+    "patch": 'needs patch tokens, and the data set has none; load image files with tokens="patch"',
+}
+
+
+def fit(
+    data: Dataset,
+    method: str | type[Method[Any]],
+    *,
+    seed: int = 0,
+    world: World | None = None,
+    select: str | ChooseBy | None = None,
+    optimiser: str | Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
+    schedule: str | Callable[[int], float] | None = None,
+    on_step: Callable[[StepReport], object] | None = None,
+    on_epoch: Callable[[EpochReport], object] | None = None,
+    log: str | TrainingLog | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a method on the training images and return it as a `Run`.
+
+    The epoch, the bias on unseen pairs and the open world's feasibility threshold are chosen on validation images.
+
+    data: data set from `load_dataset` or `Dataset.from_arrays`.
+    method: name of a method in params.yaml (outside of a project, in the params.yaml that ships with the package); or,
+        with default options, an installed kind (`duplex methods`), `module:Class` or a subclass of `Method`.
+    seed: seed of the initial parameters and of the order of images.
+    world: closed or open: the world whose candidates are used in training, and for which bias and threshold are chosen.
+        None: as the method's entry in params.yaml says; a kind or a class is trained for the closed world, and its bias
+        is chosen for both worlds.
+    select: validation metric that chooses the epoch: auc, hm, or a function of a dict with seen, unseen, hm and auc
+        (fractions, closed world) that returns the number to maximise.
+    optimiser: adam, adamw, sgd, or a function of parameter groups that returns an optimiser, such as
+        `torch.optim.NAdam`. Groups without a learning rate are trained with the option `learning_rate`.
+    schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
+    on_step: function that is called with a `StepReport` after each optimiser step.
+    on_epoch: function that is called with an `EpochReport` after each validation, first before training (epoch 0).
+    log: dvclive or tensorboard, which write into a folder of that name in the current folder, a plug-in's log, or an
+        object with the methods of `TrainingLog`.
+    settings: training options, such as `epochs`, `clip` and `precision`, and options of the method's kind.
+    """
+    if not isinstance(data, Dataset):
+        raise UsageError(f"data is {shown(data)}; expected what load_dataset or Dataset.from_arrays returns")
+    seed = require_whole(seed, "seed", 0, LARGEST_SEED)
+    if world is not None:
+        require(world, WORLDS, "world")
+    chosen: dict[str, Any] = {"select": select, "optimiser": optimiser, "schedule": schedule, "log": log}
+    settings |= {key: value for key, value in chosen.items() if isinstance(value, str)}
+    own = {key: value for key, value in chosen.items() if not isinstance(value, str)}
+    _check_functions(**{key: value for key, value in own.items() if key != "log"}, on_step=on_step, on_epoch=on_epoch)
+    name, entry = _entry(data, method)
+    spec = _spec(data, name, entry, world, settings)
+    _check_needs(data, spec, settings)
+    training_log = own.get("log")
+    if training_log is not None and not all(
+        callable(getattr(training_log, x, None)) for x in ("step", "epoch", "close")
+    ):
+        raise UsageError(
+            f"log is {shown(training_log)}; expected dvclive, tensorboard, a plug-in's name, or an object with step, "
+            "epoch and close"
+        )
+    if training_log is None:
+        training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
+    hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
+    with deterministic(), threads(spec.training.threads):
+        inputs = data.inputs(spec.request)
+        require_both_groups(inputs, "val", data.name)
+        device = torch.device(resolve_device(data.device))
+        return train_method(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
+
+
+def _check_functions(**functions: Any) -> None:
+    """Raise `UsageError` if an argument of `fit` that must be a function is neither a function nor None."""
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise UsageError(f"{name} is {shown(function)}; expected a function, or one of the names that {name} has")
+
+
+def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if a data set lacks an input that a method needs, such as patch tokens.
+
+    Also raises it if the user sets bf16 or fp16, the precision of the text tower, for a method that uses no text tower.
+    """
+    needs = find_method(spec.kind).needs(spec.options)
+    for need in sorted(needs):
+        if need in MISSING and need not in data.offers:
+            raise UsageError(f"method {spec.name} {MISSING[need]}")
+    precision = settings.get("precision")
+    if precision in ("bf16", "fp16") and not needs & {"text", "words"}:
+        raise UsageError(
+            f"precision is {precision}, which is that of the text tower, and {spec.name} uses none; leave it out"
+        )
+
+
+_one_thread = threading.RLock()  # these settings and the random generator are those of the process
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Context manager: use PyTorch's deterministic algorithms and initial modes; other threads wait for their turn.
+
+    The initial modes are gradients on, autocast off, new tensors of float32 on the CPU. At the end, the caller's
+    settings and the states of PyTorch's random generators are restored.
+    """
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    with _one_thread, initial_modes(), torch.random.fork_rng(gpus):
+        mode = torch.get_deterministic_debug_mode()
+        fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        make_deterministic()
+        try:
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(mode)
+            torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+
+
+def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
+    """Raise UsageError unless a split has images of seen and of unseen pairs, without which AUC is undefined."""
+    is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
+    if is_seen.all() or not is_seen.any():
+        group = "unseen" if is_seen.all() else "seen"
+        raise UsageError(f"{name}: no {split} image has a pair that is {group}, so AUC is undefined; list some")
+
+
+def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
+    """Return the name and the params.yaml entry of the method to train.
+
+    method: name of an entry; or an installed kind or a `Method` class, for which an entry without options is made.
+    """
+    if isinstance(method, type) and issubclass(method, Method):
+        return method.__name__, MethodEntry(_kind_of(method))
+    if not isinstance(method, str):
+        raise UsageError(f"method is {shown(method)}; expected a name or a subclass of Method")
+    known = {**data.params.methods, **data.params.ablations}
+    if method in known:
+        return method, known[method]
+    if ":" not in method:
+        require(method, dict.fromkeys([*data.params.methods, *installed_methods()]), "method")
+    return method, MethodEntry(method)
+
+
+def _kind_of(method: type[Method[Any]]) -> str:
+    """Return the text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`.
+
+    Raises `UsageError` if the class cannot be found by this text again, such as a class inside a function.
+    """
+    target = f"{method.__module__}:{method.__qualname__}"
+    if "<locals>" in target:
+        raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
+    kind = next((name for name, source in installed_methods().items() if source.value == target), target)
+    if find_method(kind) is not method:
+        raise UsageError(f"{kind} is another class of that name; give {method.__name__} a name of its own")
+    return kind
+
+
+def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, settings: Mapping[str, Any]) -> MethodSpec:
+    """Return a method's options and training options: those of its entry in params.yaml, changed by `settings`.
+
+    Raises `UsageError` for an unknown setting, and for `finetune: auto` (validation chooses the number of blocks).
+    """
+    known = [field.name for field in fields(find_method(entry.kind).Options)]
+    for key in settings:
+        require(key, dict.fromkeys([*TRAINING_KEYS, *known]), f"setting of training or of {name}")
+    training = {key: value for key, value in settings.items() if key in TRAINING_KEYS}
+    options = {key: value for key, value in settings.items() if key not in TRAINING_KEYS}
+    dataset = data.name if data.in_project else ""
+    finetune = finetune_options(entry.finetune_for(dataset))
+    if isinstance(finetune, AutoFinetune):
+        raise UsageError(f"{name} has `finetune: auto`, which only `duplex train` supports; set the number of blocks")
+    return MethodSpec(
+        name,
+        entry.kind,
+        parse_options(entry.kind, {**entry.options_for(dataset), **options}),
+        TrainingOptions.from_dict({**data.training.to_dict(), **entry.training_for(dataset), **training}),
+        entry.worlds if world is None else (world,),
+        world or entry.trained_for,
+        finetune,
+    )
+
+
+SHARED_COLUMNS = ["image", "label", "seen"]  # of predictions; must agree between results that are compared
+
+
+@dataclass(frozen=True, eq=False)  # arrays and tables have no single truth value
+class Result:
+    """Metrics in percent of one run in one world on one split; `duplex.evaluate` returns it."""
+
+    name: str  # of the run: method and seed
+    dataset: str
+    world: World
+    split: str
+    metrics: dict[str, Any]  # those of the run's metrics.json
+    predictions: pd.DataFrame  # one row per image, as in predictions.csv
+    margins: Margins
+
+    @property
+    def seen(self) -> float:
+        """S: accuracy in percent on images of seen pairs, with only seen pairs as candidates."""
+        return float(self.metrics["seen"])
+
+    @property
+    def unseen(self) -> float:
+        """U: accuracy in percent on images of unseen pairs, with only unseen pairs as candidates."""
+        return float(self.metrics["unseen"])
+
+    @property
+    def hm(self) -> float:
+        """HM: the best harmonic mean of seen and unseen accuracy over all biases on unseen pairs, in percent."""
+        return float(self.metrics["hm"])
+
+    @property
+    def auc(self) -> float:
+        """The area under the curve of unseen against seen accuracy, in percent."""
+        return float(self.metrics["auc"])
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of AUC, in percent; None if there are too few images."""
+        low, high = self.metrics.get("auc_low"), self.metrics.get("auc_high")
+        return None if low is None or high is None else (low, high)
+
+    @cached_property
+    def curve(self) -> pd.DataFrame:
+        """Points of the seen–unseen curve: columns bias (on unseen pairs), and seen, unseen and hm in percent."""
+        table = Curve.of(self.margins).table()
+        return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
+
+    def table(self) -> pd.DataFrame:
+        """A table with a row for each of S, U, HM and AUC, in percent, and their 95 % intervals.
+
+        In the open world, another row has the AUC with every pair a candidate.
+        """
+        columns = {"value": "", "low": "_low", "high": "_high"}
+        titles = {**METRICS, "auc_all": OPEN_METRICS["auc_all"]} if self.world == "open" else METRICS
+        rows = {
+            title: {column: self.metrics.get(key + end) for column, end in columns.items()}
+            for key, title in titles.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").astype(float)
+
+    def __repr__(self) -> str:
+        return f"{self._title}\n{self.table().round(2)}"
+
+    def _repr_html_(self) -> str:
+        from duplex.report.blocks import Figure, Table, TableRow, columns, number_cell, render_notebook, text_cell
+
+        rows = []
+        for title, values in self.table().astype(object).replace(float("nan"), None).iterrows():
+            rows.append(TableRow([text_cell(str(title)), *(number_cell(value, "{:.2f}") for value in values)]))
+        table = Table("Percent, with 95 % intervals", columns("metric", "value", "low", "high"), rows)
+        mean = mean_curve([self.margins])
+        seen, unseen, low, high = (values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high))
+        alt = f"Unseen against seen accuracy of {self._title}"
+        chart = Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [Series(self.name, seen, unseen, low, high)])
+        return render_notebook(self._title, [table, Figure("curve", draw(chart), alt)])
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name} on {self.dataset}, {self.world} world, {self.split} images"
+
+
+def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
+    """Table of `second` minus `first` in S, U, HM, AUC: percentage points, bounds of a 95 % interval, p-value.
+
+    For single results, the interval of AUC is DeLong's and the others come from a bootstrap over images; for lists, all
+    come from a bootstrap over runs and images.
+
+    Args:
+        first: a result, or a list with one per seed.
+        second: a result on the same images, or a list in the order of the same seeds.
+
+    Raises:
+        UsageError: for results on different images.
+    """
+    one: list[Any] = list(first) if isinstance(first, list | tuple) else [first]
+    other: list[Any] = list(second) if isinstance(second, list | tuple) else [second]
+    for each in (*one, *other):
+        require_type(each, Result, "a result")
+    _check_same_images([*one, *other])
+    gains = compare_seeds([result.margins for result in one], [result.margins for result in other])
+    rows = {}
+    for key, gain in gains.items():
+        low, high = gain.interval or (float("nan"), float("nan"))
+        rows[METRICS[key]] = {"difference": 100 * gain.value, "low": 100 * low, "high": 100 * high, "p": gain.p}
+    return pd.DataFrame.from_dict(rows, orient="index").astype(float)
+
+
+def _check_same_images(results: Sequence[Result]) -> None:
+    for other in results[1:]:
+        for key in ("world", "split"):
+            here, there = getattr(results[0], key), getattr(other, key)
+            if here != there:
+                raise UsageError(f"the results are for {key} {here} and for {key} {there}; expected one {key}")
+        if not results[0].predictions[SHARED_COLUMNS].equals(other.predictions[SHARED_COLUMNS]):
+            raise UsageError(
+                f"{results[0]._title}, and {other._title} have different images; evaluate both on one data set"
+            )
+
+
+def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "test") -> Result:
+    """Return the metrics of a trained method, with 95 % intervals, as the DVC pipeline computes them.
+
+    run: the trained method, as `fit` returns it.
+    data: the data set of training, or another with the same labels and encoder.
+    world: closed (the candidates are the seen pairs and those of the split) or open (all pairs, except unseen ones
+        below the feasibility threshold that validation chose).
+    split: test or val.
+    """
+    require_type(run, Run, "run")
+    require_type(data, Dataset, "data")
+    require(world, WORLDS, "world")
+    require(split, ("val", "test"), "split")
+    record, training = run.record, run.training
+    calibration = calibration_for(record, world, f"the run {run.name}")
+    needs = find_method(record.kind).needs(record.options)
+    with deterministic(), threads(training.threads):
+        inputs = data.inputs(InputRequest(needs, training.precision, record.finetune, training.memory))
+        try:
+            check_inputs(f"the run {run.name}", record, inputs.labels, inputs.encoder)
+        except DuplexError as error:
+            raise UsageError(str(error)) from None
+        trained_on, here = record.training.get("manifest"), inputs.identity.get("manifest")
+        if trained_on is not None and here != trained_on:
+            print(
+                f"the run {run.name} was trained with another table or split of images than {data.name} has; its "
+                "numbers are too high if it was trained on some of these images",
+                file=sys.stderr,
+            )
+        require_both_groups(inputs, split, data.name)
+        device = torch.device(resolve_device(data.device))
+        on_device = replace(inputs, examples={**inputs.examples, split: inputs.examples[split].to(device)})
+        method = run.method.to(device).eval()
+        outcome = evaluate_world(method, on_device, data.evaluation, world, calibration, split)
+    name = f"{run.name} seed {record.seed}"
+    return Result(name, data.name, world, split, outcome.metrics, outcome.predictions, outcome.margins)

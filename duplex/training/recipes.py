@@ -1,0 +1,567 @@
+"""Choose by validation how much to train: nothing, prompts, then one, two, four … fine-tuned blocks of the image tower.
+
+Training recipes are tried in order of cost, the cheapest first. A recipe replaces the best one so far if its validation
+AUC is higher by more than the standard error of the difference,
+
+    AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
+
+More fine-tuned blocks replace fewer ones if their AUC is higher at all: once they are trained, both recognise images
+equally fast. The search ends when two numbers of blocks in a row bring no gain. Several learning rates are tried at the
+smallest number of blocks, the lowest first; a higher rate is chosen by the rule above, and all larger numbers of blocks
+use the chosen rate.
+
+Training runs of recipes (settings that a search compares): each is trained once, and its result read from files.
+
+Plan which training recipes with fine-tuned blocks a search tries within a time limit.
+
+A recipe is one way to train: a number of last blocks of the encoder's image tower to fine-tune together with the
+method, and the blocks' learning rate. `finetunable_blocks` finds how many blocks can be fine-tuned at all, `block_cost`
+times these on random inputs, and `plan_search` chooses from these times the recipes that fit into the limit.
+
+The times are measured once, before any training, and callers store the plan. Thus an interrupted search continues with
+the same recipes, even if the machine is faster or slower then.
+
+Train with `finetune: auto`: validation chooses how many image-tower blocks to fine-tune and their learning rate.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import pandas as pd
+import torch
+
+from duplex.artifacts import RunPaths
+from duplex.config.params import EvaluationParams
+from duplex.encoders.base import Encoder, load_encoder
+from duplex.encoders.image_blocks import block_input_shape, last_blocks
+from duplex.errors import DuplexError, UsageError
+from duplex.evaluation.metrics import Components, Margins
+from duplex.features.extract import OutputSpec
+from duplex.features.file import row_bytes
+from duplex.features.tokens import Examples
+from duplex.methods.base import Method
+from duplex.options import AutoFinetune, FinetuneOptions
+from duplex.system.files import json_digest, sha256, write_text
+from duplex.training.checkpoint import CheckpointHeader, Record, load_checkpoint, read_checkpoint, read_known_images
+from duplex.training.inputs import InputRequest, RunInputs
+from duplex.training.loop import ResumePoint, TrainingResult
+from duplex.training.run import MethodSpec, Run, train_method
+from duplex.training.scoring import validation_margins
+
+FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Training recipe, compared with others by validation AUC: a method, its options and its fine-tuned blocks."""
+
+    name: str  # for messages, such as `2 blocks, rate 0.0003`
+    spec: MethodSpec
+
+    @property
+    def blocks(self) -> int:
+        """Number of the image tower's last blocks that are fine-tuned; 0: none."""
+        return 0 if self.spec.finetune is None else self.spec.finetune.blocks
+
+
+@dataclass(frozen=True)
+class RecipeResult:
+    """Validation result of one training recipe: margins, accuracy, best epoch and duration.
+
+    Margins are the biases on unseen pairs at which images turn right or wrong; AUC is computed from them.
+    """
+
+    name: str
+    margins: Margins  # of the validation images, closed world
+    epoch: int  # the best one
+    accuracy: float | None = None  # percent, of the most probable answers
+    seconds: float = 0.0  # of training and validation
+    seconds_per_epoch: float = 0.0
+
+    @property
+    def components(self) -> Components:
+        return Components.of(self.margins)
+
+    @property
+    def auc(self) -> float:
+        """Validation AUC, in percent, of the training that was tried."""
+        return 100 * (self.components.auc or 0.0)
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """Outcome of a search for training settings: the chosen recipe, its validation result, and a table of all tried."""
+
+    recipe: Recipe
+    attempt: RecipeResult
+    table: tuple[dict[str, Any], ...]  # one row per attempt, in order: `recipe_row`
+
+
+def search_recipes(
+    levels: Iterable[Sequence[Recipe]], attempt: Callable[[Recipe], RecipeResult], report: Callable[[str], None]
+) -> RecipeChoice:
+    """Try training recipes (settings to compare), the cheapest first, and return the chosen one.
+
+    levels: lists of recipes of equal cost, such as two learning rates. The first recipe of a list is chosen, unless
+        another one has a higher validation AUC by more than the standard error of the difference. By the rules of this
+        module, a later list replaces the choice so far.
+    attempt: function that trains and validates a recipe.
+    report: function that is called with one line of text per recipe.
+    """
+    best: tuple[Recipe, RecipeResult] | None = None
+    table: list[dict[str, Any]] = []
+    rates: set[float | None] | None = None  # those still tried; None: all
+    failures = 0
+    for level in levels:
+        recipes = [recipe for recipe in level if rates is None or not recipe.blocks or _rate(recipe) in rates]
+        tried = []
+        for recipe in recipes:
+            result = attempt(recipe)
+            tried.append((recipe, result))
+            table.append(recipe_row(recipe, result, None if best is None else best[1]))
+            report(recipe_line(table[-1], result))
+        top = tried[0]
+        for other in tried[1:]:
+            top = other if gain_exceeds_error(other[1], top[1]) else top
+        adopted = best is None or _replaces(top, best)
+        if adopted:
+            best = top
+            for row in table:
+                row["chosen"] = row["recipe"] == top[0].name
+        if top[0].blocks:
+            rates = {_rate(top[0])}
+            failures = 0 if adopted else failures + 1
+            if failures == FAILURES:
+                break
+    if best is None:
+        raise DuplexError("there is no recipe to try; expected at least one")
+    return RecipeChoice(*best, tuple(table))
+
+
+def _replaces(new: tuple[Recipe, RecipeResult], best: tuple[Recipe, RecipeResult]) -> bool:
+    """Return whether a training recipe that costs more has enough validation AUC to replace the best one so far."""
+    (recipe, result), (best_recipe, best_result) = new, best
+    if recipe.blocks > best_recipe.blocks > 0:
+        return result.auc > best_result.auc
+    return gain_exceeds_error(result, best_result)
+
+
+def gain_exceeds_error(dearer: RecipeResult, cheaper: RecipeResult) -> bool:
+    """Return whether a costlier training gains more validation AUC than the standard error of the difference."""
+    difference = dearer.components.minus(cheaper.components)
+    gain, error = difference.auc, difference.standard_error
+    return gain is not None and gain > (error or 0.0)
+
+
+def recipe_row(recipe: Recipe, result: RecipeResult, best: RecipeResult | None) -> dict[str, Any]:
+    """Return the table row of a training recipe: validation AUC in percent, gain over `best`, standard errors of both.
+
+    best: result of the best training tried before; None for the first.
+    """
+    own = result.components
+    row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
+    row |= {"rate": _rate(recipe)} if recipe.blocks else {}
+    row |= {"auc": result.auc, "error": _percent(own.standard_error)}
+    if best is not None:
+        difference = own.minus(best.components)
+        row |= {"gain": result.auc - best.auc, "gain_error": _percent(difference.standard_error)}
+    return row | {"accuracy": result.accuracy, "epoch": result.epoch, "chosen": False}
+
+
+def recipe_line(row: Mapping[str, Any], result: RecipeResult) -> str:
+    """Return one line of text about a training that was tried: validation AUC, accuracy, gain over best, seconds."""
+    parts = [f"{row['recipe']:<24} validation AUC {row['auc']:5.1f}"]
+    if row["accuracy"] is not None:
+        parts.append(f"accuracy {row['accuracy']:5.1f} %")
+    if "gain" in row:
+        error = row["gain_error"]
+        parts.append(f"{row['gain']:+.1f}" + ("" if error is None else f" ± {error:.1f}"))
+    return ", ".join([*parts, f"{result.seconds:.0f} s"])
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _rate(recipe: Recipe) -> float | None:
+    return None if recipe.spec.finetune is None else recipe.spec.finetune.learning_rate
+
+
+DEPTHS = (1, 2, 4, 8)  # numbers of fine-tuned blocks, the cheapest first
+RATES = (3e-4, 1e-3)  # learning rates of fine-tuned blocks
+EPOCHS = 6  # of a recipe with fine-tuned blocks, along half a cosine
+PATIENCE = 3  # epochs without a better validation AUC
+DISK_SHARE = 0.5  # of the free space that block inputs may take
+TIMED_IMAGES = 64
+
+
+def finetuned_recipes(spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES) -> list[list[Recipe]]:
+    """Return training recipes (settings to compare) that train a method and the image tower's last blocks together.
+
+    The result has one list per number of blocks in `depths`, with one recipe per learning rate in `rates`.
+
+    spec: the method and its training options, of which recipes change only the schedule: at most `EPOCHS` epochs,
+        in which learning rates fall along half a cosine.
+    """
+    training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
+    levels = []
+    for blocks in depths:
+        level = []
+        for rate in rates:
+            options = FinetuneOptions(blocks=blocks, adapter="full", learning_rate=rate)
+            name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
+            level.append(Recipe(name, replace(spec, training=training, finetune=options)))
+        levels.append(level)
+    return levels
+
+
+@dataclass(frozen=True)
+class BlockRoom:
+    """Result of `finetunable_blocks`: how many last blocks of an image tower can be fine-tuned, and why not more."""
+
+    depth: int  # the largest number of blocks of `DEPTHS`; 0: none
+    image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
+    reason: str
+
+
+def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
+    """Return the largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
+
+    Fine-tuning reads the activations that enter these blocks from a cache, computed once per image. So the tower must
+    be of a kind that can be cut before the blocks, and the cache of all images must fit into half of the disk's free
+    space.
+
+    images: number of images.
+    folder: where the cache will be; it need not exist.
+    depths: numbers of blocks to consider, the smallest first.
+    """
+    free = shutil.disk_usage(_existing(folder)).free
+    room = BlockRoom(0, 0, "")
+    for depth in depths:
+        try:
+            last_blocks(encoder, depth)
+        except UsageError as error:
+            return room if room.depth else BlockRoom(0, 0, str(error).partition(";")[0])
+        shapes = OutputSpec(block_inputs=depth).row_shapes(encoder)
+        size = sum(row_bytes(name, shape) for name, shape in shapes.items())
+        if images * size > DISK_SHARE * free:
+            reason = f"inputs of {depth} block{'s' * (depth > 1)} take {images * size / 1e9:.1f} of {free / 1e9:.1f}"
+            return replace(room, reason=f"{reason} GB free")
+        room = BlockRoom(depth, size, f"their inputs take {images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free")
+    return room
+
+
+def _existing(folder: Path) -> Path:
+    return next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Measured seconds per image to train the last blocks of an image tower, and to run them without training."""
+
+    train: float  # forward and backward
+    forward: float
+    inputs: float = 0.0  # to compute the blocks' inputs from cached inputs of more blocks, once before the first epoch
+
+
+def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
+    """Measure the seconds per image to train the last blocks of an image tower, and to run them without training.
+
+    Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
+
+    blocks: number of last blocks that are trained.
+    cached: number of last blocks that a pass runs, at least `blocks`: all blocks after the activations that the
+        feature cache stores. Blocks that are not trained are frozen.
+    images: number of images per pass.
+    """
+    cut = last_blocks(encoder, cached)
+    x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
+    parameters = [parameter for block in cut.blocks[cached - blocks :] for parameter in block.parameters()]
+    before = [parameter.requires_grad for parameter in parameters]
+
+    def seconds(train: bool) -> float:
+        start = time.perf_counter()
+        with torch.set_grad_enabled(train):
+            y = cut(x)
+            if train:
+                torch.autograd.grad(y.float().sum(), parameters, allow_unused=True)
+            y.sum().item()  # waits for the device
+        return (time.perf_counter() - start) / images
+
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        return BlockCost(*(min(seconds(train) for _ in range(3)) for train in (True, False)))
+    finally:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.requires_grad_(value)
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """Numbers of fine-tuned blocks and learning rates that a search tries in a time limit, with its predicted time."""
+
+    depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
+    rates: tuple[float, ...]  # learning rates to try at the first depth
+    seconds: float  # predicted time, if all recipes are tried and the last is chosen
+    reason: str  # for the user
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> SearchPlan:
+        return cls(tuple(record["depths"]), tuple(record["rates"]), record["seconds"], record["reason"])
+
+
+@dataclass(frozen=True)
+class ImageCounts:
+    """Numbers of images for training, validation and the final fit to all images, to predict a search's duration."""
+
+    train: int
+    val: int
+    final: int  # images of the final fit; 0: there is none
+
+
+def plan_search(
+    depth: int,
+    cost: Callable[[int], BlockCost],
+    sizes: ImageCounts,
+    budget: float,
+    epoch_seconds: float,
+    rates: Sequence[float] = RATES,
+) -> SearchPlan:
+    """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
+
+    The predicted time is that of training every recipe of the plan (a number of blocks at a learning rate), and of a
+    final fit to all images with the last recipe. The plan goes up to the largest number of blocks that the time allows.
+    It also tries all smaller numbers if there is time for them, and all learning rates rather than only the first. If
+    there is no time for even one block, the plan is empty and has the reason.
+
+    depth: the largest number of blocks that can be fine-tuned (`finetunable_blocks`).
+    cost: function that returns the `BlockCost` of a number of blocks.
+    sizes: numbers of training and validation images and of the final fit.
+    epoch_seconds: duration of an epoch without fine-tuned blocks.
+    rates: learning rates to try at the smallest number of blocks of the plan.
+    """
+    costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
+
+    def predicted(depths: Sequence[int], tried: int) -> float:
+        total = 0.0
+        for place, blocks in enumerate(depths):
+            each = costs[blocks]
+            epoch = epoch_seconds + sizes.train * (each.train + each.forward) + sizes.val * each.forward
+            total += EPOCHS * epoch * (tried if place == 0 else 1) + sizes.final * each.inputs
+        last, share = costs[depths[-1]], sizes.final / max(1, sizes.train)
+        return total + EPOCHS * (share * epoch_seconds + sizes.final * (last.train + last.forward))
+
+    possible = tuple(costs)
+    for end in range(len(possible), 0, -1):
+        for depths, tried in _depth_choices(possible[:end], len(rates)):
+            if (seconds := predicted(depths, tried)) <= budget:
+                listed = ", ".join(map(str, depths))
+                return SearchPlan(depths, tuple(rates[:tried]), seconds, f"blocks {listed}: about {_duration(seconds)}")
+    if not possible:
+        return SearchPlan((), (), 0.0, "no block of the encoder can be fine-tuned")
+    least = min(predicted((blocks,), 1) for blocks in possible)
+    left = _duration(max(budget, 0.0))
+    return SearchPlan((), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
+
+
+def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
+    """Return possible searches for the number of fine-tuned blocks, the most thorough first.
+
+    A search is (numbers of blocks to try, number of learning rates to try at the smallest of them). The first search
+    tries all of `depths`, later ones fewer; the last search tries only the last of `depths`.
+
+    rates: number of learning rates to choose from.
+    """
+    choices = [(depths, rates), (depths, 1)]
+    if len(depths) > 2:
+        choices += [((depths[0], depths[-1]), rates), ((depths[0], depths[-1]), 1)]
+    return [*choices, (depths[-1:], 1)]
+
+
+@dataclass(frozen=True)
+class RecipeRuns:
+    """Store of the runs that a search for training settings (recipes) makes on one data set with one seed.
+
+    Each recipe has a folder of files inside `folder`. Results and tensors are always read from files, even for a recipe
+    trained in this process, so that an interrupted search makes the same choice.
+    """
+
+    folder: Path
+    read: Callable[[InputRequest], RunInputs]  # returns the data set's inputs for a request
+    seed: int
+    device: torch.device
+    settings: EvaluationParams
+    label: str = ""  # name of what is trained, for the progress
+    key: str = ""  # hash of what the runs depend on besides their recipes
+    accuracy: Callable[[Run, Examples], float | None] = lambda *_: None  # percent, of a run on validation images
+
+    def files(self, recipe: Recipe) -> RunPaths:
+        """Return the paths of a training's files, such as the checkpoint; a hash of its settings names the folder."""
+        spec = recipe.spec
+        tuned = None if spec.finetune is None else spec.finetune.to_dict()
+        key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned]
+        return RunPaths(self.folder / json_digest(key)[:12])
+
+    def result(self, recipe: Recipe) -> RecipeResult:
+        """Return the validation result of a training recipe (settings tried), trained first unless its files exist.
+
+        Raises `DuplexError` if the files are damaged or of another recipe.
+        """
+        files = self.files(recipe)
+        result, margins = files.root / "attempt.json", files.root / "margins.npz"
+        if not result.is_file():
+            self._train(recipe, files, result, margins)
+        with report_damage(files.root), np.load(margins) as arrays:
+            record = json.loads(result.read_text(encoding="utf-8"))
+            for name, digest in self._digests(recipe, margins).items():
+                if record.pop(name, None) != digest:
+                    raise DuplexError(f"{result.name} is of another {name}")
+            return RecipeResult(recipe.name, Margins(**arrays), **record)
+
+    def _train(self, recipe: Recipe, files: RunPaths, result: Path, margins: Path) -> None:
+        start, inputs = time.monotonic(), self.read(recipe.spec.request)
+        label = ", ".join(filter(None, (self.label, recipe.name)))
+        resume = ResumePoint(label, files.unfinished_training, files.root.name)
+        run = train_method(recipe.spec, inputs, self.seed, self.device, self.settings, resume)
+        val = inputs.examples["val"].to(self.device)
+        accuracy = self.accuracy(run, val)
+        run.write(files)
+        np.savez(margins, **asdict(validation_margins(run.method, val, inputs.labels)))
+        record = {
+            "epoch": run.record.epoch,
+            "accuracy": accuracy,
+            "seconds": time.monotonic() - start,
+            "seconds_per_epoch": run.result.timing["seconds_per_epoch"],
+            **self._digests(recipe, margins),
+        }
+        write_text(result, json.dumps(record) + "\n")
+        files.unfinished_training.unlink(missing_ok=True)
+
+    def _header(self, recipe: Recipe) -> CheckpointHeader:
+        """Read a checkpoint's metadata; raise `DuplexError` if it was trained with other settings than `recipe`."""
+        header, spec = read_checkpoint(self.files(recipe).checkpoint), recipe.spec
+        record, training = header.record, spec.training.result_settings()
+        stored = [record.kind, record.options, record.finetune, record.seed, dict(record.training) | training]
+        if stored != [spec.kind, spec.options, spec.finetune, self.seed, record.training]:
+            raise DuplexError(f"{header.path.name} is of another recipe")
+        return header
+
+    def _digests(self, recipe: Recipe, margins: Path) -> dict[str, str]:
+        """Return digests of a training's checkpoint and of its file of margins (from which validation AUC is computed).
+
+        They are stored with the training's result, so that a file that was replaced afterwards is noticed.
+        """
+        return {"checkpoint": self._header(recipe).fingerprint, "margins": sha256(margins)}
+
+    def load(self, recipe: Recipe) -> tuple[Record, Method[Any], RunInputs]:
+        """Load a training with the settings `recipe`: checkpoint metadata, trained method, features with labels."""
+        files, inputs = self.files(recipe), self.read(recipe.spec.request)
+        with report_damage(files.root):
+            header = self._header(recipe)
+            method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
+            record = replace(header.record, known_images=read_known_images(header, self.device))
+        return record, method, inputs
+
+    def plan(self, minutes: float, make: Callable[[], SearchPlan]) -> SearchPlan:
+        """Return the plan of a search (numbers of fine-tuned blocks and learning rates to try) for a time limit.
+
+        The plan is read from its file; without a file, `make` is called and its result is stored.
+        """
+        path = self.folder / f"plan-{minutes:g}.json"
+        if not path.is_file():
+            write_text(path, json.dumps(make().to_dict()) + "\n")
+        with report_damage(self.folder):
+            return SearchPlan.from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+@contextmanager
+def report_damage(folder: Path) -> Iterator[None]:
+    """Context manager: raise a `DuplexError` that names `folder` if files of trainings in it cannot be read."""
+    try:
+        yield
+    except (DuplexError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile
+    ) as error:  # fmt: skip
+        problem = str(error).partition(";")[0]  # what comes after is advice for other folders
+        raise DuplexError(
+            f"{folder} has a damaged file ({problem}); delete the folder and run the same command again"
+        ) from error
+
+
+def train_chosen_blocks(spec: MethodSpec, options: AutoFinetune, runs: RecipeRuns, say: Callable[[str], None]) -> Run:
+    """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
+
+    The metadata of the returned run has a table of all training recipes tried (numbers of blocks and learning rates).
+
+    spec: the method to train, without fine-tuned blocks.
+    options: the method's `finetune` options, with the time limit in minutes.
+    runs: store that trains the recipes; its files are needed until the returned run is saved.
+    say: function that receives lines of text about the progress.
+    """
+
+    def report(line: str) -> None:
+        say(f"{runs.label}: {line}")
+
+    first = Recipe("0 blocks", spec)
+    plan = runs.plan(options.minutes, lambda: _plan(first, options, runs))
+    report(f"fine-tuning: {plan.reason}")
+    choice = search_recipes([[first], *finetuned_recipes(spec, plan.depths, plan.rates)], runs.result, report)
+    report(f"chosen: {choice.recipe.name}")
+    run = _load(choice.recipe, runs)
+    numbers = [
+        {name: float(value) for name, value in row.items() if isinstance(value, (int, float))} for row in choice.table
+    ]
+    return replace(run, record=replace(run.record, recipes=tuple(numbers)))
+
+
+def _plan(first: Recipe, options: AutoFinetune, runs: RecipeRuns) -> SearchPlan:
+    """Time some training steps; return which numbers of fine-tuned blocks and learning rates fit into the time limit.
+
+    Raises `UsageError` if the feature cache holds no block inputs (activations that enter the last blocks).
+
+    first: the training without fine-tuned blocks, whose epochs are timed.
+    """
+    inputs = runs.read(first.spec.request)
+    depth = int(inputs.identity.get("block_inputs", 0))
+    if not depth:
+        raise UsageError(
+            f"{first.spec.name} has `finetune: auto` and the feature cache holds no block inputs; set the data "
+            "set's encoder.block_inputs, or run `duplex data add` with --finetune auto"
+        )
+    name, tag = inputs.encoder["name"], inputs.encoder["tag"] or None
+    tower = load_encoder(name, tag, towers="image", device=str(runs.device))
+    last_blocks(tower, depth)  # raises for an encoder that cannot be cut
+    counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
+    epoch = runs.result(first).seconds_per_epoch
+    return plan_search(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)
+
+
+def _load(recipe: Recipe, runs: RecipeRuns) -> Run:
+    """Read the method, metadata, history and timing of a finished training recipe (one of the settings tried)."""
+    record, method, _ = runs.load(recipe)
+    files = runs.files(recipe)
+    with report_damage(files.root):
+        rows = pd.read_csv(files.history).to_dict("records")
+        history = [
+            {str(name): int(value) if name == "epoch" else float(value) for name, value in row.items()} for row in rows
+        ]
+        timing = json.loads(files.timing.read_text(encoding="utf-8"))
+    result = TrainingResult(record.epoch, record.val_auc, history, timing, record.selected_by)
+    return Run(recipe.spec.name, method, record, recipe.spec.training, result)

@@ -1,0 +1,513 @@
+"""Train one method on a data set: the code that `duplex.fit` and the pipeline stage `train` share.
+
+Evaluate a trained method on one split: the code that `duplex.evaluate` and the pipeline stage `evaluate` share.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from duplex.artifacts import RunPaths
+from duplex.config.params import EvaluationParams, MethodEntry, Params
+from duplex.errors import UsageError, require
+from duplex.evaluation.accumulate import TopCompetitors
+from duplex.evaluation.metric_table import METRICS
+from duplex.evaluation.metrics import Curve, Margins, Metrics, group_table, harmonic_mean, measure
+from duplex.evaluation.sampled import sampled_metrics
+from duplex.features.tokens import Examples
+from duplex.labels import Bools, LabelSpace, World, frequency_groups
+from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
+from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
+from duplex.options import FinetuneOptions, Options, TrainingOptions
+from duplex.system.files import checked_path, refuse_existing, sha256, write_json, write_text
+from duplex.system.plugins import provider
+from duplex.training.checkpoint import Record, save_checkpoint
+from duplex.training.inputs import InputRequest, RunInputs
+from duplex.training.logs import TrainingHooks
+from duplex.training.loop import ResumePoint, TrainingResult, train
+from duplex.training.scoring import (
+    FEWEST_PAIRS,
+    Calibration,
+    ChooseBy,
+    KnownImages,
+    ScoringResult,
+    ScoringTask,
+    Validation,
+    calibrate,
+    feasible_compositions,
+    fit_confidence,
+    metric_name,
+    score_split,
+    score_term_sums,
+    tune,
+    unseen_pairs,
+    validation_auc,
+)
+
+EXPORTED_MODEL = "config.json"  # a folder with this file is read as an exported model
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method to train on one data set: kind (class), options, training options, and worlds (closed, open or both)."""
+
+    name: str  # for messages
+    kind: str
+    options: Options
+    training: TrainingOptions
+    worlds: tuple[World, ...]  # in which it is calibrated and evaluated
+    trained_for: World  # the world whose candidates are used in training
+    finetune: FinetuneOptions | None = None
+
+    @classmethod
+    def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
+        """Return a method of params.yaml with its options on a data set, including the entry `per_dataset`.
+
+        With `finetune: auto`, the result's `finetune` is None: training chooses the number of fine-tuned blocks.
+        """
+        entry: MethodEntry = params.entry(method)
+        finetune = params.finetune(method, dataset)
+        return cls(
+            method,
+            entry.kind,
+            params.method(method, dataset),
+            params.training(dataset, method),
+            entry.worlds,
+            entry.trained_for,
+            finetune if isinstance(finetune, FinetuneOptions) else None,
+        )
+
+    def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
+        """Return a method to train with some options changed by name: training options, or options of its kind (class).
+
+        Raises `UsageError` for an unknown name.
+        """
+        training = {field.name for field in fields(TrainingOptions)}
+        known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
+        for key in settings:
+            require(key, known, f"setting of training or of {self.name}")
+        changed = {key: value for key, value in settings.items() if key in training}
+        options = {key: value for key, value in settings.items() if key not in training}
+        return replace(
+            self,
+            options=parse_options(self.kind, {**self.options.to_dict(), **options}),
+            training=TrainingOptions.from_dict({**self.training.to_dict(), **changed}),
+        )
+
+    @property
+    def request(self) -> InputRequest:
+        """Request for the method's training inputs: kinds of features, precision of the text tower, memory limit."""
+        needs = find_method(self.kind).needs(self.options)
+        return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained method with its checkpoint metadata and history; `duplex.fit` returns it."""
+
+    name: str
+    method: Method[Any]  # holds the tensors of its best epoch
+    record: Record
+    training: TrainingOptions
+    result: TrainingResult
+
+    @property
+    def val_auc(self) -> float:
+        """Validation AUC in percent, of the best epoch."""
+        return 100 * self.record.val_auc
+
+    @property
+    def val_auc_all(self) -> float | None:
+        """Validation AUC in percent with every pair a candidate; None for a run that is not for the open world."""
+        return None if self.record.val_auc_all is None else 100 * self.record.val_auc_all
+
+    @property
+    def selected_by(self) -> str:
+        """Validation metric that chose the epoch: auc, hm or the name of the caller's function."""
+        return self.result.selected_by
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """Training history, one row per epoch: means of the loss terms, the validation AUC (a fraction), and the metric
+        that chose the epoch if it is another."""
+        return pd.DataFrame(self.result.history)
+
+    def save(self, folder: str | Path, *, force: bool = False) -> Path:
+        """Write checkpoint, history and timing into a folder that `Recognizer.load` reads; return the folder.
+
+        Raises `UsageError` if the folder holds an exported model, which would hide the run, or one of these files.
+
+        folder: made if it does not exist.
+        force: replace an earlier run. Its metrics are removed if the checkpoint changes.
+        """
+        files = RunPaths(checked_path(folder, "folder"))
+        if (files.root / EXPORTED_MODEL).is_file():
+            raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
+        for file in (files.checkpoint, files.history, files.timing):
+            refuse_existing(file, force=force)
+        self.write(files)
+        return files.root
+
+    def write(self, files: RunPaths) -> None:
+        """Write a run's checkpoint, history and timing, over any files that are there.
+
+        Metrics, curve and predictions of an earlier run are removed if the checkpoint changes.
+        """
+        before = sha256(files.checkpoint) if files.checkpoint.is_file() else None
+        save_checkpoint(files.checkpoint, self.method, self.record)
+        write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
+        write_json(files.timing, self.result.timing)
+        if sha256(files.checkpoint) != before:
+            for outdated in (files.metrics, files.curve, files.predictions):
+                outdated.unlink(missing_ok=True)
+
+    def __repr__(self) -> str:
+        chosen = "" if self.selected_by == "auc" else f" by {self.selected_by}"
+        epoch = f"epoch {self.record.epoch}{chosen}"
+        return f"Run({self.name}, seed {self.record.seed}, {epoch}, val AUC {self.val_auc:.2f})"
+
+
+def train_method(
+    spec: MethodSpec,
+    inputs: RunInputs,
+    seed: int,
+    device: torch.device,
+    settings: EvaluationParams,
+    resume: ResumePoint = ResumePoint(),
+    hooks: TrainingHooks = TrainingHooks(),
+    choose_by: ChooseBy | None = None,
+) -> Run:
+    """Train a method and keep its best epoch by validation; choose bias and feasibility threshold on validation images.
+
+    spec: the method and its options. inputs: features, labels and text tower. settings: `evaluation:` of params.yaml.
+    resume: file from which a killed training continues. hooks: the caller's functions, optimiser and log.
+    choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
+    """
+    code = method_code(spec.kind)  # before training: the file may be edited while it runs
+    images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
+    on_device = replace(inputs, examples={**inputs.examples, "train": images})
+    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), on_device, seed, device)
+    selecting = spec.training.select if choose_by is None else metric_name(choose_by)
+    validate = Validation(val, inputs.labels, selecting, choose_by)
+    result = train(method, images, spec.training, seed, validate, resume, hooks)
+    tune(method, val, inputs.labels)
+    calibration = _calibrate(spec, settings, method, inputs, val)
+    source = method_source(spec.kind)
+    record = Record(
+        kind=spec.kind,
+        provider=provider(source),
+        options=spec.options,
+        labels=inputs.labels,
+        encoder=inputs.encoder,
+        seed=seed,
+        epoch=result.best_epoch,
+        val_auc=validation_auc(method, val, inputs.labels),
+        selected_by=result.selected_by,
+        world=spec.trained_for,
+        val_auc_all=_auc_all_pairs(calibration, method, inputs, val),
+        calibration=calibration,
+        inspectable=method.inspectable().present_fields,
+        finetune=spec.finetune,
+        confidence=fit_confidence(method, val, inputs.labels),
+        known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
+        training=spec.training.result_settings()
+        | {
+            "manifest": inputs.identity.get("manifest"),
+            "features": inputs.identity.get("features"),
+            "calibration": calibration_settings(settings),
+            "plugin": code,
+        },
+    )
+    return Run(spec.name, method, record, spec.training, result)
+
+
+def calibration_settings(settings: EvaluationParams) -> dict[str, Any]:
+    """Return the evaluation settings that a run's feasibility threshold depends on; checkpoints store them."""
+    return {"feasibility": settings.feasibility, "thresholds": settings.thresholds}
+
+
+def initialised_method(
+    kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
+) -> Method[Any]:
+    """Return an untrained method, initialised from the training images."""
+    torch.manual_seed(seed)
+    method = make_method(kind, options, context).to(device)
+    images = inputs.examples["train"].to(device)
+    method.start(Batch(images.inputs, images.compositions.clone()))  # other runs read the labels too
+    return method
+
+
+def _calibrate(
+    spec: MethodSpec, settings: EvaluationParams, method: Method[Any], inputs: RunInputs, val: Examples
+) -> dict[str, Calibration]:
+    """Choose the bias on unseen pairs and the feasibility threshold on validation data, per world (closed, open)."""
+    rule = settings.feasibility
+    if rule == "likelihood" and "open" in spec.worlds and method.likelihood() is None:
+        print(f"{spec.name} has no likelihood of compositions; feasibility is from word vectors", file=sys.stderr)
+    if rule == "auto" and "open" in spec.worlds and (pairs := unseen_pairs(val, inputs.labels)) < FEWEST_PAIRS:
+        few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
+        needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
+        print(f"{few}, {needed}: all pairs stay candidates", file=sys.stderr)
+    return {
+        world: calibrate(
+            method, val, inputs.labels, world, inputs.words if world == "open" else None, settings.thresholds, rule
+        )
+        for world in spec.worlds
+    }
+
+
+def _auc_all_pairs(
+    calibration: Mapping[str, Calibration], method: Method[Any], inputs: RunInputs, val: Examples
+) -> float | None:
+    """Return the validation AUC (fraction) with every composition a candidate; None for a run of the closed world."""
+    if "open" not in calibration:
+        return None
+    choices = calibration["open"], *calibration["open"].alternatives
+    known = [choice.val_auc_all_feasible for choice in choices if choice.val_auc_all_feasible is not None]
+    return known[0] / 100 if known else validation_auc(method, val, inputs.labels, "open")
+
+
+FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
+
+
+@dataclass(frozen=True)
+class WorldResult:
+    """Result of evaluating a method in one world, closed or open: metrics, seen–unseen curve and predictions."""
+
+    metrics: dict[str, Any]
+    margins: Margins
+    curve: pd.DataFrame
+    predictions: pd.DataFrame
+    right: Bools  # [test images] whether the best candidate is the label, at bias 0
+    right_at_ends: Bools  # [test images] the same with only seen candidates for seen images, only unseen for unseen
+
+
+def calibration_for(record: Record, world: World, place: object) -> Calibration:
+    """Return the bias and feasibility threshold that a run's validation chose for a world, closed or open.
+
+    Raises `UsageError` if the run was not trained for that world.
+
+    record: metadata of the run's checkpoint.
+    place: name of the run for the message.
+    """
+    calibration = (record.calibration or {}).get(world)
+    if calibration is None:
+        raise UsageError(f"{place} was not trained for the {world} world; train again, or change `world` of the method")
+    return calibration
+
+
+def evaluate_world(
+    method: Method[Any],
+    inputs: RunInputs,
+    settings: EvaluationParams,
+    world: World,
+    calibration: Calibration,
+    split: str = "test",
+) -> WorldResult:
+    """Return a method's metrics, curve and predictions on one split in one world, closed or open.
+
+    In the open world, compositions below the feasibility threshold chosen on validation data score -inf, if there is
+    one; the metric `auc_all` is the AUC with every composition a candidate.
+
+    inputs: data set with the split's features on the method's device.
+    calibration: bias and threshold that validation chose.
+    """
+    labels, test = inputs.labels, inputs.examples[split]
+    task = ScoringTask.of(method, labels.candidates(world, split))
+    words = inputs.words if world == "open" else None
+    feasible_mask = feasible_compositions(method, words, calibration)
+    excluded = _excluded(task, method, words, calibration) if world == "open" else []
+    result = score_split(
+        task,
+        test,
+        labels,
+        k=max(settings.k),
+        feasible_mask=feasible_mask,
+        top=3,
+        bias=calibration.bias,
+        further=excluded,
+    )
+    competitors = result.accumulator.competitors()
+    margins = Margins.of(competitors)
+    metrics = _metrics(result, competitors, labels, settings)
+    if settings.protocol == "sampled":
+        exact = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
+        metrics = {**_sampled(task, test, result, feasible_mask, settings), **exact}
+    metrics |= metrics_at_bias(margins, calibration.bias)
+    if feasible_mask is not None:
+        metrics |= _feasibility(calibration, int(feasible_mask.sum()))
+        metrics |= {"by_likelihood": 1} if calibration.feasibility_source == "likelihood" else {}
+    if world == "open":
+        metrics |= _auc_all(task, test, result, settings)
+        metrics |= _with_alternatives(result, excluded, calibration)
+    return WorldResult(
+        metrics,
+        margins,
+        Curve.of(margins).table().assign(world=world),
+        _predictions(result, margins, test, labels, inputs.manifest, calibration.bias).assign(world=world),
+        margins.right(0.0),
+        np.where(margins.is_seen, margins.right(-np.inf), margins.right(np.inf)),
+    )
+
+
+def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
+    """Return how implausible compositions are excluded: threshold, number of compositions left, validation AUCs.
+
+    feasible: number of compositions above the threshold.
+    """
+    validation = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
+    return {"threshold": calibration.threshold, "feasible": feasible, **validation}
+
+
+def _excluded(
+    task: ScoringTask, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
+) -> list[Bools]:
+    """Return masks [C] of candidates to leave out, each for one more AUC that the same pass over the images computes.
+
+    The first mask leaves none out. Others exclude compositions by a feasibility threshold that the run does not use.
+    """
+    masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
+    nothing = np.zeros(len(task.candidates), dtype=bool)
+    return [nothing, *(nothing if mask is None else ~mask for mask in masks)]
+
+
+def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings: EvaluationParams) -> dict[str, float]:
+    """Return the AUC in percent with every composition a candidate, by the evaluation protocol in `settings`.
+
+    The protocol `exact` adds a 95 % interval, `auc_all_low` and `auc_all_high`; `sampled` tries about 20 biases on
+    unseen pairs.
+    """
+    if settings.protocol == "sampled":
+        metrics = _sampled(task, test, result, None, settings)
+    else:
+        metrics = flatten(measure(result.further[0].competitors(), rounds=0))
+    return {f"auc_all{end}": metrics[f"auc{end}"] for end in ("", "_low", "_high") if f"auc{end}" in metrics}
+
+
+def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
+    """Return open-world metrics for the sources of feasibility that a run does not use, as source -> metrics.
+
+    A source is `words` (similarity of words) or `likelihood`; its threshold excludes implausible compositions.
+    """
+    records: dict[str, Any] = {}
+    for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
+        metrics = flatten(measure(accumulator.competitors(1), rounds=0))
+        records[other.feasibility_source] = {
+            **{name: metrics[name] for name in FEASIBILITY_METRICS if name in metrics},
+            **_feasibility(other, int((~mask).sum())),
+        }
+    return records
+
+
+def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
+    """Return seen and unseen accuracy and their harmonic mean, in percent, at the bias chosen on validation images.
+
+    Predictions use this bias; for the curve's best harmonic mean, the bias is chosen on the test images themselves.
+
+    margins: bias on unseen pairs at which each image becomes right or wrong.
+    """
+    ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
+    record = {"val_bias": bias}
+    if len(ends) == 2:
+        seen, unseen = ends
+        hm = float(harmonic_mean(np.array(seen), np.array(unseen)))
+        record |= {"seen_at_val_bias": 100 * seen, "unseen_at_val_bias": 100 * unseen, "hm_at_val_bias": 100 * hm}
+    return record
+
+
+def _metrics(
+    result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
+) -> dict[str, Any]:
+    """Return S, U (seen, unseen accuracy), HM, AUC with 95 % intervals, state and object accuracy, per k of top-k."""
+    compositions = result.candidates.compositions
+    states, objects = labels.state_of(compositions), labels.object_of(compositions)
+    measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
+    return _for_every_k(settings, measured)
+
+
+def _sampled(
+    task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
+) -> dict[str, Any]:
+    """Return metrics by the protocol of published tables, with only 20 biases on unseen pairs and no 95 % intervals."""
+    target, seen, blocks = result.accumulator.target, result.accumulator.seen, partial(task.blocks, test.inputs)
+    return _for_every_k(settings, lambda k: sampled_metrics(blocks, target, seen, feasible_mask, k))
+
+
+def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:
+    """Return the metrics of top-1 accuracy, and under keys such as `top_3` those of each other k in `settings.k`.
+
+    measured: function that returns the metrics of top-k accuracy for a k.
+    """
+    further = {f"top_{k}": flatten(measured(k)) for k in dict.fromkeys(settings.k) if k != 1}
+    return {**flatten(measured(1)), **further}
+
+
+def flatten(metrics: Metrics) -> dict[str, Any]:
+    """Return metrics as a flat dict; 95 % intervals become numbers such as `auc_low`, because DVC ignores lists."""
+    record: dict[str, Any] = {}
+    for key, value in metrics.to_dict().items():
+        if value is not None and key.endswith("_interval"):
+            name = key.removesuffix("_interval")
+            record[f"{name}_low"], record[f"{name}_high"] = value
+        elif value is not None:
+            record[key] = value
+    return record
+
+
+def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
+    """Return closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
+
+    They are measured at bias 0, and at the ends of the curve: seen groups with unseen pairs excluded, unseen pairs with
+    seen ones excluded.
+    """
+    train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
+    groups = frequency_groups(train, inputs.labels.size)
+    right = {"accuracy": result.right, "accuracy_at_ends": result.right_at_ends}
+    table = group_table(groups, train, test, right).set_index("group")
+    return {
+        str(group): {str(key): float(value) for key, value in row.items() if not np.isnan(value)}
+        for group, row in table.iterrows()
+    }
+
+
+def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
+    """Return closed-world metrics of each score term (summand of the score) alone, and of partial sums of terms."""
+    labels, test = inputs.labels, inputs.examples["test"]
+    sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
+    records = {}
+    for names, accumulator in sums.items():
+        metrics = flatten(measure(accumulator.competitors(), rounds=0))
+        records[f"terms_{'+'.join(names)}"] = {key: metrics[key] for key in METRICS if key in metrics}
+    return records
+
+
+def _predictions(
+    result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
+) -> pd.DataFrame:
+    """Return a table of images: label, best three compositions, whether the best is right, and margin.
+
+    The bias on unseen pairs is the one chosen on validation images. The margin is the bias at which the image turns
+    from right to wrong or back.
+    """
+    margin = np.empty(len(test))
+    margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen
+    return pd.DataFrame(
+        {
+            "row": test.rows,
+            "image": manifest["image"].to_numpy()[test.rows],
+            "label": labels.names(test.compositions.cpu().numpy()),
+            "seen": margins.is_seen.astype(int),
+            "right": margins.right(bias).astype(int),
+            "margin": margin,
+            **{f"top{place + 1}": labels.names(result.top[:, place]) for place in range(result.top.shape[1])},
+        }
+    )

@@ -1,0 +1,57 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.data.shapes import HARSH, LOOKS, MILD, OUTLINES, SIDE, Look, draw_image, random_stream
+
+QUIET = replace(MILD, noise=(0.0, 0.0), textured=0.0)
+
+
+def pixels(kind, look, style=QUIET, name="test"):
+    return np.asarray(draw_image(kind, look, style, random_stream(5, name))).astype(int)
+
+
+@pytest.mark.parametrize("state", [name for name in LOOKS if name != "plain"])
+def test_every_state_shows_on_every_object(state):
+    """The same random stream draws the same place and background, so any difference is the state's."""
+    for kind in OUTLINES:
+        plain, changed = pixels(kind, Look()), pixels(kind, LOOKS[state])
+        assert np.abs(plain - changed).max(axis=2).astype(bool).mean() > 0.01, (state, kind)
+
+
+def test_objects_differ_from_each_other():
+    drawn = [pixels(kind, Look()) for kind in OUTLINES]
+    for i, one in enumerate(drawn):
+        assert all(np.abs(one - other).max(axis=2).astype(bool).mean() > 0.01 for other in drawn[:i])
+
+
+@pytest.mark.parametrize("kind", OUTLINES)
+def test_outlines_lie_about_the_unit_disc_and_are_dense(kind):
+    contour = OUTLINES[kind].contour
+    reach = np.hypot(*contour.T)
+    assert 0.7 < reach.max() < 1.3
+    assert np.hypot(*(np.roll(contour, -1, axis=0) - contour).T).max() < 0.25
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(sorted(OUTLINES)), st.sampled_from(sorted(LOOKS)), st.integers(0, 10**6), st.booleans())
+def test_any_picture_is_a_small_rgb_picture_with_something_on_it(kind, state, number, harsh):
+    image = draw_image(kind, LOOKS[state], HARSH if harsh else MILD, random_stream(number, "any"))
+    assert (image.size, image.mode) == ((SIDE, SIDE), "RGB")
+    assert np.asarray(image).std() > 0
+
+
+def test_streams_are_independent_and_repeat():
+    assert np.array_equal(random_stream(1, "a").random(4), random_stream(1, "a").random(4))
+    assert not np.array_equal(random_stream(1, "a").random(4), random_stream(1, "b").random(4))
+    assert not np.array_equal(random_stream(1, "a").random(4), random_stream(2, "a").random(4))
+
+
+def test_colour_names_mean_their_colours():
+    for state, channel in (("red", 0), ("green", 1), ("blue", 2)):
+        for number in range(5):
+            middle = pixels("circle", LOOKS[state], replace(QUIET, shift=0.0), f"{number}")[SIDE // 2, SIDE // 2]
+            assert middle.argmax() == channel

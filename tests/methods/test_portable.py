@@ -1,0 +1,78 @@
+"""Exported tensors and the score formula by themselves; the tests of methods compare them with scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.methods import portable
+from duplex.methods.prompts import PromptOptions
+from tests.methods.loops import close
+from tests.methods.world import DIM, features, small_labels, small_method
+
+LABELS = small_labels()
+
+
+def test_negative_scores_have_probability_zero():
+    scores = torch.tensor([[1.0, 3.0, -torch.inf], [0.0, 0.0, 0.0], [-1.0, 0.5, 0.0]])
+    close(portable.normalised_mixture(scores), [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    close(portable.probabilities({}, scores), portable.normalised_mixture(scores))
+    close(portable.probabilities({"product": torch.ones(())}, scores), scores.softmax(-1))
+
+
+@pytest.mark.parametrize("vocabulary", ["learned", "fixed"])
+def test_tensors_hold_the_contexts_and_the_learned_words(vocabulary):
+    method = small_method(PromptOptions(width=5, vocabulary=vocabulary)).eval()
+    tensors, prompts = method.portable(np.arange(3)), method.paths.prompts
+    lexicon = prompts.lexicon().detach()
+    for path in ("composition", "state", "object"):
+        assert torch.equal(tensors[f"context.{path}"], lexicon[prompts.context_rows[path]])
+    assert ("words.states" in tensors) == ("words.objects" in tensors) == (vocabulary == "learned")
+    if vocabulary == "learned":
+        (row,) = prompts.sequences("composition", [np.array([2]), np.array([len(LABELS.states) + 1])])
+        prompt = torch.cat(
+            [tensors["context.composition"], tensors["words.states"][2:3], tensors["words.objects"][1:2]]
+        )
+        assert torch.equal(lexicon[row[1:-1]], prompt)
+        assert len(tensors["words.states"]) == 4 and len(tensors["words.objects"]) == 3
+
+
+def test_a_term_with_a_weight_is_weighted():
+    random = torch.Generator().manual_seed(0)
+    visual = torch.randn(5, DIM, dtype=torch.float64, generator=random)
+    z, t = features(3, 2), {"scale": torch.tensor(4.0), "visual": visual}
+    ((name, plain),) = portable.score_terms(t, z)
+    unit = z / z.norm(dim=1, keepdim=True)
+    assert name == "visual"
+    close(plain, (4 * unit @ visual.T).softmax(1))
+    weight = {"weights.visual": torch.tensor(0.3, dtype=torch.float64)}
+    ((_, weighed),) = portable.score_terms({**t, **weight}, z)
+    close(weighed, 0.3 * plain)
+    ((_, logarithm),) = portable.score_terms({**t, **weight, "product": torch.ones(())}, z)
+    close(logarithm, 0.3 * plain.log())
+    sure = {**t, "scale": torch.tensor(1e6), "product": torch.ones(())}
+    ((_, floored),) = portable.score_terms(sure, z)
+    assert floored.min() == pytest.approx(np.log(1e-30))
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_further_pairs_are_composed_of_known_effects(mixed):
+    """An unknown state or object (-1) adds nothing; interactions need both."""
+    g = torch.Generator().manual_seed(2)
+    shapes = {"effects.mean": (5,), "effects.states": (4, 5), "effects.objects": (3, 5)}
+    if mixed:
+        shapes |= {"interactions.states": (4, 2), "interactions.objects": (3, 2), "interactions.core": (2, 2, 5)}
+    t = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    pairs = [(0, 0), (3, 2), (-1, 1), (2, -1), (-1, -1), (0, 2)]
+    expected = []
+    for m, n in pairs:
+        row = torch.zeros(5)
+        row += t["effects.states"][m] if m >= 0 else 0
+        row += t["effects.objects"][n] if n >= 0 else 0
+        if mixed and min(m, n) >= 0:
+            for r, s in ((0, 0), (0, 1), (1, 0), (1, 1)):
+                row += t["interactions.states"][m, r] * t["interactions.objects"][n, s] * t["interactions.core"][r, s]
+        expected.append(row)
+    found = portable.composed_prototypes(t, *torch.tensor(pairs).T)
+    torch.testing.assert_close(found, torch.stack(expected))

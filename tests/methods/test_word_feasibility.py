@@ -1,0 +1,69 @@
+"""Feasibility against literal loops."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duplex.errors import DuplexError
+from duplex.labels import LabelSpace
+from duplex.methods.feasibility import Feasibility, feasibility
+
+
+def space(rng: np.random.Generator, states: int, objects: int, seen: float) -> LabelSpace:
+    train = np.flatnonzero(rng.random(states * objects) < seen)
+    return LabelSpace(tuple(f"s{i}" for i in range(states)), tuple(f"o{i}" for i in range(objects)), {"train": train})
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    lengths = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / lengths) if lengths else 0.0
+
+
+def literal(states: np.ndarray, objects: np.ndarray, labels: LabelSpace) -> np.ndarray:
+    seen = {(int(c) // len(objects), int(c) % len(objects)) for c in labels.pairs["train"]}
+    found = np.empty((len(states), len(objects)))
+    for m in range(len(states)):
+        for n in range(len(objects)):
+            by_object = [cosine(objects[n], objects[o]) for o in range(len(objects)) if o != n and (m, o) in seen]
+            by_state = [cosine(states[m], states[s]) for s in range(len(states)) if s != m and (s, n) in seen]
+            found[m, n] = (max(by_object, default=-1.0) + max(by_state, default=-1.0)) / 2
+            if (m, n) in seen:
+                found[m, n] = np.inf
+    return found.ravel()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), seen=st.sampled_from([0.0, 0.1, 0.4, 1.0]))
+def test_feasibility_equals_a_literal_loop(seed: int, seen: float) -> None:
+    rng = np.random.default_rng(seed)
+    labels = space(rng, int(rng.integers(1, 7)), int(rng.integers(1, 8)), seen)
+    states, objects = rng.standard_normal((len(labels.states), 4)), rng.standard_normal((len(labels.objects), 5))
+    states[0] = 0
+    np.testing.assert_allclose(feasibility(states, objects, labels), literal(states, objects, labels), atol=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), seen=st.sampled_from([0.0, 0.2, 0.9]), block=st.integers(1, 60))
+def test_blocks_of_states_concatenate_to_the_whole(seed: int, seen: float, block: int) -> None:
+    """With a table of cosines they are equal bit for bit, by products up to rounding."""
+    rng = np.random.default_rng(seed)
+    labels = space(rng, int(rng.integers(1, 9)), int(rng.integers(1, 8)), seen)
+    vectors = rng.standard_normal((len(labels.states), 4)), rng.standard_normal((len(labels.objects), 5))
+    whole = feasibility(*vectors, labels)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duplex.methods.feasibility.BLOCK", block)
+        parts = list(Feasibility(*vectors, labels).blocks())
+        assert [first for first, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)])[:-1].tolist()
+        assert max(len(part) for _, part in parts) <= max(block, len(labels.objects))
+        assert np.array_equal(np.concatenate([part for _, part in parts]), whole)
+        patch.setattr("duplex.methods.feasibility.TABLE", 0)
+        np.testing.assert_allclose(feasibility(*vectors, labels), whole, atol=1e-12)
+
+
+def test_vectors_that_do_not_fit_are_refused() -> None:
+    labels = space(np.random.default_rng(0), 3, 4, 0.5)
+    with pytest.raises(DuplexError, match=r"states have shape .* expected 3 finite rows"):
+        feasibility(np.ones((2, 5)), np.ones((4, 5)), labels)
+    with pytest.raises(DuplexError, match=r"objects have shape .* expected 4 finite rows"):
+        feasibility(np.ones((3, 5)), np.full((4, 5), np.nan), labels)

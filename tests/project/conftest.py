@@ -1,0 +1,37 @@
+"""A small drawn project, without DVC."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
+from duplex.project.stages import extract, prepare
+from tests.projects import draw_project
+
+
+@pytest.fixture(scope="package")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drawn")
+    draw_project(folder, ["csp", "closed_form"], [0, 1], epochs=3, threads=1)
+    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths)
+    return folder
+
+
+@pytest.fixture
+def project(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working folder: a copy of the project with features and without runs."""
+    for name in ("params.yaml", "artifacts"):
+        (shutil.copytree if name == "artifacts" else shutil.copy)(drawn / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def params(project: Path) -> Params:
+    return load_params(project / "params.yaml")

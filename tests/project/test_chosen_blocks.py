@@ -1,0 +1,144 @@
+"""`finetune: auto`: training chooses the fine-tuned blocks by validation, and writes the choice into the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
+from duplex.errors import UsageError
+from duplex.options import AutoFinetune, FinetuneOptions
+from duplex.project import stages
+from duplex.project import stages as train
+from duplex.project.stages import extract, prepare
+from duplex.report.aggregate import DatasetResults, read_run
+from duplex.report.tables import run_recipe_tables
+from duplex.training import recipes
+from duplex.training import recipes as finetuned_recipes
+from duplex.training.checkpoint import read_record
+from tests.projects import draw_project, interrupt
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A part of `shapes` with the inputs of two blocks, and a method with `finetune: auto`."""
+    folder = tmp_path_factory.mktemp("chosen")
+
+    def rows(record: dict) -> None:
+        record["datasets"]["own"]["encoder"]["block_inputs"] = 2
+        record["methods"]["auto"] = {"extends": "dual", "finetune": "auto"}
+
+    draw_project(folder, ["auto"], scale=0.08, changes=rows, epochs=2, threads=1)
+    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths, num_workers=0)
+    return folder
+
+
+@pytest.fixture
+def params(folder: Path) -> Params:
+    return load_params(folder / "params.yaml")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two epochs of a fine-tuned recipe instead of six."""
+    monkeypatch.setattr(finetuned_recipes, "EPOCHS", 2)
+
+
+def run_of(params: Params, folder: Path, out: str = "artifacts") -> ArtifactPaths:
+    paths = ArtifactPaths(folder / "artifacts")
+    files = ArtifactPaths(folder / out).run("own", "auto", 0)
+    train.train_stage(params, "own", "auto", 0, paths, files)
+    return ArtifactPaths(folder / out)
+
+
+def test_the_choice_and_its_table_are_in_the_run_and_in_the_report(params, folder):
+    paths = run_of(params, folder)
+    files = paths.run("own", "auto", 0)
+    record = read_record(files.checkpoint)
+    (chosen,) = (recipe for recipe in record.recipes if recipe["chosen"])
+    assert record.recipes[0]["blocks"] == 0
+    assert {recipe["blocks"] for recipe in record.recipes} <= {0, 1, 2}
+    assert chosen["auc"] == pytest.approx(100 * record.val_auc, abs=1e-4)
+    assert (record.finetune is None) == (chosen["blocks"] == 0)
+    if record.finetune is not None:
+        assert (record.finetune.blocks, record.finetune.learning_rate) == (chosen["blocks"], chosen["rate"])
+    assert not (files.root / "recipes.partial").exists()
+    stages.evaluate_stage(params, "own", "auto", 0, paths)
+    metrics = json.loads(files.metrics.read_text())
+    assert [metrics[f"recipe_{place}"] for place in range(len(record.recipes))] == [
+        dict(recipe) for recipe in record.recipes
+    ]
+    run = read_run(files)
+    (table,) = run_recipe_tables(DatasetResults("own", {}, {"auto": {0: run}}))
+    assert [row.cells[0].rank for row in table.rows].count(1) == 1
+    assert [row.cells[0].text for row in table.rows] == [f"{recipe['blocks']:.0f}" for recipe in record.recipes]
+
+
+def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch):
+    whole = run_of(params, folder, "whole").run("own", "auto", 0).checkpoint.read_bytes()
+    for number in (3, 5):
+        with monkeypatch.context() as patch:
+            interrupt(patch, number)
+            with pytest.raises(KeyboardInterrupt):
+                run_of(params, folder, "broken")
+        assert not ArtifactPaths(folder / "broken").run("own", "auto", 0).checkpoint.exists()
+    assert run_of(params, folder, "broken").run("own", "auto", 0).checkpoint.read_bytes() == whole
+
+
+def test_without_time_nothing_is_fine_tuned(params, folder, monkeypatch, capsys):
+    monkeypatch.setattr(recipes, "block_cost", lambda *_: finetuned_recipes.BlockCost(1e6, 1e6))
+    record = read_record(run_of(params, folder, "hurried").run("own", "auto", 0).checkpoint)
+    assert record.finetune is None
+    assert [recipe["blocks"] for recipe in record.recipes] == [0]
+    assert "fine-tuning takes at least" in capsys.readouterr().err
+
+
+def test_a_cache_without_block_inputs_is_refused_in_one_line(tmp_path):
+    def rows(record: dict) -> None:
+        record["methods"]["auto"] = {"extends": "dual", "finetune": "auto"}
+
+    draw_project(tmp_path, ["auto"], scale=0.05, changes=rows, epochs=1, threads=1)
+    params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths, num_workers=0)
+    with pytest.raises(UsageError, match="holds no block inputs") as caught:
+        train.train_stage(params, "own", "auto", 0, paths)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "expected"),
+    [
+        ("auto", {}, AutoFinetune()),
+        ({}, {"finetune": "auto"}, AutoFinetune()),
+        ({"blocks": 4, "adapter": "full"}, {"finetune": "auto"}, AutoFinetune()),
+        ({"blocks": "auto", "minutes": 5.0}, {}, AutoFinetune(minutes=5.0)),
+        ({"blocks": "auto", "minutes": 5.0}, {"finetune": {"blocks": 2}}, FinetuneOptions(blocks=2)),
+        ({"blocks": 4, "adapter": "full"}, {"finetune": {"blocks": 2}}, FinetuneOptions(blocks=2, adapter="full")),
+        ({}, {}, None),
+    ],
+)
+def test_auto_is_written_short_or_in_full(tmp_path, base, changes, expected):
+    def rows(record: dict) -> None:
+        record["methods"]["auto"] = {"extends": "dual", "finetune": base, "per_dataset": {"own": changes}}
+
+    draw_project(tmp_path, ["auto"], scale=0.05, changes=rows)
+    assert load_params(tmp_path / "params.yaml").finetune("auto", "own") == expected
+
+
+def test_other_words_and_times_are_refused(tmp_path):
+    for value, message in (("always", "expected a table"), ({"blocks": "auto", "minutes": 0.0}, "minutes is 0.0")):
+
+        def rows(record: dict, value=value) -> None:
+            record["methods"]["auto"] = {"extends": "dual", "finetune": value}
+
+        draw_project(tmp_path, ["auto"], scale=0.05, changes=rows)
+        with pytest.raises(UsageError, match=message):
+            load_params(tmp_path / "params.yaml").finetune("auto", "own")

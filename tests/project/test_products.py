@@ -1,0 +1,234 @@
+"""Products of finished runs: trained members in, one run out, which recognises, exports and sweeps like others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from duplex import Recognizer
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params, load_params
+from duplex.errors import DuplexError, UsageError
+from duplex.features.file import open_features
+from duplex.project import stages, stamps
+from duplex.project import stages as train
+from duplex.project.stages import extract, prepare
+from duplex.project.stamps import run_records
+from duplex.project.sweep import grid, sweep
+from duplex.project.trials import RunId
+from duplex.training.checkpoint import read_record
+from tests.projects import draw_project
+from tests.subprocesses import duplex
+
+PRODUCTS = {
+    "both": {"kind": "product", "of": ["csp", "closed_form"]},
+    "tuned": {"kind": "product", "of": ["csp", "closed_form"], "weights": "tuned"},
+    "csp_seeds": {"kind": "product", "of": ["csp"], "seeds": "all"},
+    "deep": {"kind": "product", "of": ["csp", "csp_deep"]},
+}
+DEEP = {"extends": "csp", "finetune": {"blocks": 1, "adapter": "bottleneck"}}
+
+
+def add_products(record: dict[str, Any]) -> None:
+    record["methods"] |= {**PRODUCTS, "csp_deep": DEEP}
+    record["run"]["products"] = ["both", "csp_seeds"]
+    record["datasets"]["own"]["encoder"]["block_inputs"] = 1
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with features, and finished runs of the members."""
+    folder = tmp_path_factory.mktemp("drawn")
+    draw_project(folder, ["csp", "closed_form"], [0, 1], changes=add_products, epochs=2, threads=1)
+    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths)
+    for method, seed in (("csp", 0), ("csp", 1), ("closed_form", 0), ("csp_deep", 0)):
+        train.train_stage(params, "own", method, seed, paths)
+        stages.evaluate_stage(params, "own", method, seed, paths)
+    return folder
+
+
+@pytest.fixture
+def project(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copy(drawn / "params.yaml", tmp_path)
+    shutil.copytree(drawn / "artifacts", tmp_path / "artifacts")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def params(project: Path) -> Params:
+    return load_params(project / "params.yaml")
+
+
+def test_a_product_has_the_metrics_of_its_members_scores(params: Params) -> None:
+    train.train_stage(params, "own", "both", 0)
+    found = stages.evaluate_stage(params, "own", "both", 0)
+    alone = {name: stages.evaluate_stage(params, "own", name, 0) for name in ("csp", "closed_form")}
+    for name, metrics in alone.items():
+        assert found[f"terms_{name}"]["auc"] == pytest.approx(metrics["closed"]["auc"], abs=0.3)  # ties of tiny scores
+    assert found["closed"]["auc"] > 0 and found["open"]["auc_all"] > 0
+    record = read_record(ArtifactPaths().run("own", "both", 0).checkpoint)
+    assert [(m["method"], m["seed"]) for m in record.options.members] == [("csp", 0), ("closed_form", 0)]
+
+
+def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
+    train.train_stage(params, "own", "both", 0)
+    stages.evaluate_stage(params, "own", "both", 0)
+    training = {**params.methods["csp"].training, "learning_rate": 0.05}
+    changed = {**params.methods, "csp": replace(params.methods["csp"], training=training)}
+    params = params.model_copy(update={"methods": changed})
+    with pytest.raises(DuplexError, match=r"learning_rate is .* instead of 0\.05"):
+        stages.evaluate_stage(params, "own", "csp", 0)
+    train.train_stage(params, "own", "csp", 0)
+    with pytest.raises(DuplexError, match="a run that it combines was trained again"):
+        stages.evaluate_stage(params, "own", "both", 0)
+    train.train_stage(params, "own", "both", 0)
+    stages.evaluate_stage(params, "own", "both", 0)
+    shutil.rmtree(ArtifactPaths().run("own", "csp", 0).root)
+    stages.evaluate_stage(params, "own", "both", 0)  # needs no run but its own
+
+
+def test_runs_of_all_seeds_are_multiplied_whatever_the_seed(params: Params) -> None:
+    for seed in (0, 1):
+        train.train_stage(params, "own", "csp_seeds", seed)
+        record = read_record(ArtifactPaths().run("own", "csp_seeds", seed).checkpoint)
+        assert [m["seed"] for m in record.options.members] == [0, 1]
+    metrics = [stages.evaluate_stage(params, "own", "csp_seeds", seed) for seed in (0, 1)]
+    assert metrics[0] == metrics[1] and not [name for name in metrics[0] if name.startswith("terms_")]
+
+
+def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Params) -> None:
+    train.train_stage(params, "own", "deep", 0)
+    found = stages.evaluate_stage(params, "own", "deep", 0)
+    alone = stages.evaluate_stage(params, "own", "csp_deep", 0)
+    assert found["terms_csp_deep"]["auc"] == pytest.approx(alone["closed"]["auc"], abs=0.3)
+    assert found["terms_csp"]["auc"] != found["terms_csp_deep"]["auc"]
+    process = duplex("export", "artifacts/own/deep/0", "out")
+    assert process.returncode == 2 and "methods of kind 'product' cannot be exported" in process.stderr
+    picture = next(Path(params.dataset("own").source.root).rglob("*.png"))
+    (answer,) = Recognizer.load("artifacts/own/deep/0", device="cpu")([picture])
+    assert list(answer.top[0].score_terms) == ["csp", "csp_deep"]
+
+
+def test_a_product_recognises_and_exports_where_its_members_do(params: Params, project: Path) -> None:
+    train.train_stage(params, "own", "tuned", 0)
+    stages.evaluate_stage(params, "own", "tuned", 0)
+    features = np.asarray(open_features(project / "artifacts/own/features.h5").cls[:20], dtype=np.float32)
+    here = Recognizer.load("artifacts/own/tuned/0", device="cpu")
+    answers = here(features)
+    assert list(answers[0].top[0].score_terms) == ["csp", "closed_form"]
+    process = duplex("export", "artifacts/own/tuned/0", "out", cwd=project)
+    assert process.returncode == 0, process.stderr
+    there = Recognizer.load("out", device="cpu")
+    np.testing.assert_allclose(there.scores(features).numpy(), here.scores(features).numpy(), rtol=1e-4, atol=1e-4)
+    names = [answer.best.name for answer in answers]
+    assert [answer.best.name for answer in there(features)] == names
+    known, labels = set(here.candidates().pairs), here.labels
+    new = next((s, o) for s in labels.states for o in labels.objects if (s, o) not in known)
+    more = here.with_compositions([new])
+    shift = more.scores(features)[:, :-1] - here.scores(features)  # log probabilities among one candidate more
+    assert more.candidates().pairs[-1] == new
+    np.testing.assert_allclose(shift.numpy(), shift[:, :1].expand_as(shift).numpy(), atol=1e-3)
+    np.save("features.npy", features)
+    shown = subprocess.run(
+        [sys.executable, "out/recognize.py", "features.npy"], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.splitlines() == names
+
+
+def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -> None:
+    run = ArtifactPaths().run("own", "csp", 0)
+    with pytest.raises(DuplexError, match=r"artifacts/own/closed_form/1/checkpoint.safetensors does not exist"):
+        train.train_stage(params, "own", "both", 1)
+    shutil.copy(run.checkpoint, (other := ArtifactPaths().run("own", "csp", 1)).checkpoint)
+    with pytest.raises(UsageError, match="has seed 0; csp_seeds combines runs with seed 1"):
+        train.train_stage(params, "own", "csp_seeds", 1)
+    assert other.checkpoint.exists()
+    record = YAML(typ="safe").load((project / "params.yaml").read_text())
+    record["methods"]["both"]["world"] = "open"
+    with (project / "params.yaml").open("w") as file:
+        YAML(typ="safe").dump(record, file)
+    with pytest.raises(UsageError, match="was trained for the closed world and both is for the open world"):
+        train.train_stage(load_params(), "own", "both", 0)
+
+
+def test_runs_of_another_data_set_are_refused(params: Params) -> None:
+    labels = ArtifactPaths().labels("own")
+    record = json.loads(labels.read_text())
+    pairs = record["pairs"]["test"]
+    record["pairs"]["test"] = sorted([*pairs, next(c for c in range(192) if c not in pairs)])
+    labels.write_text(json.dumps(record))  # those of the runs and one pair more
+    with pytest.raises(DuplexError, match="was trained on other labels than those of the data set"):
+        train.train_stage(params, "own", "both", 0)
+    record["pairs"]["test"] = pairs[:-1]
+    labels.write_text(json.dumps(record))
+    with pytest.raises(DuplexError, match=r"labels.json does not list all pairs of .*; `duplex prepare --dataset own`"):
+        train.train_stage(params, "own", "both", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r["run"].update(products=["csp"]), "run.products: csp combines no runs; list it under run.methods"),
+        (lambda r: r["run"].update(products=["none"]), "run.products.*'none'"),
+        (lambda r: r["run"].update(methods=["csp", "closed_form", "tuned"]), "tuned combines runs; list it"),
+        (lambda r: r["run"].update(methods=["csp"]), "both combines closed_form; add it to run.methods"),
+        (lambda r: r["methods"]["both"].update(of=["csp", "tuned"]), "both.of: tuned combines runs itself"),
+        (lambda r: r["methods"]["both"].update(of=["csp", "cps"]), "methods.both.of: 'cps'"),
+        (lambda r: r["methods"]["both"].update(of=[1, "csp"]), "both.of is .*; expected a list of names"),
+        (lambda r: r["methods"]["both"].update(members=[]), "both.members: training fills it in"),
+        (lambda r: r["methods"]["both"].update(per_dataset={"own": {"of": ["csp"]}}), "per_dataset.own.of"),
+        (
+            lambda r: r["ablations"].update(twice={"extends": "both"}),
+            "ablations.twice: an ablation cannot combine runs",
+        ),
+    ],
+)
+def test_wrong_products_in_params_yaml_are_refused(project: Path, change: Any, message: str) -> None:
+    record = YAML(typ="safe").load((project / "params.yaml").read_text())
+    change(record)
+    with (project / "params.yaml").open("w") as file:
+        YAML(typ="safe").dump(record, file)
+    with pytest.raises(UsageError, match=message):
+        load_params()
+
+
+def test_the_record_of_a_product_changes_with_its_members(params: Params) -> None:
+    stamps.plan_stage(params)
+    record = json.loads((ArtifactPaths().plan / "own/both/train.json").read_text())
+    assert record["members"]["csp"] == run_records(params, "own", "csp")["train"]
+    assert params.run.methods == ("csp", "closed_form", "both", "csp_seeds")
+
+
+@pytest.mark.slow
+def test_a_sweep_executes_members_before_their_products(params: Params, project: Path) -> None:
+    shutil.rmtree(project / "artifacts/own/csp")
+    runs = grid(params, None, ["both", "csp", "closed_form"], [0])
+    assert [run.combines for run in runs] == [True, False, False]
+    report = sweep(params, runs, 2, "local")
+    assert report.failed == {} and report.executed == 3
+    assert ArtifactPaths().run("own", "both", 0).metrics.exists()
+    assert sweep(params, runs, 1, "local").complete == 3
+
+
+def test_a_failed_member_fails_its_product_too(params: Params, project: Path) -> None:
+    shutil.rmtree(project / "artifacts/own/csp")
+    report = sweep(params, grid(params, None, ["both"], [0]), 1, "local")
+    (error,) = report.failed.values()
+    assert "csp/0/checkpoint.safetensors does not exist" in error
+
+
+def test_products_are_one_stage_in_dvc() -> None:
+    run = RunId("own", "both", 0, combines=True)
+    assert {run.stage("train"), run.stage("evaluate")} == {"product@own-both-0"}

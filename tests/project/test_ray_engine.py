@@ -1,0 +1,70 @@
+"""Shards on a Ray cluster of this machine, with an actor that is killed."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duplex.config.params import EncoderParams
+from duplex.encoders.base import load_encoder
+from duplex.features.extract import extract
+from duplex.features.file import PENDING, PartialCache, partial_path
+from duplex.features.shards import join_shards, shard_path
+from duplex.project.ray import extract_on_ray
+from tests.encoders.small import write_folder
+from tests.features.pictures import write_pictures
+
+pytestmark = pytest.mark.long
+ray = pytest.importorskip("ray")
+OPTIONS: dict[str, Any] = {"manifest_sha256": "m" * 64, "batch_size": 16, "num_workers": 1}
+
+
+@pytest.fixture
+def cluster():
+    environment = {
+        "env_vars": {"PYTHONPATH": os.pathsep.join(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep))}
+    }
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    yield
+    ray.shutdown()
+
+
+def kill_once(out: Path, killed: list[int]) -> None:
+    """Kill the process that holds the shard's lock, once some of its rows are done."""
+    lock, deadline = out.with_name(out.name + ".lock.partial"), time.monotonic() + 120
+    while time.monotonic() < deadline:
+        try:
+            cache = PartialCache(out)
+            cache.close()
+            if 0 < (cache.statuses != PENDING).sum() < len(cache.statuses):
+                killed.append(int(lock.read_text()))
+                os.kill(killed[0], signal.SIGKILL)
+                return
+        except (OSError, KeyError, ValueError):
+            pass
+        time.sleep(0.005)
+
+
+def test_a_killed_actor_is_replaced_and_the_file_is_the_same(cluster, tmp_path: Path) -> None:
+    name = write_folder(tmp_path / "encoder")
+    encoder = load_encoder(name, towers="image")
+    names = write_pictures(tmp_path / "pictures", 2400, size=(300, 200))
+    whole, out = tmp_path / "whole.h5", tmp_path / "ray" / "features.h5"
+    extract(names, tmp_path / "pictures", whole, encoder, **{**OPTIONS, "num_workers": 0})
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_once, args=(shard_path(out, 0, 2), killed))
+    killer.start()
+    entry = EncoderParams(name=name)
+    reports = extract_on_ray(names, tmp_path / "pictures", out, entry, shards=2, device="cpu", **OPTIONS)
+    killer.join()
+    assert killed, "no actor was killed"
+    assert sum(report.rows for report in reports) == 2400 and reports[0].resumed > 0
+    join_shards(out)
+    assert out.read_bytes() == whole.read_bytes()
+    again = extract_on_ray(names, tmp_path / "pictures", out, entry, shards=2, device="cpu", **OPTIONS)
+    assert [report.resumed for report in again] == [report.rows for report in reports]
+    assert not partial_path(shard_path(out, 0, 2)).exists()

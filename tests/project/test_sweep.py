@@ -1,0 +1,344 @@
+"""Sweeps write the files of the stages, and survive being killed, interrupted, and runs that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.config.params import Params, load_params
+from duplex.project import stages as evaluate
+from duplex.project import stages as train
+from duplex.project import sweep as sweep_module
+from duplex.project.sweep import DvcRepo, commit_targets, grid, missing_tasks, run_in_processes, sweep
+from duplex.project.trials import RunExecutor, RunId, RunResult, RunTask, missing_stages
+from duplex.training.checkpoint import read_record
+from duplex.training.inputs import load_inputs
+from tests.subprocesses import ENVIRONMENT, ROOT, duplex
+
+FILES = ("checkpoint.safetensors", "history.csv", "metrics.json", "curve.csv", "predictions.csv")
+INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # off in background processes
+DUPLEX = [sys.executable, "-c", f"{INTERRUPTIBLE}; from duplex.cli import main; main()"]
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.name in FILES}
+
+
+def by_stages(params: Params, project: Path, runs: list[RunId]) -> dict[str, bytes]:
+    """Return the files of the same runs as the stages write them, one after another, into another folder."""
+    paths = ArtifactPaths(project / "by stages")
+    for name in {run.dataset for run in runs}:
+        (paths.root / name).mkdir(parents=True, exist_ok=True)
+        for file in ("manifest.csv", "labels.json", "features.h5"):
+            shutil.copy(project / "artifacts" / name / file, paths.root / name / file)
+    for run in runs:
+        train.train_stage(params, run.dataset, run.method, run.seed, paths)
+        evaluate.evaluate_stage(params, run.dataset, run.method, run.seed, paths)
+    return files(paths.root)
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    """Start `duplex sweep` as the leader of its own process group, like a shell does."""
+    return subprocess.Popen(
+        [*DUPLEX, "sweep", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_files_are_those_of_the_stages_and_a_second_sweep_executes_nothing(project, params):
+    runs = grid(params, None, ["csp", "closed_form", "duplex_open"], [0, 1])  # each process gets different methods
+    report = sweep(params, runs, 2, "local")
+    assert (report.runs, report.complete, report.executed, report.failed) == (6, 0, 6, {})
+    assert files(project / "artifacts") == by_stages(params, project, runs)
+    before = {path: path.stat().st_mtime_ns for path in (project / "artifacts").rglob("*") if path.is_file()}
+    again = sweep(params, runs, 2, "local")
+    assert (again.complete, again.executed) == (6, 0)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+@pytest.mark.slow
+def test_only_missing_stages_are_executed(params):
+    run = RunId("own", "csp", 0)
+    sweep(params, [run], 1, "local")
+    paths = ArtifactPaths().run("own", "csp", 0)
+    trained, metrics = paths.checkpoint.stat().st_mtime_ns, paths.metrics.read_bytes()
+    paths.metrics.write_text("{}")
+    assert sweep(params, [run], 1, "local").executed == 1
+    assert paths.metrics.read_bytes() == metrics
+    assert paths.checkpoint.stat().st_mtime_ns == trained, "only evaluation was missing"
+    changed = params.model_copy(update={"evaluation": params.evaluation.model_copy(update={"bootstrap": 21})})
+    assert sweep(changed, [run], 1, "local").executed == 1
+    assert paths.checkpoint.stat().st_mtime_ns == trained
+    paths.checkpoint.unlink()
+    assert sweep(changed, [run], 1, "local").executed == 1
+    assert paths.checkpoint.exists()
+    copy = ArtifactPaths().run("own", "csp", 1)
+    shutil.copytree(paths.root, copy.root)
+    assert sweep(changed, [run, RunId("own", "csp", 1)], 1, "local").executed == 1
+    assert read_record(copy.checkpoint).seed == 1, "a copy of another seed's run is not complete"
+
+
+@pytest.mark.parametrize(
+    ("outdated", "stages"),
+    [
+        (None, ("train", "evaluate")),
+        ((), None),
+        (("evaluate",), ("evaluate",)),
+        (("train",), ("train", "evaluate")),
+        (("train", "evaluate"), ("train", "evaluate")),
+    ],
+)
+def test_stages_that_dvc_would_not_run_count_as_complete(tmp_path, outdated, stages):
+    task = RunTask(RunId("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})
+    missing = missing_tasks([task], {} if outdated is None else {task.run: outdated})
+    assert [("train", "evaluate") if each.train else ("evaluate",) for each in missing] == ([stages] if stages else [])
+
+
+@pytest.mark.parametrize("mark", ["", "[]", "null", '{"train": 3}', '{"train": ["other", []], "evaluate": []}'])
+def test_an_invalid_or_outdated_mark_is_ignored(tmp_path, mark):
+    for name in FILES:
+        (tmp_path / name).write_text(name)
+    RunPaths(tmp_path).sweep_mark.write_text(mark)
+    task = RunTask(RunId("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})
+    assert missing_stages(task) == ("train", "evaluate")
+
+
+def test_stages_use_the_threads_of_their_training_options(params):
+    used, before = [], torch.get_num_threads()
+
+    def load(*arguments):
+        used.append(torch.get_num_threads())
+        return load_inputs(*arguments)
+
+    torch.set_num_threads(3)
+    try:
+        for stage in (train, evaluate):
+            stage.run(params, "own", "closed_form", 0, load=load)
+        assert (used, torch.get_num_threads()) == ([1, 1], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_reported_and_stops_no_other(project):
+    done = duplex("sweep", "--methods", "dfsp_t2i,csp", "--seeds", "0", "--jobs", "1", "--json")
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert lines[0].startswith("2 runs: 1 trained and evaluated in ") and lines[0].endswith(", 1 failed")
+    assert lines[1].startswith("own dfsp_t2i 0: ") and "extraction.tokens" in lines[1]
+    assert len(lines) == 2
+    assert json.loads(done.stdout)["executed"] == 1
+    assert (project / "artifacts/own/csp/0/metrics.json").exists()
+
+
+class KilledBySeed1(RunExecutor):
+    def execute(self, task: RunTask) -> RunResult:
+        if task.run.seed == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return RunResult(task)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_fails_its_current_run_only(params):
+    tasks = [RunTask(RunId("own", "csp", seed), Path("out"), {}) for seed in range(4)]
+    results = run_in_processes(tasks, KilledBySeed1(params, ArtifactPaths(), 1), 1, [])
+    errors = {result.task.run.seed: result.error for result in results}
+    assert [seed for seed, error in errors.items() if error is None] == [0, 2, 3]
+    assert "was killed by signal 9" in (errors[1] or "")
+
+
+class PrintsEnvironment(RunExecutor):
+    def execute(self, task: RunTask) -> RunResult:
+        values = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ["OMP_WAIT_POLICY"], torch.get_num_threads()
+        return RunResult(task, output=repr(values))
+
+
+def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    tasks = [RunTask(RunId("own", "csp", seed), Path("out"), {}) for seed in range(2)]
+    results = run_in_processes(tasks, PrintsEnvironment(params, ArtifactPaths(), 1), 2, ["4", "7"])
+    assert {result.output for result in results} <= {"('4', 'passive', 2)", "('7', 'passive', 2)"}
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
+    assert "OMP_WAIT_POLICY" not in os.environ
+
+
+def lengthen(project: Path, epochs: int) -> Params:
+    path = project / "params.yaml"
+    record = YAML(typ="safe").load(path.read_text())
+    record["datasets"]["own"]["training"]["epochs"] = epochs
+    with path.open("w") as file:
+        YAML().dump(record, file)
+    return load_params(path)
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_at_random_moments_and_resumed_leaves_the_same_bytes(project):
+    params, moment = lengthen(project, 8), random.Random(0)
+    runs = grid(params, None, ["csp"], None)
+    words = ["--methods", "csp", "--jobs", "2"]
+    for _ in range(2):
+        running = start_until_saved(project, *words)
+        time.sleep(moment.uniform(0, 1))
+        running.kill()  # its workers notice by themselves that their parent is gone
+        running.communicate()
+    last = start(*words)
+    _, err = last.communicate()
+    assert last.returncode == 0, err
+    assert "runs: " in err
+    assert files(project / "artifacts") == by_stages(params, project, runs)
+    assert not list((project / "artifacts").rglob("training.partial"))
+
+
+def start_until_saved(project: Path, *words: str) -> subprocess.Popen[str]:
+    """Start `duplex sweep`; return when it has saved the state of a training or the mark of a finished run."""
+
+    def saved() -> set[tuple[str, int]]:
+        files = [*project.rglob("training.partial"), *project.rglob("swept.partial")]
+        return {(str(path), path.stat().st_mtime_ns) for path in files if path.exists()}
+
+    before, running, began = saved(), start(*words), time.monotonic()
+    while saved() == before and running.poll() is None:
+        assert time.monotonic() - began < 300
+        time.sleep(0.01)
+    return running
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_one_line(project):
+    lengthen(project, 400)
+    running = start_until_saved(project, "--methods", "duplex_open", "--jobs", "2")
+    os.killpg(running.pid, signal.SIGINT)  # a terminal signals all of them
+    try:
+        _, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert (running.returncode, err) == (130, "duplex: stopped; the same command resumes the work\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods", "cps"], "unknown method 'cps'"),
+        (["--methods", "module_cso"], "unknown method 'module_cso'"),
+        (["--datasets", "shape"], "unknown data set 'shape'"),
+        (["--datasets", "cgqa"], "`duplex prepare --dataset cgqa` writes it"),
+        (["--seeds", "0,x"], "--seeds has 'x'"),
+        (["--seeds", "0-99999999"], "--seeds has '0-99999999'"),
+        (["--seeds", "4-0"], "--seeds has '4-0'"),
+        (["--methods", "csp,csp"], "the method csp is named twice"),
+        (["--engine", "slurm"], "unknown engine 'slurm'; known: local, ray"),
+    ],
+)
+def test_a_wrong_argument_is_reported_in_one_line(project, capsys, monkeypatch, words, message):
+    from duplex.cli import main
+
+    monkeypatch.setattr(sys, "argv", ["duplex", "sweep", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    err = capsys.readouterr().err
+    assert left.value.code in (1, 2)
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def finished_report(*words: str) -> dict[str, int]:
+    process = start(*words, "--json")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return json.loads(out)
+
+
+def test_what_is_committed_covers_single_runs_groups_and_products(tmp_path):
+    def task(method: str, combines: bool = False) -> RunTask:
+        return RunTask(RunId("own", method, 0, combines), tmp_path, {})
+
+    csp, both = task("csp"), task("both", combines=True)
+    of_csp = {"train@own-csp-0", "evaluate@own-csp-0"}
+    assert commit_targets([csp], of_csp) == ["plan", "train", "evaluate"]
+    assert set(commit_targets([csp], {*of_csp, "train@own-cso-1"})) == {"plan", *of_csp}
+    assert commit_targets([csp], {*of_csp, "product@own-both-0"}) == ["plan", "train", "evaluate"]
+    assert commit_targets([csp, both], {*of_csp, "product@own-both-0"}) == ["plan", "train", "product", "evaluate"]
+    assert commit_targets([both], {"product@own-both-0", "product@own-both-1"}) == ["plan", "product@own-both-0"]
+
+
+def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, params, monkeypatch):
+    run, committed = RunId("own", "csp", 0, False), list[list[str]]()
+    repo = SimpleNamespace(commit=committed.append)
+    monkeypatch.setattr(sweep_module.DvcRepo, "at", lambda folder: repo)
+    monkeypatch.setattr(sweep_module, "grid", lambda *_: [run])
+    monkeypatch.setattr(sweep_module, "_changed_stages", lambda *_: {"train@own-csp-0", "evaluate@own-csp-0"})
+    before = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(before.replace("bootstrap: 20", "bootstrap: 21"))
+    for edited in (None, "run: [half"):
+        if edited:
+            (project / "params.yaml").write_text(edited)
+        report = sweep(params, [run], 1, "local")
+        assert str(report.not_committed).startswith("params.yaml has changed since the sweep started, so no run")
+        assert (committed, report.committed) == ([], 0)
+    (project / "params.yaml").write_text(before)
+    assert sweep(params, [run], 1, "local").committed == 1 and len(committed) == 1
+
+
+@pytest.mark.long
+def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "PATH", f"{Path(sys.executable).parent}:{ENVIRONMENT['PATH']}")
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", str(project))
+    for name in ("PATH", "PYTHONPATH"):
+        monkeypatch.setenv(name, ENVIRONMENT[name])
+    for name in ("duplex", "pipeline"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "dvc.yaml", project / "dvc.yaml")
+    dvc = [sys.executable, "-m", "dvc"]
+    committed = [*dvc, "commit", "-fq", "prepare", "extract"]
+    for words in (["git", "init", "-q", "."], [*dvc, "init", "-q"], [*dvc, "repro", "-q", "plan"], committed):
+        subprocess.run(words, check=True, env=ENVIRONMENT)
+    assert DvcRepo.at(project) == DvcRepo(project)
+    assert finished_report("--methods", "csp", "--seeds", "0")["committed"] == 1
+    assert not list(project.rglob("swept.partial"))
+    report = finished_report()
+    assert [report[key] for key in ("runs", "complete", "executed", "committed")] == [4, 1, 3, 3]
+    before = files(project / "artifacts")
+    done = subprocess.run(
+        [*dvc, "repro", "train", "evaluate"], capture_output=True, text=True, env=ENVIRONMENT, check=True
+    )
+    assert re.findall("Running stage '(.*)'", done.stdout) == ["plan"]
+    assert files(project / "artifacts") == before
+    (project / "artifacts/own/features.h5").touch()
+    (project / "artifacts/own/labels.json").write_text("{}")
+    stale = start()
+    _, err = stale.communicate()
+    assert stale.returncode == 1
+    assert "prepare@own" in err and "`dvc repro extract@own` to make them again" in err
+
+
+@pytest.mark.slow
+def test_files_are_the_same_on_ray(project, params):
+    ray = pytest.importorskip("ray")
+    ray.init(
+        num_cpus=3, include_dashboard=False, log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}},
+    )  # fmt: skip
+    try:
+        runs = grid(params, None, ["csp", "dfsp_t2i"], [0, 1])
+        report = sweep(params, runs, None, "ray")
+    finally:
+        ray.shutdown()
+    assert report.executed == 2
+    assert [name for name in report.failed if "dfsp" not in name] == []
+    assert files(project / "artifacts") == by_stages(params, project, runs[:2])

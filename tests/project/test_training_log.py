@@ -1,0 +1,35 @@
+"""`training.log` of params.yaml: the pipeline writes it, and it retrains nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pandas as pd
+import pytest
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import Params
+from duplex.project import stages
+from duplex.project.stamps import run_records
+
+
+def with_log(params: Params, log: str) -> Params:
+    entry = params.datasets["own"]
+    training = dataclasses.replace(entry.training, log=log)
+    return params.model_copy(update={"datasets": {"own": entry.model_copy(update={"training": training})}})
+
+
+def test_the_pipeline_writes_the_log_and_the_same_checkpoint(params, project):
+    pytest.importorskip("dvclive")
+    checkpoint = ArtifactPaths().run("own", "csp", 0).checkpoint
+    stages.train_stage(params, "own", "csp", 0)
+    before = checkpoint.read_bytes()
+    result = stages.train_stage(with_log(params, "dvclive"), "own", "csp", 0)
+    assert checkpoint.read_bytes() == before
+    table = pd.read_csv(project / "dvclive/own/csp/0/plots/metrics/epoch/val_auc.tsv", sep="\t")
+    assert table["val_auc"].tolist() == pytest.approx([row["val_auc"] for row in result.history])
+
+
+def test_another_log_is_no_reason_to_train_again(params):
+    plain, logged = (run_records(each, "own", "csp") for each in (params, with_log(params, "tensorboard")))
+    assert plain == logged and "log" not in plain["train"]["training"]

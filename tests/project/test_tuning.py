@@ -1,0 +1,166 @@
+"""The search for settings trains as the pipeline does, looks at validation images alone, and writes only when asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.cli import app
+from duplex.config.params import load_params
+from duplex.errors import UsageError
+from duplex.project import stages
+from duplex.project.tune import Trial, TrialExecutor, best_rows, tune
+from duplex.training.checkpoint import read_record
+from tests.subprocesses import ROOT
+
+RATES = [0.0003, 0.001, 0.003]
+
+
+@pytest.fixture
+def with_plugin(project: Path) -> Path:
+    """The project with the example plug-in as a module of the folder."""
+    shutil.copy(ROOT / "examples" / "linear_probe" / "linear_probe.py", project)
+    record = YAML(typ="safe").load((project / "params.yaml").read_text())
+    record["methods"]["probe"] = {"kind": "linear_probe:LinearProbe"}
+    with (project / "params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    return project
+
+
+def command(*words: str) -> Any:
+    return CliRunner().invoke(app, ["tune", *words], catch_exceptions=False)
+
+
+@pytest.mark.slow
+def test_three_rates_and_two_seeds_of_a_method_and_a_plug_in(with_plugin):
+    before = (with_plugin / "params.yaml").read_bytes()
+    answer = command("--methods", "cso,probe", "--grid", "learning_rate=3e-4,1e-3,3e-3", "--grid", "epochs=2", "--json")
+    rows = json.loads(answer.stdout)
+    assert answer.exit_code == 0, answer.output
+    assert [(row["method"], row["settings"]["learning_rate"]) for row in rows] == [
+        (method, rate) for method in ("cso", "probe") for rate in RATES
+    ]
+    assert all(row["seeds"] == 2 and 0 < row["val_auc"] <= 100 and row["val_auc_all"] > 0 for row in rows)
+    for method in ("cso", "probe"):
+        own = [row for row in rows if row["method"] == method]
+        assert [row["best"] for row in own].count(True) == 1
+        assert max(own, key=lambda row: row["val_auc"])["best"]
+    assert (with_plugin / "params.yaml").read_bytes() == before
+    assert not list((with_plugin / "artifacts" / "own").glob("*/*/")), "no run of the pipeline is written"
+
+
+def test_a_trial_is_the_run_that_the_pipeline_would_train(params, tmp_path):
+    entry = dataclasses.replace(params.methods["csp"], training={"learning_rate": 0.003}, options=dict(
+        params.methods["csp"].options, template="an image of"))  # fmt: skip
+    changed = params.model_copy(update={"methods": {**params.methods, "csp": entry}})
+    stages.train_stage(changed, "own", "csp", 5, ArtifactPaths(), RunPaths(tmp_path / "out"))
+    record = read_record(tmp_path / "out" / "checkpoint.safetensors")
+    settings = {"learning_rate": 0.003, "template": "an image of"}
+    result = TrialExecutor(params, ArtifactPaths(), 1).execute(Trial("own", "csp", settings, 5))
+    assert result.error is None and (result.val_auc, result.epoch) == (100 * record.val_auc, record.epoch)
+    assert record.val_auc_all is not None and result.val_auc_all == 100 * record.val_auc_all
+
+
+def test_test_images_are_not_needed(params):
+    executor = TrialExecutor(params, ArtifactPaths(), 1)
+    load = executor.inputs
+
+    def without_test(*arguments):
+        inputs = load(*arguments)
+        return dataclasses.replace(inputs, examples={s: inputs.examples[s] for s in ("train", "val")})
+
+    executor.inputs = without_test  # type: ignore[assignment]
+    assert executor.execute(Trial("own", "csp", {"epochs": 1}, 0)).error is None
+
+
+def test_a_failed_trial_leaves_the_others(params):
+    rows = tune(params, "own", ["csp"], {"learning_rate": [0.001, 9.99], "epochs": [3]}, [0], jobs=1)
+    diverging = [row for row in rows if row.errors]
+    assert best_rows(rows)["csp"].settings["learning_rate"] in {0.001, 9.99}
+    good = [row for row in rows if not row.errors]
+    assert good and len(rows) == 2
+    assert all("lower training.learning_rate" in row.errors[0] for row in diverging)
+
+
+def test_settings_without_effect_are_reported_as_a_tie(project):
+    words = ["--methods", "clip", "--grid", "learning_rate=0.001,0.1", "--seeds", "100", "--jobs", "1"]
+    before = Path("params.yaml").read_text()
+    answer = command(*words, "--write")
+    assert answer.exit_code == 0, answer.output
+    assert "clip: 2 settings have the same best AUC" in answer.stderr and "none of them is written" in answer.stderr
+    assert Path("params.yaml").read_text() == before
+
+
+ENDING = """import os
+
+from duplex.methods.words import KgSp
+
+
+class Ending(KgSp):
+    def start(self, train):
+        os._exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_dead_process_fails_its_trial_alone(project):
+    (project / "ending_plugin.py").write_text(ENDING)
+    entry = dataclasses.replace(load_params().methods["kg_sp"], kind="ending_plugin:Ending")
+    params = load_params()
+    params = params.model_copy(update={"methods": {**params.methods, "ending": entry}})
+    rows = tune(params, "own", ["ending", "csp"], {"epochs": [1]}, [0], jobs=1)
+    assert "ended with exit code 3" in rows[0].errors[0] and not rows[1].errors
+    assert set(best_rows(rows)) == {"csp"} and "error" in rows[0].to_dict()
+
+
+@pytest.mark.slow
+def test_the_best_settings_are_written_where_asked(project):
+    choices = "learning_rate=1e-3,1e-2", "template=a photo of", "epochs=1"
+    grid = [word for choice in choices for word in ("--grid", choice)]
+    answer = command("--methods", "csp", *grid, "--seeds", "7", "--write")
+    assert answer.exit_code == 0, answer.output
+    line = next(line for line in answer.stdout.splitlines() if line.startswith("*"))
+    best = float(line.split("learning_rate ")[1].split(",")[0])
+    params = load_params()
+    assert params.training("own", "csp").learning_rate == best and params.training("own", "csp").epochs == 1
+    assert params.methods["csp"].per_dataset["own"]["template"] == "a photo of"
+    assert params.training("shapes", "csp").learning_rate == 0.001, "of the tuned data set alone"
+    again = command("--methods", "csp", "--grid", "epochs=2", "--seeds", "7", "--write")
+    assert again.exit_code == 0
+    assert (
+        load_params().training("own", "csp").epochs == 2 and load_params().training("own", "csp").learning_rate == best
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--grid", "learning_rate"], "--grid is 'learning_rate'; expected a setting and its values"),
+        (["--grid", "learning_rate="], "--grid is 'learning_rate='"),
+        (["--grid", "learning_rate=[1"], r"--grid is 'learning_rate=\[1'"),
+        (["--grid", "epochs=1", "--grid", "epochs=2"], "names epochs twice"),
+        (["--grid", "epochs=1,1"], "epochs.*twice|twice.*epochs"),
+        (["--grid", "epoch=1"], "unknown setting of training or of csp 'epoch'"),
+        (["--grid", "learning_rate=high"], "learning_rate.*'high'"),
+        (["--grid", "epochs=1", "--methods", "cspp"], "unknown method 'cspp'"),
+        (
+            ["--grid", "epochs=1", "--methods", "dual_scen"],
+            "dual_scen combines finished runs.*tune dual and scen instead",
+        ),
+        (["--grid", "epochs=1", "--dataset", "owl"], "unknown data set 'owl'"),
+        (["--grid", "epochs=1", "--seeds", "x"], "--seeds has 'x'"),
+    ],
+)
+def test_wrong_requests_are_one_line_before_anything_is_trained(project, words, message):
+    more = [] if "--methods" in words else ["--methods", "csp"]
+    with pytest.raises(UsageError, match=message) as caught:
+        command(*words, *more)
+    assert "\n" not in str(caught.value)

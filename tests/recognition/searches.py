@@ -1,0 +1,11 @@
+"""Searches of training recipes that end early."""
+
+from __future__ import annotations
+
+from duplex.recognition import fit
+from duplex.training.recipes import Recipe
+
+
+def only_the_first(self: fit.FolderRecipes, began: float):
+    """Levels of a search that trains nothing."""
+    yield [Recipe("nothing trained", self._spec(fit.NOTHING_TRAINED))]

@@ -1,0 +1,95 @@
+"""The encoder that `duplex fit` chooses, and encoders that it refuses before any work."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from duplex.errors import UsageError
+from duplex.recognition import fit
+from duplex.recognition import fit as fit_folder
+from duplex.recognition.fit import choose_encoder, read_labelled_folder
+from tests.recognition.drawn_folder import draw_folder
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def offers(monkeypatch):
+    """Set which weights are on disk and whether others are within reach."""
+
+    def set_to(on_disk: set[str], reachable: bool) -> None:
+        from duplex.encoders.base import MissingWeights
+
+        def missing(name: str, _: str) -> MissingWeights | None:
+            return None if name in on_disk else MissingWeights("https://example.org", 10**9)
+
+        monkeypatch.setattr(fit, "missing_weights", missing)
+        monkeypatch.setattr(fit, "is_reachable", lambda _: reachable)
+
+    return set_to
+
+
+@pytest.mark.parametrize(
+    ("gpu", "images", "name"),
+    [(True, 100_000, "ViT-L-14-quickgelu"), (False, 1_000, "ViT-L-14-quickgelu"),
+     (False, 10_000, "ViT-B-16-quickgelu"), (False, 1_000_000, "ViT-B-32-quickgelu")],
+)  # fmt: skip
+def test_the_best_encoder_that_fits_the_device_and_the_images_is_chosen(offers, drawn, gpu, images, name):
+    offers({offer.name for offer in fit.OFFERS}, reachable=False)
+    labels = read_labelled_folder(drawn).labels
+    choice = choose_encoder(labels, images, gpu=gpu, cores=2)
+    assert choice.entry.name == name
+    assert "weights on disk" in choice.reason
+
+
+def test_weights_on_disk_come_before_better_ones_within_reach(offers, drawn):
+    offers({"ViT-B-32-quickgelu"}, reachable=True)
+    labels = read_labelled_folder(drawn).labels
+    assert choose_encoder(labels, 10, gpu=True, cores=2).entry.name == "ViT-B-32-quickgelu"
+
+
+def test_the_packaged_encoder_is_taken_where_it_knows_the_words(offers, drawn):
+    offers(set(), reachable=True)
+    assert choose_encoder(read_labelled_folder(drawn).labels, 10, gpu=False, cores=2).entry.name == "tiny"
+
+
+def test_without_any_encoder_one_line_says_what_to_do(offers, tmp_path):
+    draw_folder(tmp_path / "shop", images=4)
+    (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
+    offers(set(), reachable=False)
+    with pytest.raises(UsageError, match="--encoder local-dir:FOLDER") as caught:
+        fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", say=lambda _: None)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
+    offers(set(), reachable=True)
+    choice = choose_encoder(read_labelled_folder(tmp_path / "shop").labels, 10, gpu=False, cores=2)
+    assert "1.0 GB to download" in choice.reason
+
+
+def test_words_that_the_encoder_lacks_are_named(tmp_path):
+    draw_folder(tmp_path / "shop", images=4)
+    (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
+    with pytest.raises(UsageError, match="does not know the words rusty"):
+        fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", encoder="tiny", say=lambda _: None)
+
+
+def test_words_longer_than_the_context_are_refused_before_anything_is_encoded(drawn, tmp_path):
+    shop = tmp_path / "shop"
+    shutil.copytree(drawn, shop)
+    (shop / "red").rename(shop / " ".join(["red"] * 12))
+    with pytest.raises(UsageError, match="pairs have a longer prompt than tiny reads, the first 'red red"):
+        fit_folder.fit_folder(shop, tmp_path / "model", encoder="tiny", say=lambda line: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"]
+
+
+@pytest.mark.parametrize(
+    ("encoder", "weights", "message"),
+    [(None, "openai", "--weights is 'openai' without --encoder; name the encoder"),
+     ("ViT-B-32", "random:1", "the weights random:1 are random, for trials of a project")],
+)  # fmt: skip
+def test_weights_that_make_no_model_are_refused_before_any_work(tmp_path, drawn, encoder, weights, message):
+    with pytest.raises(UsageError, match=message):
+        fit_folder.fit_folder(drawn, tmp_path / "out", encoder=encoder, weights=weights, say=lambda _: None)
+    assert list(tmp_path.iterdir()) == []

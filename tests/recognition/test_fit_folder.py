@@ -1,0 +1,341 @@
+"""`duplex fit`: from a folder to a model, killed and continued, and with corrected labels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duplex import Recognizer
+from duplex.data import contents
+from duplex.errors import DuplexError, UsageError
+from duplex.features import extract as extraction
+from duplex.recognition import fit
+from duplex.recognition import fit as folder_recipes
+from duplex.recognition import fit as labelled_folder
+from duplex.recognition.export import read_fit
+from duplex.training import recipes
+from duplex.training.checkpoint import read_record
+from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
+from tests.recognition.searches import only_the_first
+from tests.subprocesses import duplex, start_duplex
+
+pytestmark = pytest.mark.slow
+PLAN = f"plan-{fit.MINUTES:g}.json"
+
+
+@pytest.fixture(scope="module")
+def fitted(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A model of the drawn folder and what the command printed."""
+    out = tmp_path_factory.mktemp("fitted") / "model"
+    done = duplex("fit", drawn, "--encoder", "tiny", "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out, done.stderr
+
+
+def model_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_every_recipe_is_a_line_with_its_auc_accuracy_and_cost(fitted):
+    _, printed = fitted
+    for recipe in ("nothing trained", "prompts, rate 0.001", "1 block, rate 0.0003"):
+        (line,) = (line for line in printed.splitlines() if line.startswith(recipe) and "validation AUC" in line)
+        assert "accuracy" in line
+        assert line.endswith(" s")
+    assert "chosen: " in printed
+    assert "test images, which had no part in training" in printed
+
+
+def test_the_model_answers_with_every_labelled_pair_and_with_new_ones(fitted, drawn):
+    model, _ = fitted
+    recognizer = Recognizer.load(model, device="cpu")
+    candidates = recognizer.candidates()
+    assert len(candidates) == len(STATES) * len(OBJECTS)
+    seen = {pair for pair, known in zip(candidates.pairs, candidates.seen, strict=True) if known}
+    assert seen == {(s, o) for s in STATES for o in OBJECTS} - LACKING  # held-out pairs of the split too
+    images = sorted(drawn.glob("*/*/0000.png"))
+    answers = recognizer(images, top=1)
+    right = sum((answer.best.state, answer.best.object) == path.parts[-3:-1] for answer, path in
+                zip(answers, images, strict=True))  # fmt: skip
+    assert right > len(images) / 2
+
+
+def test_the_summary_says_what_the_accuracy_assumes():
+    measured = {"images": 9, "accuracy": 58.5, "accuracy_seen": 63.6, "accuracy_unseen": 12.3, "new_share": 0.1}
+    text = fit._summary({**measured, "calibration_error": 6.1, "metrics": {"closed": {"auc": 43.7}}})
+    assert "accuracy 58.5 % if 10 % of images are of new pairs (63.6 %" in text
+    assert text.endswith("AUC 43.7 (closed world)")
+
+
+def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fitted):
+    model, printed = fitted
+    page = model.with_name("model-page.html").read_text(encoding="utf-8")
+    record = read_fit(model)
+    assert f"{record['measured']['accuracy']:.1f} %" in page
+    assert f"Expected calibration error {record['measured']['calibration_error']:.1f} %" in page
+    assert all(row["recipe"] in page for row in record["recipes"])
+    for section in ("By state", "Confusions", "Next images", "Wrong answers"):
+        assert section in page
+    assert f"{model.with_name('model-page.html')} shows" in printed
+
+
+def test_the_record_has_the_numbers_from_before_the_final_fit(fitted):
+    model, _ = fitted
+    record = read_fit(model)
+    assert sum(record["images"].values()) == 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
+    assert record["measured"]["images"] == record["images"]["test"]
+    assert [row["recipe"] for row in record["recipes"] if row["chosen"]] == [record["chosen"]]
+    assert "seconds" not in json.dumps(record)
+
+
+def test_a_second_fit_trains_nothing_and_gives_the_same_bytes(fitted, drawn, monkeypatch):
+    model, _ = fitted
+    before = model_bytes(model)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(recipes, "train_method", refuse)
+    fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
+    assert model_bytes(model) == before
+
+
+@pytest.mark.parametrize("stage", ["features.h5.partial", "attempt.json", "training.partial", PLAN])
+def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, stage):
+    model, _ = fitted
+    out = tmp_path / "model"
+    process = start_duplex("fit", drawn, "--encoder", "tiny", "--out", out)
+    cache = fit.cache_folder(out)
+    limit = time.monotonic() + 120
+    while not list(cache.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait(60) == -9
+    assert not out.exists()
+    done = duplex("fit", drawn, "--encoder", "tiny", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert {**model_bytes(out), "README.md": b""} == {**model_bytes(model), "README.md": b""}
+    assert (out / "README.md").read_text() == (model / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("attempt.json", b""), ("attempt.json", b"[]"), ("attempt.json", b"[" * 100_000)),
+        *((PLAN, b"{}"), ("margins.npz", b"PK"), ("margins.npz", None)),
+        *(("checkpoint.safetensors", b"no tensors"), ("checkpoint.safetensors", None)),
+    ],
+)
+def test_a_damaged_file_of_a_recipe_is_one_line_that_says_what_to_delete(fitted, drawn, tmp_path, name, content):
+    model, _ = fitted
+    out = tmp_path / "model"
+    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
+    for path in fit.cache_folder(out).glob(f"recipes-*/**/{name}"):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+    with pytest.raises(DuplexError, match=r"has a damaged file .*; delete the folder and run the same command again"):
+        fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    assert not out.exists()
+
+
+OF_A_RECIPE = "checkpoint.safetensors margins.npz attempt.json"
+
+
+@pytest.mark.parametrize(
+    ("names", "source"), [*((name, 1e-4) for name in [*OF_A_RECIPE.split(), OF_A_RECIPE]), (OF_A_RECIPE, "untrained")]
+)
+def test_files_of_another_recipe_are_refused(fitted, drawn, tmp_path, names, source):
+    """Of one with another learning rate alone, or with other options alone."""
+    model, _ = fitted
+    out = tmp_path / "model"
+    cache = Path(shutil.copytree(fit.cache_folder(model), fit.cache_folder(out)))
+    records = {path.parent: read_record(path) for path in cache.glob("recipes-*/*/checkpoint.safetensors")}
+    folders = {
+        record.training["learning_rate"] if record.options.to_dict()["losses"] else "untrained": folder
+        for folder, record in records.items()
+        if record.finetune is None
+    }
+    for name in names.split():
+        shutil.copyfile(folders[source] / name, folders[1e-3] / name)
+    with pytest.raises(DuplexError, match=rf"{folders[1e-3].name} has a damaged file \(.* is of another"):
+        fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+    assert not out.exists()
+
+
+def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monkeypatch):
+    model, _ = fitted
+    out = Path(shutil.copytree(model, tmp_path / "model"))
+    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
+    fit_chosen, update = fit.fit_chosen, partial(duplex, "update", out, tmp_path / "more", "--in-place")
+    draw_pair(tmp_path / "more", "red", "star", range(8, 11))
+
+    def updated_meanwhile(*arguments: Any) -> Any:
+        assert update().returncode == 0
+        return fit_chosen(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(UsageError, match="was updated with 3 images"):
+        patch.setattr(fit, "fit_chosen", updated_meanwhile)
+        fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True)
+    assert [each["images"] for each in read_fit(out)["updates"]] == [3]
+
+
+def test_an_update_and_the_end_of_a_fit_exclude_each_other(fitted, drawn, tmp_path, monkeypatch):
+    model, _ = fitted
+    out = Path(shutil.copytree(model, tmp_path / "model"))
+    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
+    before, write = model_bytes(out), fit._write_model
+    draw_pair(tmp_path / "more", "red", "star", range(8, 11))
+    refused = []
+
+    def write_during_an_update(*arguments: Any) -> None:
+        refused.append(duplex("update", out, tmp_path / "more", "--in-place"))
+        write(*arguments)
+
+    monkeypatch.setattr(fit, "_write_model", write_during_an_update)
+    fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True)
+    assert refused[0].returncode == 1 and "another update or fit" in refused[0].stderr
+    assert model_bytes(out) == before
+
+
+def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, tmp_path, monkeypatch):
+    model, _ = fitted
+    folder, out = tmp_path / "shop", tmp_path / "model"
+    shutil.copytree(drawn, folder)
+    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
+    (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
+    encoded = []
+    monkeypatch.setattr(extraction, "_encode_pending", lambda cache, job: encoded.append(job))
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
+    assert not encoded
+    assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
+
+
+def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
+    model, _ = fitted
+    folder, out = tmp_path / "shop", tmp_path / "model"
+    shutil.copytree(drawn, folder)
+    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
+    draw_pair(folder, "red", "star", range(8, 11))
+    reports = []
+    extract = extraction.extract
+    monkeypatch.setattr(
+        "duplex.recognition.cache.extract",
+        lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1],
+    )
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
+    (report,) = reports
+    assert report.rows - report.resumed == 3
+
+
+def test_a_second_fit_decodes_no_image_to_compare_pixels(fitted, drawn, monkeypatch):
+    model, _ = fitted
+    before = model_bytes(model)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(contents, "_pixel_digest", refuse)
+    fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
+    assert model_bytes(model) == before
+
+
+def test_a_damaged_file_of_pixel_digests_is_made_again(fitted, drawn):
+    model, _ = fitted
+    file = fit.cache_folder(model) / labelled_folder.PIXELS
+    before, pixels = model_bytes(model), file.read_bytes()
+    file.write_bytes(pixels[:-100])
+    fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
+    assert file.read_bytes() == pixels
+    assert model_bytes(model) == before
+
+
+def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
+    folder, images = tmp_path / "shop", 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
+    shutil.copytree(drawn, folder)
+    (folder / "red" / "star" / "0003.png").write_bytes(b"no image")
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    lines: list[str] = []
+    model = fit.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
+    record = read_fit(model)
+    counted = [record["counts"][split]["images"] for split in ("train", "val", "test")]
+    assert sum(counted) == sum(record["images"].values()) == len(record["contents"]) == images - 1
+    assert f"fitting all {images - 1} labelled images" in lines
+    card = (model / "README.md").read_text(encoding="utf-8")
+    listed = [line.split("|")[2] for line in card.splitlines() if line.startswith("|") and "images" in line]
+    assert sum(map(float, listed)) == images - 1
+
+
+def test_images_left_out_are_listed_with_the_reason(drawn, tmp_path, monkeypatch):
+    folder = tmp_path / "shop"
+    shutil.copytree(drawn, folder)
+    (folder / "red" / "star" / "0003.png").write_bytes(b"no image")
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    lines: list[str] = []
+    fit.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
+    assert "1 images cannot be used and are left out: red/star/0003.png (not an image)" in lines
+
+
+def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    done = duplex("fit", drawn, "--encoder", "tiny", "--out", tmp_path / "mine")
+    assert done.returncode == 2
+    assert "mine exists" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_model(tmp_path, drawn, monkeypatch, capsys):
+    from duplex.errors import DuplexError
+
+    monkeypatch.setattr("duplex.features.file.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
+    with pytest.raises(DuplexError, match="make room") as caught:
+        fit.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "model").exists()
+
+
+def test_time_must_be_more_than_nothing(tmp_path, drawn):
+    with pytest.raises(UsageError, match="minutes is 0"):
+        fit.fit_folder(drawn, tmp_path / "model", minutes=0)
+
+
+def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes, "train_method", None)
+    page = tmp_path / "model-page.html"
+    page.write_text("<html>my own page</html>")
+    with pytest.raises(UsageError, match=r"model-page\.html exists; .*--force"):
+        fit.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["model-page.html"] and "my own" in page.read_text()
+
+
+def test_folders_that_are_no_recipes_stay_in_the_cache(fitted, drawn):
+    model, _ = fitted
+    cache = fit.cache_folder(model)
+    (cache / "recipes-of-grandma").mkdir()
+    (cache / "recipes-0123abcd").mkdir()
+    fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
+    assert (cache / "recipes-of-grandma").is_dir() and not (cache / "recipes-0123abcd").exists()
+    (cache / "recipes-of-grandma").rmdir()
+
+
+@pytest.mark.parametrize(("name", "folder", "model"), [("a.v1", True, "a.v1-model"), ("a.v1.csv", False, "a.v1-model")])
+def test_the_default_name_of_a_model_is_that_of_its_source(name, folder, model, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from duplex.cli import app
+
+    places = []
+    monkeypatch.setattr(fit, "fit_folder", lambda source, out, **_: places.append(out) or out)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir() if folder else (tmp_path / name).touch()
+    assert CliRunner().invoke(app, ["fit", name]).exit_code == 0
+    assert [str(place) for place in places] == [model]

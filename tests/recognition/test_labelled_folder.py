@@ -1,0 +1,135 @@
+"""Labelled images that `duplex fit` cannot use, and copies of images, which it uses once or not at all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from PIL import Image
+
+from duplex.errors import UsageError
+from duplex.recognition import fit
+from duplex.recognition.fit import read_labelled_folder
+from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_folder, draw_pair
+from tests.subprocesses import duplex
+
+pytestmark = pytest.mark.slow
+
+
+def one_state(root: Path) -> None:
+    for thing in OBJECTS:
+        draw_pair(root, "red", thing, range(4))
+
+
+def one_object(root: Path) -> None:
+    for state in STATES:
+        draw_pair(root, state, "star", range(4))
+
+
+def one_image_per_pair(root: Path) -> None:
+    draw_folder(root, images=1)
+
+
+def no_unseen_pair_possible(root: Path) -> None:
+    for state, thing in (("red", "star"), ("blue", "moon"), ("green", "heart")):
+        draw_pair(root, state, thing, range(4))
+
+
+def duplicates_across_labels(root: Path) -> None:
+    draw_folder(root, images=2)
+    shutil.copy(root / "red" / "star" / "0000.png", root / "blue" / "heart" / "copy.png")
+
+
+def nothing(root: Path) -> None:
+    root.mkdir()
+
+
+BAD = {
+    one_state: "has one state, 'red'",
+    one_object: "has one object, 'star'",
+    one_image_per_pair: "has no image of a seen pair",
+    no_unseen_pair_possible: "can be held out",
+    duplicates_across_labels: "occur with two labels, such as",
+    nothing: "holds no images",
+}
+
+
+@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
+def test_data_that_cannot_be_fitted_are_one_line_and_leave_nothing(tmp_path, make):
+    make(tmp_path / "shop")
+    done = duplex("fit", tmp_path / "shop", "--encoder", "tiny", cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    lines = [line for line in done.stderr.splitlines() if "reading images" not in line]
+    assert len(lines) == 1, done.stderr
+    assert BAD[make] in lines[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
+
+
+def test_duplicates_within_a_label_are_used_once(tmp_path):
+    draw_folder(tmp_path / "shop", images=4)
+    shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "red" / "star" / "copy.png")
+    data = read_labelled_folder(tmp_path / "shop")
+    assert len(data.manifest) == len(set(data.digests)) == 4 * (len(STATES) * len(OBJECTS) - len(LACKING))
+    assert data.notes == ("1 images left out because another has the same content: red/star/copy.png",)
+
+
+def test_missing_images_of_a_table_are_named(tmp_path):
+    paths = sorted(draw_folder(tmp_path / "shop", images=4).glob("*/*/*.png"))
+    names = [path.relative_to(tmp_path / "shop") for path in paths]
+    rows = [f"{name},{name.parts[0]},{name.parts[1]}\n" for name in names]
+    (tmp_path / "shop.csv").write_text("image,state,object\n" + "".join([*rows, "no.png,red,star\n"]))
+    assert read_labelled_folder(tmp_path / "shop.csv", tmp_path / "shop").notes == (
+        "1 images left out because they are missing: no.png",
+    )
+
+
+def test_few_contents_with_two_labels_are_left_out(tmp_path):
+    draw_folder(tmp_path / "shop", images=16)
+    shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "blue" / "heart" / "copy.png")
+    data = read_labelled_folder(tmp_path / "shop")
+    assert data.notes == (
+        "2 images left out because copies have another label: blue/heart/copy.png, red/star/0000.png",
+    )
+    assert not {"red/star/0000.png", "blue/heart/copy.png"} & set(data.manifest["image"])
+
+
+def test_images_that_are_nowhere_are_named(tmp_path, drawn):
+    (drawn.parent / "t.csv").write_text("image,state,object\nred\\star\\0.png,red,star\n")
+    with pytest.raises(UsageError, match=r"none of its 1 images exists below .*, such as 'red\\\\star\\\\0.png'"):
+        fit.fit_folder(drawn.parent / "t.csv", tmp_path / "out", say=lambda _: None)
+
+
+def save_as_bmp(image: Path, copy: Path) -> None:
+    with Image.open(image) as pixels:
+        pixels.save(copy)
+
+
+def test_images_with_equal_pixels_are_used_once(drawn, tmp_path):
+    shop = tmp_path / "shop"
+    shutil.copytree(drawn, shop)
+    before = read_labelled_folder(shop)
+    for path in list(shop.rglob("*.png")):
+        save_as_bmp(path, path.with_name(f"{path.stem}.z.bmp"))
+    data = read_labelled_folder(shop)
+    assert data.manifest.equals(before.manifest) and data.digests == before.digests
+    assert data.notes[0].startswith(f"{len(before.digests)} images left out because another has the same content: ")
+
+
+def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_their_own(drawn, tmp_path):
+    shop = tmp_path / "shop"
+    shutil.copytree(drawn, shop)
+    save_as_bmp(shop / "red" / "star" / "0000.png", shop / "red" / "star" / "copy.bmp")
+    rows = read_labelled_folder(shop).manifest
+    table = rows[rows["image"] != "red/star/copy.bmp"]
+    copy = table[table["image"] == "red/star/0000.png"].assign(image="red/star/copy.bmp", split="test")
+    pd.concat([table, copy]).to_csv(tmp_path / "shop.csv", index=False)
+    data = read_labelled_folder(tmp_path / "shop.csv", shop)
+    assert "red/star/copy.bmp" not in set(data.manifest["image"]) and len(data.manifest) == len(table)
+    for number in range(8):
+        save_as_bmp(shop / "red" / "star" / f"{number:04d}.png", shop / "blue" / "heart" / f"{number}.bmp")
+    with pytest.raises(
+        UsageError, match=r"8 images occur with two labels, such as .*, whose pixels are equal; keep one"
+    ):
+        read_labelled_folder(shop)

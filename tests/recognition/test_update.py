@@ -1,0 +1,474 @@
+"""`duplex update`: images added without training equal a closed-form fit to all of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from duplex import Recognizer
+from duplex.encoders.base import load_encoder
+from duplex.errors import DuplexError, UsageError
+from duplex.features.file import open_features
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, GroupPosterior
+from duplex.methods.paths import unit, word_vectors
+from duplex.recognition import fit, update
+from duplex.recognition import fit as folder_recipes
+from duplex.recognition.export import STATISTICS, read_fit, read_statistics
+from duplex.recognition.trained import ExportedModel
+from duplex.recognition.update import NewImages, update_model, updated_model
+from duplex.system.files import sha256, sole_writer
+from duplex.training.recipes import finetuned_recipes
+from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
+from tests.recognition.searches import only_the_first
+from tests.subprocesses import duplex
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_folder(tmp_path_factory.mktemp("drawn") / "shop", images=6)
+
+
+@pytest.fixture(scope="module")
+def model(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in closed form, nothing trained."""
+    out = tmp_path_factory.mktemp("fitted") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+        return fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
+
+
+@pytest.fixture
+def further(tmp_path: Path) -> Path:
+    """Ten images: of known pairs, of a pair that had none, of a new object."""
+    folder = tmp_path / "further"
+    draw_pair(folder, "red", "star", range(20, 24))
+    draw_pair(folder, "red", "moon", range(20, 23))  # without images so far
+    draw_pair(folder, "green", "cloud", range(20, 23))
+    return folder
+
+
+def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
+    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+
+
+def stored_features(model: Path, images: list[Path]) -> torch.Tensor:
+    """Return the features of images in the cache of a model's fit."""
+    (file,) = model.with_name(f"{model.name}.cache").rglob("features.h5")
+    row = {line.split()[0]: row for row, line in enumerate(file.with_name("contents.txt").read_text().splitlines())}
+    return torch.from_numpy(open_features(file).cls[[row[sha256(image)] for image in images]])
+
+
+def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tmp_path):
+    """Against one fit to the features of all images: those in the cache, and those of the ten images in one batch.
+
+    On some processors the last bit of a feature depends on the other images of its batch.
+    """
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    tensors, config = read(tmp_path / "out")
+    states, objects = config["labels"]["states"], config["labels"]["objects"]
+    recognizer = Recognizer.load(model, device="cpu", exact=True)
+    first, added = (sorted(folder.glob("*/*/*.png")) for folder in (drawn, further))
+    paths = [*first, *added]
+    from duplex.data.images import read_image
+
+    pixels = [recognizer.encoder.image_transform(read_image(path)) for path in added]
+    features = torch.cat([stored_features(model, first), recognizer.encode(pixels)["cls"]])
+    labels = torch.tensor([states.index(p.parts[-3]) * len(objects) + objects.index(p.parts[-2]) for p in paths])
+    statistics = ClassStatistics.of(unit(features), labels, len(states), len(objects))
+    space = Recognizer.load(tmp_path / "out", device="cpu").labels
+    words = word_vectors(space, load_encoder("tiny").text)
+    settings = read_statistics(model, load_file(model / "model.safetensors")).settings
+    whole = ClosedForm.fit(statistics, settings, words).to(torch.float32)
+    candidates = tensors["state_of"] * len(objects) + tensors["object_of"]
+    expected_rows, expected_offset = whole.linear(candidates)
+    z = unit(features)
+    scores = (z @ tensors["likelihood.whitening"] - tensors["effects.mean"]) @ tensors["likelihood.rows"].T
+    scores = scores + tensors["likelihood.offset"]
+    expected = (z @ whole.whitening - whole.additive.mean) @ expected_rows.T + expected_offset
+    largest = expected.abs().max()
+    assert torch.allclose(scores / largest, expected / largest, atol=1e-6)
+    for kind, groups in (("states", statistics.by_state()), ("objects", statistics.by_object())):
+        log_p = (z @ tensors[f"primitives.{kind}.weight"] + tensors[f"primitives.{kind}.offset"]).log_softmax(-1)
+        assert torch.allclose(log_p.exp(), GroupPosterior.fit(groups).to(torch.float32)(z).exp(), atol=1e-4)
+
+
+def test_adding_statistics_equals_computing_them_of_all_images():
+    """In float64, without an encoder: the same prototypes to 1e-6."""
+    generator = torch.Generator().manual_seed(0)
+    z = unit(torch.randn(90, 8, generator=generator, dtype=torch.float64))
+    labels = torch.randint(0, 12, (90,), generator=generator)
+    part = ClassStatistics.of(z[:80], labels[:80], 3, 4) + ClassStatistics.of(z[80:], labels[80:], 3, 4)
+    every = torch.arange(12)
+    rows, offset = ClosedForm.fit(part).linear(every)
+    expected_rows, expected_offset = ClosedForm.fit(ClassStatistics.of(z, labels, 3, 4)).linear(every)
+    assert (rows - expected_rows).abs().max() < 1e-6
+    assert (offset - expected_offset).abs().max() < 1e-6
+
+
+def test_the_command_says_what_changed_and_writes_a_copy(model, further, tmp_path):
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    done = duplex("update", model, further, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "10 images added" in done.stderr
+    assert "new pairs: green cloud, red moon" in done.stderr
+    assert "new objects: cloud" in done.stderr
+    assert "new states" not in done.stderr
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+    answers = Recognizer.load(tmp_path / "out", device="cpu")(sorted(further.glob("*/*/*.png")), top=1)
+    assert sum(answer.best.object == "cloud" for answer in answers) >= 2
+
+
+def test_new_words_are_candidates_with_every_known_word(model, further, tmp_path):
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    candidates = Recognizer.load(tmp_path / "out", device="cpu").candidates()
+    assert set(candidates.pairs) == {(s, o) for s in STATES for o in (*OBJECTS, "cloud")}
+    known = dict(zip(candidates.pairs, candidates.seen.tolist(), strict=True))
+    assert known["green", "cloud"]
+    assert known["red", "moon"]
+    assert not known["red", "cloud"]
+
+
+def test_updates_in_place_add_up(model, further, tmp_path):
+    out = tmp_path / "out"
+    update_model(model, further, out, say=lambda _: None)
+    more = tmp_path / "more"
+    draw_pair(more, "blue", "heart", range(30, 32))
+    done = duplex("update", out, more, "--in-place")
+    assert done.returncode == 0, done.stderr
+    assert [update["images"] for update in read_fit(out)["updates"]] == [10, 2]
+    counts = read_statistics(out, load_file(out / "model.safetensors")).statistics.counts
+    before = read_statistics(model, load_file(model / "model.safetensors")).statistics.counts
+    assert counts.sum() == before.sum() + 12
+    with pytest.raises(UsageError, match="2 of the 2 images are in the model already"):
+        update_model(out, more, out, say=lambda _: None)
+
+
+def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
+    def with_blocks(self: folder_recipes.FolderRecipes, began: float):
+        spec = self._spec(folder_recipes.PROMPTS)
+        ((recipe,),) = finetuned_recipes(spec, [2], [1e-3])
+        yield [recipe]
+
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", with_blocks)
+    tuned = fit.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
+    assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001"
+    update_model(tuned, further, tmp_path / "out", say=lambda _: None)
+    old, new = (read_statistics(place, load_file(place / "model.safetensors")) for place in (tuned, tmp_path / "out"))
+    recognizer = Recognizer.load(tuned, device="cpu", exact=True)
+    from duplex.data.images import read_image
+
+    paths = sorted(further.glob("*/*/*.png"))
+    inputs = recognizer.encode([recognizer.encoder.image_transform(read_image(path)) for path in paths])
+    with torch.no_grad():
+        z = unit(recognizer.trained.finetuned(inputs["block_inputs"])).double()
+    moment = new.statistics.moment - old.statistics.moment
+    assert torch.allclose(moment, z.T @ z, atol=1e-6)
+    answers = Recognizer.load(tmp_path / "out", device="cpu")(paths, top=1)
+    assert len(answers) == 10
+
+
+def test_only_images_enter_the_distance_from_known_ones(model, further, tmp_path):
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    before, after = (Recognizer.load(place, device="cpu") for place in (model, tmp_path / "out"))
+    assert torch.equal(before.trained.known_images.threshold, after.trained.known_images.threshold)
+    assert len(after.trained.known_images.means) == len(before.trained.known_images.means) + 2
+    images = sorted(further.glob("green/cloud/*.png"))
+    nearer = [after(image)[0].distance < before(image)[0].distance for image in images]
+    assert all(nearer)
+
+
+def test_an_image_of_the_fit_is_not_counted_twice(model, drawn, tmp_path):
+    """A user who adds new images to the same folder would otherwise double the old ones."""
+    with pytest.raises(UsageError, match=r"are in the model already, first .*; leave them out"):
+        update_model(model, drawn, tmp_path / "out", say=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def saved_again(images: Path, copies: Path) -> Path:
+    """Return the folder `copies` with lossless copies of images, of other bytes and equal pixels."""
+    for path in images.rglob("*.*"):
+        copy = copies / path.relative_to(images).with_suffix(".bmp")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            image.save(copy)
+    return copies
+
+
+def test_an_image_that_was_saved_again_is_not_counted_twice(model, drawn, further, tmp_path):
+    """Neither one of the fit nor one of an update."""
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    for images, count in ((drawn, 132), (further, 10)):
+        copies = saved_again(images, tmp_path / f"copies of {count}")
+        with pytest.raises(UsageError, match=f"{count} of the {count} images are in the model already, first "):
+            update_model(tmp_path / "out", copies, tmp_path / "twice", say=lambda _: None)
+    assert not (tmp_path / "twice").exists()
+
+
+def test_a_copy_that_the_fit_left_out_is_in_the_model(drawn, tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    shop = shutil.copytree(drawn, tmp_path / "shop")
+    copies = saved_again(shop / "red", tmp_path / "copies" / "red")
+    shutil.copytree(copies, shop / "red", dirs_exist_ok=True)
+    out = fit.fit_folder(shop, tmp_path / "model", encoder="tiny", say=lambda _: None)
+    assert int(read_statistics(out, load_file(out / "model.safetensors")).statistics.counts.sum()) == 132
+    shutil.copytree(drawn / "red", tmp_path / "first" / "red")
+    for images in (copies.parent, tmp_path / "first"):  # the fit used one of both
+        with pytest.raises(UsageError, match="24 of the 24 images are in the model already"):
+            update_model(out, images, tmp_path / "twice", say=lambda _: None)
+
+
+def test_an_update_with_the_same_images_saved_again_loses_none(model, further, tmp_path):
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    update_model(model, saved_again(further, tmp_path / "copies"), tmp_path / "out", say=lambda _: None, force=True)
+    assert [update["images"] for update in read_fit(tmp_path / "out")["updates"]] == [10]
+
+
+def test_an_image_that_changes_while_it_is_encoded_is_not_added(model, further, tmp_path, monkeypatch):
+    encode = update.encode_files
+
+    def replaced_meanwhile(*arguments: Any, **options: Any) -> Any:
+        shutil.copy(further / "green/cloud/0020.png", further / "red/star/0020.png")
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(update, "encode_files", replaced_meanwhile)
+    with pytest.raises(DuplexError, match=r"red/star/0020\.png changed while it was being encoded; run the command"):
+        update_model(model, further, tmp_path / "out", say=lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_spelling_of_a_label_is_the_same_label(model, tmp_path):
+    said: list[str] = []
+    update_model(model, draw_pair_as(tmp_path / "more", "red", "star"), tmp_path / "plain", say=said.append)
+    update_model(model, draw_pair_as(tmp_path / "More", "Red", "star_"), tmp_path / "other", say=said.append)
+    assert said[0] == said[2] and said[1] == said[3] and "right answers on" in said[1]
+
+
+def draw_pair_as(folder: Path, state: str, thing: str) -> Path:
+    """Draw four images of a red star into a folder with other names."""
+    draw_pair(folder / "drawn", "red", "star", range(20, 24))
+    (folder / "named" / state).mkdir(parents=True)
+    shutil.move(folder / "drawn" / "red" / "star", folder / "named" / state / thing)
+    return folder / "named"
+
+
+def test_the_fit_json_of_before_an_update_is_refused(model, drawn, further, tmp_path):
+    """By it, the same images could be added again."""
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    shutil.copyfile(model / "fit.json", tmp_path / "out" / "fit.json")
+    with pytest.raises(UsageError, match=r"belongs to other tensors than .* holds; put back the fit\.json of this"):
+        update_model(tmp_path / "out", further, tmp_path / "twice", say=lambda _: None)
+
+
+def test_the_fit_json_of_another_model_is_refused(model, further, tmp_path):
+    """Both have as many images, but other ones."""
+    draw_pair(tmp_path / "more", "blue", "heart", range(30, 40))
+    update_model(model, further, tmp_path / "out", say=lambda _: None)
+    update_model(model, tmp_path / "more", tmp_path / "mixed", say=lambda _: None)
+    shutil.copyfile(tmp_path / "out" / "fit.json", tmp_path / "mixed" / "fit.json")
+    with pytest.raises(UsageError, match=r"mixed/fit\.json belongs to other tensors than .*mixed holds"):
+        update_model(tmp_path / "mixed", tmp_path / "more", tmp_path / "twice", say=lambda _: None)
+    assert not (tmp_path / "twice").exists()
+
+
+def test_two_updates_in_place_do_not_lose_one(model, further, tmp_path):
+    place = shutil.copytree(model, tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    with sole_writer(tmp_path / "model.update", "update"):
+        done = duplex("update", place, further, "--in-place")
+    assert done.returncode == 1
+    assert "another update" in done.stderr
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+
+def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp_path):
+    """Without --in-place, the second of two updates has the first one's place as its default."""
+    out = tmp_path / "out"
+    update_model(model, further, out, say=lambda _: None)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    draw_pair(tmp_path / "more", "blue", "heart", range(30, 32))
+    with pytest.raises(UsageError, match=r"out exists; .*--force"):
+        update_model(model, tmp_path / "more", out, say=lambda _: None)
+    for force_it in (
+        lambda: update_model(model, tmp_path / "more", out, say=lambda _: None, force=True),
+        lambda: fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None, force=True),
+    ):
+        with pytest.raises(UsageError, match="was updated with 10 images that its replacement would lack"):
+            force_it()
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    draw_pair(further, "blue", "heart", range(30, 32))
+    update_model(model, further, out, say=lambda _: None, force=True)
+    assert [update["images"] for update in read_fit(out)["updates"]] == [12]
+
+
+def test_an_update_inside_of_the_model_holds_its_files_alone(model, further, tmp_path):
+    place = shutil.copytree(model, tmp_path / "model")
+    (place / "notes.txt").write_text("of the user")
+    update_model(place, further, place / "new", say=lambda _: None)
+    assert {path.name for path in (place / "new").iterdir()} == {path.name for path in model.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("names", "option"), [(["trained.onnx", "see.py", "encoder.onnx"], "--onnx-encoder"), (["trained.onnx"], "--onnx")]
+)
+def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_path, names, option):
+    place = shutil.copytree(model, tmp_path / "model")
+    for name in names:
+        (place / name).write_bytes(b"of before")
+    lines: list[str] = []
+    update_model(place, further, place, say=lines.append)
+    stale = [name for name in names if name != "encoder.onnx"]
+    command = f"`duplex export {place} FOLDER {option}`"
+    assert f"not copied, as scores change: {', '.join(stale)}; {command} writes new ones" in lines
+    kept = {path.name for path in model.iterdir()} | set(names) - set(stale)
+    assert {path.name for path in place.iterdir()} == kept
+
+
+def test_missing_and_repeated_images_of_a_table_are_reported(model, further, tmp_path):
+    shutil.copy(further / "red/star/0020.png", further / "copy.png")
+    rows = ["red/star/0020.png,red,star", "copy.png,red,star", "red/star/none.png,red,star"]
+    (further / "new.csv").write_text("\n".join(["image,state,object", *rows]))
+    lines: list[str] = []
+    update_model(model, further / "new.csv", tmp_path / "out", say=lines.append)
+    assert lines[:3] == [
+        "note: 1 images left out because they are missing: red/star/none.png",
+        "note: 1 images left out because another has the same content: copy.png",
+        "1 images added; 22 pairs have images now, 22 had before",
+    ]
+
+
+def test_a_link_to_a_model_stays_and_the_model_is_updated(model, further, tmp_path):
+    place = shutil.copytree(model, tmp_path / "v1")
+    (tmp_path / "current").symlink_to("v1")
+    assert duplex("update", tmp_path / "current", further, "--in-place").returncode == 0
+    assert (tmp_path / "current").is_symlink()
+    assert [update["images"] for update in read_fit(place)["updates"]] == [10]
+
+
+def test_images_of_the_test_split_are_added_and_counted(model, further, tmp_path):
+    rows = ["red/star/0020.png,red,star,train", "red/star/0021.png,red,star,test"]
+    (further / "new.csv").write_text("\n".join(["image,state,object,split", *rows]))
+    lines: list[str] = []
+    update_model(model, further / "new.csv", tmp_path / "out", say=lines.append)
+    assert lines[0] == "note: 1 of the images have the split test and are added too: an update uses every row"
+    assert lines[1].startswith("2 images added")
+
+
+def test_an_export_does_not_replace_a_model(model, tmp_path):
+    """It would lack fit.json and the statistics, and the model could never be updated again."""
+    place = shutil.copytree(model, tmp_path / "model")
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    for source, out in ((place, place), (model, place)):
+        done = duplex("export", source, out, "--force")
+        assert done.returncode == 2
+        assert "holds a model; an export in its place would lack" in done.stderr
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+    assert duplex("export", model, tmp_path / "out").returncode == 0
+    done = duplex("export", tmp_path / "out", ".", cwd=tmp_path / "out")
+    assert done.returncode == 2
+
+
+def test_a_model_in_the_current_folder_is_updated_there(model, further, tmp_path, monkeypatch):
+    place = shutil.copytree(model, tmp_path / "model")
+    monkeypatch.chdir(place)
+    assert duplex("update", ".", further).returncode == 0
+    assert len(read_fit(tmp_path / "model-updated")["updates"]) == 1
+    assert duplex("update", ".", further, "--in-place").returncode == 0
+    assert len(read_fit(place)["updates"]) == 1
+
+
+def other_files(place: Path) -> None:
+    (place / "note.txt").write_text("mine")
+
+
+def rewrite_fit(content: object):
+    def change(place: Path) -> None:
+        record = read_fit(place)
+        (place / "fit.json").write_text(json.dumps(content(record) if callable(content) else content))
+
+    return change
+
+
+SPOILED = {
+    "a list": (rewrite_fit([]), "is not of this version"),
+    "an empty record": (rewrite_fit({}), "is not of this version"),
+    "other updates": (rewrite_fit(lambda record: {**record, "updates": 3}), "is damaged"),
+    "other metrics": (rewrite_fit(lambda record: {**record, "measured": {"metrics": None}}), "is damaged"),
+    "nothing but brackets": (lambda place: (place / "fit.json").write_text("[" * 100_000), "has no readable"),
+    "a user's file": (other_files, "holds other files"),
+}
+
+
+@pytest.mark.parametrize("case", SPOILED)
+def test_a_spoiled_model_is_refused_before_images_are_encoded(model, further, tmp_path, monkeypatch, case):
+    def encode(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("duplex.recognition.update.encode_files", encode)
+    place = shutil.copytree(model, tmp_path / "model")
+    spoil, expected = SPOILED[case]
+    spoil(place)
+    with pytest.raises(UsageError, match=expected):
+        update_model(place, further, place, say=lambda _: None)
+
+
+BAD = ["run", "version", "statistics", "unreadable", "words"]
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, tmp_path, case):
+    place = shutil.copytree(model, tmp_path / "model")
+    expected = {
+        "run": "only models of `duplex fit` can be updated",
+        "version": "is not an export of this version",
+        "statistics": "is damaged or of another model",
+        "unreadable": "cannot be used",
+        "words": "does not know the words rusty",
+    }
+    if case == "run":
+        (place / STATISTICS).unlink()
+    elif case == "version":
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**config, "format": "duplex-export-2"}))
+    elif case == "statistics":
+        data = bytearray((place / STATISTICS).read_bytes())
+        data[-1] ^= 1
+        (place / STATISTICS).write_bytes(data)
+    elif case == "unreadable":
+        (further / "red" / "star" / "bad.png").write_bytes(b"no image")
+    else:
+        (further / "red").rename(further / "rusty")
+    done = duplex("update", place, further, "--out", tmp_path / "out")
+    assert done.returncode in (1, 2)
+    lines = [line for line in done.stderr.splitlines() if "reading images" not in line]
+    assert len(lines) == 1, done.stderr
+    assert expected[case] in lines[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_image_changes_nothing_but_the_masks(model):
+    """A twin of the update: with one image of a known pair, only that pair's count grows by one."""
+    recognizer = Recognizer.load(model, device="cpu", exact=True)
+    stored = load_file(model / "model.safetensors")
+    fitted = read_statistics(model, stored)
+    import pandas as pd
+
+    rows = pd.DataFrame({"image": ["x.png"], "state": ["red"], "object": ["star"]})
+    cls = torch.from_numpy(np.random.default_rng(0).normal(size=(1, stored["likelihood.whitening"].shape[0]))).float()
+    assert isinstance(recognizer.trained, ExportedModel)
+    updated = updated_model(recognizer.trained, stored, fitted, NewImages(rows, {"0": "0"}, {"cls": cls}, cls))
+    labels = recognizer.labels
+    pair = labels.index(["red"], ["star"])[0]
+    grown = updated.fitted.statistics.counts - fitted.statistics.counts
+    assert grown.tolist() == [float(c == pair) for c in fitted.statistics.pairs.tolist()]
+    assert torch.equal(updated.tensors["seen"], stored["seen"])
+    assert torch.equal(updated.tensors["log_prior"], stored["log_prior"])

@@ -1,0 +1,303 @@
+"""What callers do by mistake changes no result in silence: threads, modes of PyTorch, wrong types, shared data."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import duplex
+from duplex.data.shapes import draw
+from duplex.errors import DuplexError, UsageError
+from duplex.labels import LabelSpace
+from duplex.methods.registry import find_method, installed_methods
+from duplex.methods.words import KgSp
+from duplex.options import Options
+from duplex.training import dataset as library_dataset
+from tests.recognition.drawn_folder import draw_folder
+from tests.training.test_ten_lines import arrays, small
+
+
+def trained(data: duplex.Dataset, seed: int = 0, method: Any = "kg_sp", **settings: Any) -> list[float]:
+    """Return all numbers of a short run's history, and its AUC."""
+    run = duplex.fit(data, method, seed=seed, epochs=2, learning_rate=0.01, **settings)
+    return [*run.history.to_numpy().ravel().tolist()[2:], duplex.evaluate(run, data).auc]
+
+
+def without_nan(numbers: list[float]) -> list[float]:
+    return [number for number in numbers if not np.isnan(number)]
+
+
+def test_fits_in_threads_equal_those_one_after_another():
+    data, mode = small(), torch.are_deterministic_algorithms_enabled()
+    alone = {seed: without_nan(trained(data, seed)) for seed in (0, 1)}
+    assert alone[0] != alone[1]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda seed: without_nan(trained(data, seed)), [0, 1, 0, 1]))
+    assert together == [alone[0], alone[1]] * 2
+    assert torch.are_deterministic_algorithms_enabled() == mode
+
+
+def test_fit_leaves_the_callers_random_numbers_alone():
+    data = small()
+    torch.manual_seed(7)
+    expected = torch.rand(3).tolist()
+    torch.manual_seed(7)
+    plain = without_nan(trained(data))
+    assert torch.rand(3).tolist() == expected
+    nested = trained(data, on_epoch=lambda report: duplex.fit(data, "kg_sp", seed=9, epochs=1))
+    assert without_nan(nested) == plain
+    assert (
+        without_nan(trained(data, on_step=lambda step: torch.rand(7), on_epoch=lambda _: torch.manual_seed(1))) == plain
+    )
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "autocast", "meta", "float64", "bfloat16"])
+def test_modes_of_the_caller_change_no_result(mode):
+    data = small()
+    plain, run = without_nan(trained(data)), duplex.fit(data, "kg_sp", epochs=1)
+    auc = duplex.evaluate(run, data).auc
+    before = torch.get_default_dtype()
+    context: Any = {
+        "no_grad": torch.no_grad,
+        "inference_mode": torch.inference_mode,
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+        "meta": lambda: torch.device("meta"),
+    }.get(mode, nullcontext)()
+    try:
+        torch.set_default_dtype({"float64": torch.float64, "bfloat16": torch.bfloat16}.get(mode, before))
+        with context:
+            assert without_nan(trained(small())) == plain
+            assert duplex.evaluate(run, data).auc == auc
+        assert torch.get_default_dtype() is {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(mode, before)
+    finally:
+        torch.set_default_dtype(before)
+
+
+class WritesLabels(KgSp):
+    def start(self, train):
+        super().start(train)
+        train.compositions[:] = 0
+        self.labels.pairs["train"][:] = 0
+
+
+def test_a_method_that_writes_into_labels_changes_no_other_run():
+    data = small()
+    before, labels = without_nan(trained(data)), data.labels.to_dict()
+    duplex.fit(data, WritesLabels, epochs=1)
+    assert data.labels.to_dict() == labels
+    assert without_nan(trained(data)) == before
+
+
+@dataclass(frozen=True)
+class TakenOptions(Options):
+    epochs: int = 7
+
+
+class Taken(KgSp):
+    Options = TakenOptions
+
+
+def test_an_option_may_not_have_the_name_of_a_training_option():
+    with pytest.raises(DuplexError, match=r"its option 'epochs' is a setting of duplex\.fit too; rename it"):
+        duplex.fit(small(), Taken, epochs=2)
+    for kind in installed_methods():
+        find_method(kind)
+
+
+def test_changes_to_the_manifest_do_not_reach_the_data_set():
+    data = small()
+    before = without_nan(trained(small()))
+    table = data.manifest
+    table.loc[:9, "split"] = "test"
+    table["state"] = "red"
+    assert len(data.manifest) == 33 and without_nan(trained(data)) == before
+
+
+@pytest.mark.parametrize("name", ["Split", "split ", "SPLIT", "splits", "spilt", "Set", "subset", "FOLDS", "partition"])
+def test_a_misspelt_split_is_not_ignored(tmp_path, name):
+    table = pd.DataFrame(arrays()["table"]).rename(columns={"split": name})
+    with pytest.raises(UsageError, match="write 'split'"):
+        small(table=table)
+    if name == name.strip():
+        table.assign(image=[f"{row}.png" for row in range(33)]).to_csv(tmp_path / "table.csv", index=False)
+        with pytest.raises(UsageError, match=f"has a column '{name}'; write 'split'"):
+            duplex.load_dataset(tmp_path / "table.csv", encoder="tiny", cache=tmp_path / "cache")
+
+
+def test_further_columns_are_ignored():
+    table = pd.DataFrame(arrays()["table"]).assign(
+        set="a", image_id="b", spot="c", stage="d", age="e", old_state="f", better_object="g"
+    )
+    without = table.drop(columns="set")
+    assert small(table=table).manifest.equals(small().manifest)
+    assert small(table=without.drop(columns="split").assign(site="x")).labels.states == small().labels.states
+
+
+def test_a_split_in_a_column_of_another_name_is_refused():
+    table = pd.DataFrame(arrays()["table"]).rename(columns={"split": "site"})
+    with pytest.raises(UsageError, match="column 'site' holds train, val, test; rename it to `split`"):
+        small(table=table)
+
+
+def by_index(order: list[int], **more: Any) -> dict[str, Any]:
+    """Return columns of `arrays`, of which `object` is a Series in another order with its index."""
+    table = pd.DataFrame(arrays()["table"])
+    return {"state": table["state"], "object": table["object"].iloc[order], "split": table["split"].tolist(), **more}
+
+
+def test_columns_and_features_with_different_indexes_are_refused():
+    plain, backwards = small().manifest, list(range(33))[::-1]
+    assert small(table=by_index(list(range(33)))).manifest.equals(plain)
+    table, features = pd.DataFrame(arrays()["table"], index=backwards), pd.DataFrame(arrays()["features"])
+    named = {name: dict(enumerate(column)) for name, column in arrays()["table"].items()}
+    named["object"] = dict(sorted(named["object"].items(), reverse=True))
+    for wrong in (
+        {"table": by_index(backwards)},
+        {"table": named},
+        {"table": table, "features": features},
+        {"table": by_index(list(range(33))), "features": features.iloc[backwards]},
+    ):
+        with pytest.raises(
+            UsageError, match="have different pandas indexes, but rows are matched by position"
+        ) as caught:
+            small(**wrong)
+        assert "\n" not in str(caught.value)
+    for right in ({"features": features.iloc[backwards]}, {"table": table}):
+        assert small(**right).manifest.equals(plain)
+    assert small(table=table, features=features.set_axis(backwards)).manifest.equals(plain)
+
+
+def test_features_of_an_image_that_changes_while_it_is_encoded_are_not_kept(tmp_path, monkeypatch):
+    folder = draw_folder(tmp_path / "shop", images=4)
+    encode, (first, second) = library_dataset.extract, sorted(folder.rglob("*.png"))[:2]
+
+    def swap_first(*arguments, **options):
+        shutil.copy(second, first)
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(library_dataset, "extract", swap_first)
+    with pytest.raises(DuplexError, match=f"{first.name} changed while it was being encoded"):
+        duplex.load_dataset(folder, encoder="tiny", cache=tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("features.h5"))
+
+
+def test_a_split_seed_without_a_random_split_is_refused(tmp_path):
+    root = draw_folder(tmp_path / "pics", 4)
+    table = pd.DataFrame(
+        [(str(path.relative_to(root)), *path.relative_to(root).parts[:2]) for path in sorted(root.rglob("*.png"))],
+        columns=["image", "state", "object"],
+    )
+    place: dict[str, Any] = {"images": root, "encoder": "tiny", "cache": tmp_path / "cache"}
+    table.to_csv(tmp_path / "plain.csv", index=False)
+    zero, one = (duplex.load_dataset(tmp_path / "plain.csv", split_seed=seed, **place) for seed in (0, 1))
+    assert not zero.manifest.equals(one.manifest)
+    assert zero.manifest.equals(duplex.load_dataset(tmp_path / "plain.csv", **place).manifest)
+    one.manifest.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises(
+        UsageError, match=r"split_seed is 1, but .*table\.csv has a split of its own; leave split_seed out"
+    ):
+        duplex.load_dataset(tmp_path / "table.csv", split_seed=1, **place)
+    assert duplex.load_dataset(tmp_path / "table.csv", **place).manifest.equals(one.manifest)
+
+
+def test_images_that_are_left_out_are_named(tmp_path, capsys):
+    rows = [(s, o, n) for s in ("red", "blue") for o in ("star", "heart") for n in range(26)]
+    for state, thing, number in rows:
+        path = tmp_path / "images" / state / thing / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(f"{state}_{thing}/{number:04d}.png").save(path)
+    (tmp_path / "images" / "red" / "star" / "3.png").write_bytes(b"not an image")
+    for _ in range(2):  # encoded, then read from the cache
+        duplex.load_dataset(tmp_path / "images", encoder="tiny", cache=tmp_path / "cache", device="cpu")
+        assert (
+            "1 of 104 images cannot be encoded and are left out, the first red/star/3.png (not an image)"
+            in capsys.readouterr().err
+        )
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"), [(0.0, "only zeros"), (1e-30, "only zeros"), (1e30, "squares overflow"), (1e300, "infinity")]
+)
+def test_features_without_a_direction_are_refused(row, problem):
+    features = arrays()["features"].astype(np.float64)
+    features[4] = row
+    with pytest.raises(UsageError, match=f"{problem}.* in 1 of 33 rows, first in row 4"):
+        small(features=features)
+
+
+def test_wrong_types_are_errors_of_one_line(tmp_path):
+    api: Any = duplex  # whose types these calls violate
+    data = small()
+    run: Any = api.fit(data, "kg_sp", epochs=1)
+    result = api.evaluate(run, data)
+    folder: Any = tmp_path
+    calls = {
+        "encoder is 5; expected a str": lambda: small(encoder=5),
+        "unknown device '0'": lambda: small(device=0),
+        "word_vectors is 5; expected a path": lambda: small(word_vectors=5),
+        "source is b'x'; expected a path": lambda: api.load_dataset(b"x", encoder="tiny"),
+        "source is ''; expected a path": lambda: api.load_dataset("", encoder="tiny"),
+        "images is 5; expected a path": lambda: api.load_dataset(folder, encoder="tiny", images=5),
+        "split_seed is 'a'; expected a whole number": lambda: api.load_dataset(folder, encoder="x", split_seed="a"),
+        "split_seed is 1.5": lambda: api.load_dataset(folder, encoder="x", split_seed=1.5),
+        "the feature cache is None": lambda: api.open_features(None),
+        "folder is None; expected a path": lambda: run.save(None),
+        "folder is ''; expected a path": lambda: run.save(""),
+        r"folder is 'a\x00b'": lambda: run.save("a\0b"),
+        "device is None; expected auto": lambda: api.load_encoder("tiny", device=None),
+        "method is KgSp( (train_candidates)": lambda: api.fit(data, run.method),
+        "a result is [kg_sp seed 0": lambda: api.compare([[result]], [[result]]),
+        "log is <object": lambda: api.fit(data, "kg_sp", log=object()),
+        "schedule returned nan for epoch 0": lambda: api.fit(data, "kg_sp", epochs=1, schedule=lambda e: np.nan),
+        "schedule returned -1 for epoch 0": lambda: api.fit(data, "kg_sp", epochs=1, schedule=lambda e: -1),
+        "schedule returned 'x' for epoch 0": lambda: api.fit(data, "kg_sp", epochs=1, schedule=lambda e: "x"),
+    }
+    for message, call in calls.items():
+        with pytest.raises(DuplexError) as caught:
+            call()
+        assert message in str(caught.value) and "\n" not in str(caught.value), message
+
+
+def test_results_and_label_files_are_ordinary_objects(tmp_path):
+    data = small(device=torch.device("cpu"))
+    result = duplex.evaluate(duplex.fit(data, "kg_sp", epochs=1), data)
+    copy = pickle.loads(pickle.dumps(result))
+    assert result in [copy, result] and copy not in [result] and len({result, copy}) == 2
+    data.labels.save(str(tmp_path / "labels.json"))
+    assert LabelSpace.load(str(tmp_path / "labels.json")) == data.labels
+
+
+def test_a_data_set_is_pickled_after_a_fit_with_prompts_too():
+    features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
+    data = small(features=features, encoder="tiny", device="cpu")
+    before = without_nan(trained(data, method="csp"))
+    assert without_nan(trained(pickle.loads(pickle.dumps(data)), method="csp")) == before
+
+
+def test_a_run_is_saved_in_the_home_folder_that_the_recognizer_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = small()
+    assert duplex.fit(data, "kg_sp", epochs=1).save("~/run") == tmp_path / "run"
+
+
+def test_rows_of_equal_features_stay_in_one_split(capsys):
+    """Copies in training and in test would make the measured accuracy too high."""
+    given = arrays()
+    random = np.random.default_rng(0).normal(size=(45, 8)).astype(np.float32)
+    pairs = [(state, name) for state in ("red", "blue", "green") for name in ("star", "heart", "ring")] * 5
+    table = {"state": [state for state, _ in pairs] * 2, "object": [name for _, name in pairs] * 2}
+    manifest = duplex.Dataset.from_arrays(np.concatenate([random, random]), table).manifest
+    assert manifest["split"][:45].tolist() == manifest["split"][45:].tolist()
+    assert "in two splits" not in capsys.readouterr().err
+    given["features"][-1] = given["features"][0]  # the user's own split is kept
+    duplex.Dataset.from_arrays(**given)
+    assert "image features are in two splits (a leak): 0 (train) = 32 (test)" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""Settings and hooks of `duplex.fit` reach the training, or are refused in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import duplex
+from duplex.errors import DuplexError, UsageError
+from tests.projects import inside
+from tests.training.test_hooks import Ledger
+from tests.training.test_ten_lines import arrays, small
+
+
+@pytest.fixture(scope="module")
+def with_text() -> duplex.Dataset:
+    rows = len(arrays()["features"])
+    return small(encoder="tiny", features=np.random.default_rng(1).normal(size=(rows, 128)))
+
+
+def losses(data: duplex.Dataset, **settings: Any) -> list[float]:
+    run = duplex.fit(data, "csp", epochs=2, learning_rate=0.01, **settings)
+    return run.history["loss_semantic"].tolist()[1:]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_precision_of_the_text_tower_is_used(with_text, precision):
+    exact, other = losses(with_text), losses(with_text, precision=precision)
+    assert exact == losses(with_text, precision="fp32")
+    assert other == pytest.approx(exact, rel=0.05) and other != pytest.approx(exact, rel=1e-6)
+    run = duplex.fit(with_text, "csp", epochs=1, precision=precision)
+    assert run.record.encoder["text_precision"] == precision
+    assert duplex.evaluate(run, with_text).auc >= 0
+
+
+def test_every_setting_changes_training(with_text):
+    plain = losses(with_text, batch_size=8)
+    changes: dict[str, dict[str, Any]] = {
+        "clip": {"clip": 1e-3},
+        "sgd": {"optimiser": "sgd"},
+        "momentum": {"optimiser": "sgd", "sgd_momentum": 0.0},
+        "optimiser": {"optimiser": torch.optim.NAdam},
+        "schedule": {"schedule": lambda epoch: 0.0},
+    }
+    found = {name: losses(with_text, batch_size=8, **settings) for name, settings in changes.items()}
+    assert all(values != plain for values in found.values())
+    assert len({tuple(values) for values in found.values()}) == len(changes)
+
+
+def test_the_metric_that_selected_is_named(tmp_path):
+    run = duplex.fit(small(), "kg_sp", epochs=2, select="hm")
+    assert run.selected_by == run.record.selected_by == "hm" and "by hm" in repr(run)
+    assert {"val_auc", "val_hm"} <= set(run.history)
+    header = (run.save(tmp_path) / "history.csv").read_text().splitlines()[0]
+    assert header.startswith("epoch,val_auc,val_hm")
+    plain = duplex.fit(small(), "kg_sp", epochs=2)
+    assert plain.selected_by == "auc" and "val_hm" not in plain.history and " by " not in repr(plain)
+
+
+def test_a_log_is_written_into_the_current_folder_or_to_an_object(tmp_path):
+    pytest.importorskip("tensorboard")
+    with inside(tmp_path):
+        duplex.fit(small(name="mine"), "kg_sp", seed=3, epochs=1, log="tensorboard")
+    assert list((tmp_path / "tensorboard" / "mine" / "kg_sp" / "3").iterdir())
+    log = Ledger()
+    duplex.fit(small(), "kg_sp", epochs=1, log=log)
+    assert log.calls[0] == ("epoch", 0) and log.calls[-1] == ("close", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"select": "aux"}, "select: .*'auc' or 'hm'"),
+        ({"select": 3}, "select is 3; expected a function"),
+        ({"optimiser": "lion"}, "optimiser: .*'lion'"),
+        ({"optimiser": "adam", "sgd_momentum": 0.5}, "optimiser: adam has no sgd_momentum"),
+        ({"schedule": 0.5}, "schedule is 0.5; expected a function"),
+        ({"clip": 0.0}, "clip: .*greater than 0"),
+        ({"clip": "1"}, "clip: .*'1'"),
+        ({"on_step": "print"}, "on_step is 'print'; expected a function"),
+        ({"log": "wandb"}, "unknown training.log 'wandb'; known: dvclive, tensorboard, none"),
+        ({"precision": "bf16"}, "precision is bf16, which is that of the text tower, and kg_sp uses none"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        duplex.fit(small(), "kg_sp", **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_log_whose_package_is_missing_is_refused_before_training(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dvclive", None)
+    with pytest.raises(DuplexError, match=r"pip install 'duplex-czsl\[dvclive\]'"):
+        duplex.fit(small(), "kg_sp", log="dvclive")
+
+
+def test_arguments_of_a_wrong_type_are_one_line():
+    data = small()
+    run = duplex.fit(data, "kg_sp", epochs=1)
+    result = duplex.evaluate(run, data)
+    calls: dict[str, Callable[..., Any]] = {
+        "run is 'run'; expected a Run": lambda: duplex.evaluate(wrong("run"), data),
+        "data is 5; expected a Dataset": lambda: duplex.evaluate(run, wrong(5)),
+        "a result is 5; expected a Result": lambda: duplex.compare(wrong(5), result),
+        "a result is 1; expected a Result": lambda: duplex.compare([result], [wrong(1)]),
+        "train lists 'red star'; expected a pair": lambda: duplex.LabelSpace.from_pairs({"train": [wrong("red star")]}),
+        "unknown split 'trian'; known: train, val, test": lambda: duplex.LabelSpace.from_pairs({"trian": []}),
+        "expected lists of .state, object. by split": lambda: duplex.LabelSpace.from_pairs(wrong([("red", "star")])),
+    }
+    for message, call in calls.items():
+        with pytest.raises(UsageError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def wrong(value: Any) -> Any:
+    return value

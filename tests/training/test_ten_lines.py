@@ -1,0 +1,306 @@
+"""The library trains and measures what the pipeline does, on data of every form."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import duplex
+from duplex.artifacts import ArtifactPaths
+from duplex.data.contents import SplitOptions, make_split
+from duplex.errors import UsageError
+from duplex.features.file import open_features
+from duplex.features.imported import checked_features
+from duplex.labels import WORLDS
+from duplex.methods.words import KgSp
+from tests.projects import inside, make_project
+
+METHODS = ("cso", "duplex")
+SETTINGS: dict[str, Any] = {
+    "learning_rate": 0.001,
+    "batch_size": 64,
+    "epochs": 2,
+    "threads": 1,
+}  # of the project's data set
+HEADLINE = ("seen", "unseen", "hm", "auc", "auc_low", "auc_high", "state_accuracy", "bias")
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project whose pipeline has run, and an empty folder beside it."""
+
+    folder: Path
+    empty: Path
+
+    @property
+    def paths(self) -> ArtifactPaths:
+        return ArtifactPaths(self.folder / "artifacts")
+
+    def metrics(self, method: str) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(self.paths.run("own", method, 0).metrics.read_text())
+        return record
+
+    def data(self, form: str) -> duplex.Dataset:
+        """Load the data set in one of the three forms, in the folder where the form works."""
+        if form == "params.yaml":
+            with inside(self.folder):
+                return duplex.load_dataset("own")
+        with inside(self.empty):
+            pictures = self.folder / "pictures"
+            if form == "table":
+                table = self.folder / "pictures.csv"
+                return duplex.load_dataset(table, images=pictures, encoder="tiny", cache=self.empty / "cache")
+            features = open_features(self.paths.features("own")).cls
+            return duplex.Dataset.from_arrays(features, pd.read_csv(self.folder / "pictures.csv"), encoder="tiny")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    folder, empty = (tmp_path_factory.mktemp(name) for name in ("project", "empty"))
+    make_project(folder, seeds=(0,), methods=METHODS)
+    return Project(folder, empty)
+
+
+def arrays(**changes: Any) -> dict[str, Any]:
+    """Return arguments of `from_arrays` for 3 states x 3 objects, with pairs unseen in training; `changes` to them."""
+    pairs = list(product(("red", "blue", "green"), ("star", "heart", "ring")))
+    rows = [(*pair, "train") for pair in pairs[:7] for _ in range(4)]
+    rows += [(*pair, "val") for pair in (pairs[0], pairs[7])] + [(*pair, "test") for pair in (*pairs[1:3], pairs[8])]
+    table = {
+        name: list(column) for name, column in zip(("state", "object", "split"), zip(*rows, strict=True), strict=True)
+    }
+    features = np.random.default_rng(0).normal(size=(len(rows), 8)).astype(np.float32)
+    return {"features": features, "table": table, **changes}
+
+
+def small(**changes: Any) -> duplex.Dataset:
+    return duplex.Dataset.from_arrays(**arrays(**changes))
+
+
+def test_ten_lines_go_from_a_data_set_to_an_answer(project):
+    with inside(project.folder):
+        data = duplex.load_dataset("own")
+        run = duplex.fit(data, "cso", seed=0, epochs=3)
+        result = duplex.evaluate(run, data, world="closed", split="test")
+        assert result.interval[0] <= result.auc <= result.interval[1] <= 100
+        assert 0 < result.hm <= max(result.seen, result.unseen)
+        assert result.table().loc["AUC"].tolist() == [result.auc, *result.interval]
+        assert result.curve["seen"].iloc[0] == result.seen
+        assert result.curve["hm"].max() == pytest.approx(result.hm)
+        gain = duplex.compare(duplex.evaluate(duplex.fit(data, "clip"), data), result)
+        difference, low, high, _ = gain.loc["AUC"].tolist()
+        assert low <= difference <= high
+        run.save("model")
+        image = Path("pictures", data.manifest["image"][0])
+        (answer,) = duplex.Recognizer.load("model")(image)
+    assert (answer.best.state, answer.best.object) in set(
+        zip(data.manifest["state"], data.manifest["object"], strict=True)
+    )
+    assert len(run.history) == 4
+    assert run.record.epoch <= 3
+
+
+@pytest.mark.parametrize("form", ["params.yaml", "table", "arrays"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_form_gives_the_metrics_of_the_pipeline_to_the_digit(project, method, form):
+    data, expected = project.data(form), project.metrics(method)
+    with inside(project.empty):
+        run = duplex.fit(data, method, **({} if form == "params.yaml" else SETTINGS))
+        for world in set(WORLDS) & set(run.record.calibration or {}):
+            found = duplex.evaluate(run, data, world=world).metrics
+            assert {key: found[key] for key in HEADLINE} == {key: expected[world][key] for key in HEADLINE}
+        assert run.val_auc == expected["val_auc"]
+        if form == "params.yaml":
+            checkpoint = run.save(project.empty / method) / "checkpoint.safetensors"
+            assert checkpoint.read_bytes() == project.paths.run("own", method, 0).checkpoint.read_bytes()
+            assert found == expected[world]
+
+
+def test_a_folder_is_split_like_data_add_and_encoded_once(project, tmp_path):
+    table = pd.read_csv(project.folder / "pictures.csv")
+    for number, (image, state, thing) in enumerate(table[["image", "state", "object"]].itertuples(index=False)):
+        (tmp_path / "photos" / state / thing).mkdir(parents=True, exist_ok=True)
+        shutil.copy(project.folder / "pictures" / image, tmp_path / "photos" / state / thing / f"{number}.png")
+    first, again = (duplex.load_dataset(tmp_path / "photos", encoder="tiny", cache=tmp_path / "c") for _ in range(2))
+    split = make_split(first.manifest.drop(columns="split"), SplitOptions()).split
+    assert first.manifest["split"].tolist() == split.tolist()
+    (cache,) = (tmp_path / "c").glob("*/features.h5")
+    time = cache.stat().st_mtime_ns
+    shutil.move(tmp_path / "photos", tmp_path / "moved")
+    duplex.load_dataset(tmp_path / "moved", encoder="tiny", cache=tmp_path / "c")
+    assert cache.stat().st_mtime_ns == time, "equal images in another folder are not encoded again"
+    first_image, second_image = (tmp_path / "moved" / image for image in again.manifest["image"][:2])
+    shutil.copy(second_image, first_image)
+    duplex.load_dataset(tmp_path / "moved", encoder="tiny", cache=tmp_path / "c")
+    assert len(list((tmp_path / "c").glob("*/features.h5"))) == 2, "other images have a cache of their own"
+
+
+class Own(KgSp):
+    """A user's method."""
+
+
+def test_a_class_is_trained_and_found_again(tmp_path):
+    data = small()
+    run = duplex.fit(data, Own, epochs=1)
+    assert run.record.kind == f"{__name__}:Own"
+    assert duplex.fit(data, KgSp, epochs=1).record.kind == "kg_sp"
+    result = duplex.evaluate(run, data)
+    assert result.auc == duplex.evaluate(duplex.fit(data, "kg_sp", epochs=1), data).auc
+
+
+def test_several_seeds_are_compared_as_lists():
+    data = small()
+    first, second = ([duplex.evaluate(duplex.fit(data, "kg_sp", seed=seed, epochs=epochs), data) for seed in (0, 1)]
+                     for epochs in (1, 5))  # fmt: skip
+    mean = np.mean([after.auc - before.auc for before, after in zip(first, second, strict=True)])
+    assert duplex.compare(first, second).loc["AUC", "difference"] == pytest.approx(mean)
+    assert duplex.compare(first[0], first[0]).loc["AUC", "difference"] == 0
+
+
+def test_a_notebook_shows_table_and_curve():
+    result = duplex.evaluate(duplex.fit(small(), "kg_sp", epochs=1), small())
+    page = result._repr_html_()
+    svg = base64.b64decode(page.partition("base64,")[2].partition('"')[0])
+    assert ET.fromstring(svg).tag.endswith("svg")
+    assert f"{result.auc:.2f}" in page
+
+
+def test_training_leaves_torch_as_it_was():
+    torch.use_deterministic_algorithms(False)
+    duplex.fit(small(), "kg_sp", epochs=1)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def with_value(column: str, row: int, value: object) -> dict[str, Any]:
+    table = arrays()["table"]
+    table[column] = [value if number == row else old for number, old in enumerate(table[column])]
+    return table
+
+
+def only_seen(split: str) -> dict[str, Any]:
+    """Return the table with the pairs of training in place of the split's unseen ones."""
+    table = arrays()["table"]
+    for row in range(len(table["split"])):
+        if table["split"][row] == split:
+            table["state"][row], table["object"][row] = "red", "star"
+    return table
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"features": np.ones((5, 8))}, "features has 5 rows and the table 33"),
+        ({"features": np.zeros(33)}, "expected floats"),
+        ({"features": [[1.0], [1.0, 2.0]]}, "rows of different lengths"),
+        (
+            {"features": np.where(np.arange(264).reshape(33, 8) == 20, np.nan, 1.0)},
+            "NaN or infinity in 1 of 33 .* row 2",
+        ),
+        ({"table": {"state": ["red"], "object": ["star", "ring"]}}, "not one row per image"),
+        ({"table": {"state": ["red"] * 33}}, "no column 'object'"),
+        ({"features": np.ma.masked_array(np.ones((33, 8)), np.arange(264).reshape(33, 8) == 9)}, "masked numbers"),
+        ({"features": torch.zeros(33, 8).to_sparse()}, "expected a dense tensor with values"),
+        ({"features": torch.empty(33, 8, device="meta")}, "expected a dense tensor with values"),
+        (
+            {"table": pd.DataFrame(arrays()["table"]).pipe(lambda t: pd.concat([t, t[["state"]]], axis=1))},
+            "two columns",
+        ),
+        ({"table": with_value("split", 4, "dev")}, "split in row 4 is 'dev'"),
+        ({"table": with_value("state", 2, None)}, "state in row 2 is (None|nan)"),
+        ({"table": with_value("state", 2, "...")}, "contains no word"),
+        ({"encoder": "tiny"}, "a width of 8 and tiny makes features of 128"),
+        ({"encoder": "tinny"}, "tinny"),
+        ({"weights": "openai"}, "without their encoder"),
+        ({"word_vectors": "absent.txt"}, "absent.txt is not a file"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+        ({"encoder": "tiny", "table": with_value("state", 0, "zyzzyva")}, "does not know the words zyzzyva"),
+    ],
+)
+def test_wrong_arrays_are_one_line(changes, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        small(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_features_in_bfloat16_are_read():
+    features = torch.from_numpy(arrays()["features"]).bfloat16()
+    np.testing.assert_array_equal(checked_features(features), features.float().numpy())
+
+
+@pytest.mark.parametrize("twin", ["Red", "red ", "re\u200bd"])
+def test_labels_that_read_alike_are_named(twin, capsys):
+    small(table=with_value("state", 2, twin))
+    assert "2 states read like another in a prompt" in capsys.readouterr().err
+    small()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("compcoss", {}, "unknown method 'compcoss'"),
+        (dict, {}, "method is <class 'dict'>"),
+        ("kg_sp", {"epoch": 3}, "unknown setting of training or of kg_sp 'epoch'"),
+        ("kg_sp", {"epochs": "3"}, "epochs: .*'3'"),
+        ("kg_sp", {"seed": -1}, "seed is -1"),
+        ("kg_sp", {"world": "half"}, "unknown world 'half'"),
+        ("cso", {}, "cso needs the text tower"),
+        ("compcos", {}, "compcos needs word vectors"),
+        ("troika", {}, "troika needs patch tokens"),
+    ],
+)
+def test_wrong_settings_are_one_line(method, settings, message):
+    data = small()
+    with pytest.raises(UsageError, match=message) as caught:
+        duplex.fit(data, method, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_undefined_and_unpaired_results_are_one_line(tmp_path):
+    with pytest.raises(UsageError, match="no val image has a pair that is unseen, so AUC is undefined"):
+        duplex.fit(small(table=only_seen("val")), "kg_sp", epochs=1)
+    seen_only = small(table=only_seen("test"))
+    with pytest.raises(UsageError, match="no test image has a pair that is unseen"):
+        duplex.evaluate(duplex.fit(seen_only, "kg_sp", epochs=1), seen_only)
+    data, narrow = small(), small(features=arrays()["features"][:, :4])
+    run = duplex.fit(data, "kg_sp", world="closed", epochs=1)
+    result = duplex.evaluate(run, data)
+    with pytest.raises(UsageError, match="arrays of width 8', not 'arrays of width 4"):
+        duplex.evaluate(run, narrow)
+    with pytest.raises(UsageError, match="other labels"):
+        duplex.evaluate(run, seen_only)
+    with pytest.raises(UsageError, match="not trained for the open world"):
+        duplex.evaluate(run, data, world="open")
+    with pytest.raises(UsageError, match="unknown split 'train'"):
+        duplex.evaluate(run, data, split="train")
+    with pytest.raises(UsageError, match="for split test and for split val"):
+        duplex.compare(result, duplex.evaluate(run, data, split="val"))
+    renamed = small(table={**arrays()["table"], "image": [f"{row}.jpg" for row in range(33)]})
+    with pytest.raises(UsageError, match="different images"):
+        duplex.compare(result, duplex.evaluate(run, renamed))
+
+
+def test_a_data_set_that_is_not_there_is_one_line(project, tmp_path):
+    with inside(tmp_path), pytest.raises(UsageError, match="has no params"):
+        duplex.load_dataset("own")
+    with inside(tmp_path), pytest.raises(UsageError, match="neither a folder nor a table"):
+        duplex.load_dataset("own", encoder="tiny")
+    with inside(project.folder), pytest.raises(UsageError, match="unknown data set 'owl'"):
+        duplex.load_dataset("owl")
+    with inside(project.folder), pytest.raises(UsageError, match="image files need `encoder=`"):
+        duplex.load_dataset("pictures")
+    with inside(project.folder), pytest.raises(UsageError, match="weights, cache: only for image files"):
+        duplex.load_dataset("own", weights="openai", cache="cache")
+    with inside(project.folder), pytest.raises(UsageError, match="split_seed, tokens: only for image files"):
+        duplex.load_dataset("own", split_seed=0, tokens="patch")
