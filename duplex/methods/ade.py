@@ -27,9 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.methods.attention import score_in_chunks
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import Composer, WordMethod, next_allowed_partner
+from duplex.methods.families import Composer, WordMethod, next_allowed_partner, score_in_chunks
 from duplex.methods.paths import CompositionIndex, Prototypes, unit
 from duplex.options import Count, NonNegative, Options, Positive
 

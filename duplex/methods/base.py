@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -30,12 +31,21 @@ from torch import Tensor, nn
 from duplex.encoders.base import TextTower
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints, LabelSpace, World
-from duplex.methods.blocks import FinetunedBlocks
 from duplex.methods.gaussian import FittedStatistics
 from duplex.methods.paths import TEMPLATE, Paths, Prompts, Prototypes, copy_to_device, unit
 from duplex.options import FinetuneOptions, Options
 
+if TYPE_CHECKING:
+    from duplex.methods.finetuned import FinetunedBlocks
+
+STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight of a score's summand is tried larger and smaller, in turn
+LARGEST_WEIGHT = 64
 Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs that the method needs
+Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
+ScoreBlocks = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> (first candidate, scores [B, w]) per block
+ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> (name, summand of the scores [B, C])
+Weights = tuple[float, ...]
+OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 @dataclass(frozen=True)
@@ -70,14 +80,6 @@ def inspect_paths(paths: Paths) -> Inspectable:
         semantic=paths.semantic,
         factors=None if factors is None else lambda inputs: factors(paths.adapt(inputs["cls"])),
     )
-
-
-__all__ = ["Batch", "Inputs", "Inspectable", "Method", "MethodContext", "PrimitiveVectors", "Scorer"]
-
-Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
-ScoreBlocks = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> (first candidate, scores [B, w]) per block
-ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> (name, summand of the scores [B, C])
-OptionsT = TypeVar("OptionsT", bound=Options)
 
 
 @dataclass(frozen=True)
@@ -341,3 +343,31 @@ class Method(nn.Module, Generic[OptionsT]):
     def summary(self) -> dict[str, int]:
         """Sizes of the method by name for the report, such as its parameter count."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
+
+
+def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
+    """Weights with the best AUC, by coordinate search from the weights `first`.
+
+    Each weight in turn is multiplied and divided by factors that shrink towards 1. The last weight is fixed, because a
+    common factor of all weights changes no ranking.
+    """
+    best, best_auc = first, auc_with(first)
+    for step in STEPS:
+        improved = True
+        while improved:
+            improved = False
+            for place, factor in product(range(len(best) - 1), (step, 1 / step)):
+                trial = tuple(w * factor if i == place else w for i, w in enumerate(best))
+                if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
+                    best, best_auc = trial, trial_auc
+                    improved = True
+    return best
+
+
+def tuned_weights(
+    first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
+) -> Tensor:
+    """The K weights from `first` [K] for which the sum of the `weighted` summands [B, C] has the best `auc`."""
+    return torch.tensor(
+        search_weights(tuple(first.tolist()), lambda weights: auc(torch.stack([*weighted(weights)]).sum(0)))
+    )

@@ -21,14 +21,22 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, inspect_paths
+from duplex.methods.base import (
+    Batch,
+    Inputs,
+    Inspectable,
+    Method,
+    MethodContext,
+    ScoreTerms,
+    inspect_paths,
+    tuned_weights,
+)
 from duplex.methods.gaussian import (
     ClassStatistics,
     ClosedForm,
     FitSettings,
     FittedStatistics,
     GroupPosterior,
-    tuned_weights,
 )
 from duplex.methods.paths import PathOptions, Paths, unit
 from duplex.methods.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths

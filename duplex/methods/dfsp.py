@@ -29,9 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from duplex.methods.attention import CrossBlock, score_in_chunks
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import TextMethod
+from duplex.methods.families import CrossBlock, TextMethod, score_in_chunks
 from duplex.methods.paths import TEMPLATE, CompositionIndex, Prototypes, unit, zero_initialised
 from duplex.options import Count, NonNegative, Options, Share, Template
 

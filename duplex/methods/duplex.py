@@ -2,15 +2,12 @@
 
 An image is compared with the text feature of each composition's learned prompt (semantic prototype) and with an
 estimated mean image feature of each composition (visual prototype). The codebook, the table of visual prototypes, is
-refined batch by batch by messages in a local graph. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
+refined batch by batch in a local graph. It is bipartite: messages, vectors that are averaged into a prototype, go only
+into the prototypes of the batch's candidate compositions, from each image's state factor and object factor, and from
+each counterfactual (an image's state factor fused with another image's object factor). Sums of messages factor by
+state, by object and by cell of the (state x object) grid, so no matrix over the graph's nodes is ever built.
 
-Refine visual prototypes by messages from the images of a batch (the Duplex paper's Eq. 12-18, Algorithm 1).
-
-A message is a vector that is averaged into a prototype. The local graph is bipartite: messages go only into the
-prototypes of the batch's candidate compositions, from each image's state factor and object factor (the state part and
-the object part of its feature) and from each counterfactual (an image's state factor fused with another image's object
-factor). Sums of messages factor by state, by object and by cell of the (state x object) grid, so no matrix over the
-graph's nodes is ever built.
+Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ Message = Literal["state", "object", "counterfactual"]
 
 
 class CellSums(torch.autograd.Function):
-    """Weighted sums of counterfactuals by cell of the (state x object) grid (the Duplex paper's Eq. 11, 15-16).
+    """Weighted sums of counterfactuals by cell of the (state x object) grid (Eq. 11, 15-16).
 
         out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
 
@@ -119,10 +116,9 @@ class FactorNodes:
 class LocalCandidates:
     """Candidate compositions of a state and an object that both occur in the batch; messages go to their prototypes.
 
-    `C_cand = (S(B) x O(B)) & C_tgt` (the Duplex paper's Eq. 12-13): the batch's states S(B) and objects O(B) form a
-    small grid, whose cells are kept if they are in the list `C_tgt` of all candidates. Each pair of images `(i, j)`
-    belongs to the cell of image i's state and image j's object. Only labels on the host are used, so that nothing waits
-    for the device.
+    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): the batch's states S(B) and objects O(B) form a small grid, whose
+    cells are kept if they are in the list `C_tgt` of all candidates. Each pair of images `(i, j)` belongs to the cell
+    of image i's state and image j's object. Only labels on the host are used, so that nothing waits for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, rising [C]
@@ -163,8 +159,8 @@ def aggregate(
 ) -> tuple[Tensor, Tensor]:
     """Weighted mean of messages to each candidate's prototype [C, d], and a mask [C] of candidates with any.
 
-    If posteriors are very confident, all weights of a candidate may underflow to zero; no message reaches it then. The
-    Duplex paper's Eq. 15-16.
+    If posteriors are very confident, all weights of a candidate may underflow to zero; no message reaches it then (Eq.
+    15-16).
     """
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion) for kind in messages]
     for more, more_weight in others:
@@ -202,7 +198,7 @@ def _counterfactual_sums(
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Refined prototypes [C, d]: weighted means of old prototypes and messages (the Duplex paper's Eq. 17-18)."""
+    """Refined prototypes [C, d]: weighted means of old prototypes and messages (Eq. 17-18)."""
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated
@@ -226,14 +222,13 @@ def refine(
     momentum: float,
     renormalise: bool = True,
 ) -> RefinedPrototypes:
-    """Refined prototypes of a batch's candidates: weighted means of their old prototypes and of messages.
+    """Refined prototypes of a batch's candidates: weighted means of their old prototypes and of messages (Algorithm 1).
 
-    The old prototypes are the current ones of the codebook, or the initial ones if it is anchored (the Duplex paper's
-    Algorithm 1).
+    The old prototypes are the current ones of the codebook, or the initial ones if it is anchored.
 
     compositions: labels of the batch [B].
     candidates: all candidates of the closed or open world.
-    fusion: module that fuses a state part and an object part to one feature; None: features are added instead.
+    fusion: joins a state part and an object part to one feature; None: features are added instead.
     momentum: weight of the old prototypes, lambda.
     """
     n = len(codebook.labels.objects)
@@ -316,7 +311,6 @@ class Duplex(PathMethod[DuplexOptions]):
         return self.paths.negatives.device
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        """The loss terms by name; refined prototypes wait in `pending` until `after_batch` writes them."""
         names, z = self.options.losses, self.paths.adapt(batch.cls)
         refines = self.options.graph and self.options.visual
         losses, factors = self.paths.losses(z, batch.compositions, shared, names, with_factors=refines)
@@ -342,7 +336,6 @@ class Duplex(PathMethod[DuplexOptions]):
         return {name: losses[name] for name in names}
 
     def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
-        """What messages to visual prototypes are computed from: composition features `z`, their factors, labels."""
         m, n = self.primitives(compositions)
         return FactorNodes(z, factors.z_s, factors.z_o, factors.log_s.exp(), factors.log_o.exp(), m, n)
 

@@ -1,13 +1,15 @@
-"""Base classes and helper functions shared by the methods of published papers, such as CGE, CAILA and DFSP.
+"""Base classes and layers shared by the methods of published papers, such as CGE, CAILA and DFSP.
 
-Base class of methods that extend the three paths: prompts of compositions, of states and of objects, each compared
-with a part of the image feature (duplex/methods/paths.py).
+Methods differ in what they compare image features with: encoded prompts (`TextMethod`), three paths of prompts, of
+compositions, states and objects (`ThreePaths`), or embedded word vectors (`WordMethod`, `EmbeddingHead`).
+Cross-attention goes from prototypes (queries) to the patch tokens of images (keys and values); queries that all images
+share are projected once, not per image.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer, inspect_paths
 from duplex.methods.feasibility import feasibility
@@ -29,10 +31,14 @@ from duplex.methods.paths import (
     Prompts,
     Prototypes,
     unit,
+    zero_initialised,
 )
 from duplex.options import Count, Options, Template
 
 INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
+LOSSES = ("state", "object", "semantic")
+TERMS = ("semantic", "factors")
+CHUNK = 2**24  # numbers in memory at once in inference
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
@@ -121,7 +127,6 @@ class Composer(nn.Module):
         self.state, self.object = nn.Linear(width, out), nn.Linear(width, out, bias=False)
 
     def forward(self, words: WordTable, candidates: CompositionIndex) -> Tensor:
-        """Unit embeddings [C, out] of the candidates."""
         states, objects = self.state(words.states), self.object(words.objects)
         return unit(states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
 
@@ -144,7 +149,6 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
         return self.composer(self.words, candidates)
 
     def shared(self) -> tuple[Any, ...]:
-        """The embeddings of the compositions that the losses choose among [C, e], in a tuple of length 1."""
         return (self.prepare(self.train_candidates),)
 
 
@@ -172,7 +176,6 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         raise DuplexError(f"{type(self).__name__} must define embed_images()")
 
     def logits(self, images: Tensor, compositions: Tensor) -> Tensor:
-        """Scaled dot products [B, C] of image embeddings [B, e] and composition embeddings [C, e]."""
         return self.scale * (images @ compositions.T)
 
     @torch.no_grad()
@@ -200,27 +203,6 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.logits(self.embed_images(inputs["cls"]), prepared)
-
-
-def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Index [B] of the next image in the batch, wrapping around, that may be each image's partner, and who has one [B].
-
-    An image without a partner gets its own index.
-
-    allowed: whether image j may be the partner of image i [B, B].
-    """
-    count = len(allowed)
-    place = torch.arange(count, device=allowed.device)
-    after = (place[None] - place[:, None]) % max(count, 1)  # 0 is the image itself
-    free = allowed & (after > 0)
-    has_partner = free.any(1)
-    if not count:
-        return place, has_partner
-    return torch.where(has_partner, after.masked_fill(~free, count).argmin(1), place), has_partner
-
-
-LOSSES = ("state", "object", "semantic")
-TERMS = ("semantic", "factors")
 
 
 @dataclass(frozen=True)
@@ -265,3 +247,82 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
 
     def inspectable(self) -> Inspectable:
         return inspect_paths(self.paths)
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of queries `x` with `dim` channels to keys and values `y` with `inside`."""
+
+    def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
+        super().__init__()
+        if dim % heads:
+            raise UsageError(f"heads is {heads}; expected a divisor of the feature's width {dim}")
+        self.heads = heads
+        self.query = nn.Linear(dim, dim)
+        self.key = nn.Linear(inside, dim)
+        self.value = nn.Linear(inside, dim)
+        self.out = nn.Linear(dim, dim)
+        if zero_output:
+            zero_initialised(self.out)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [(B,) Q, d], and attention weights of keys as means over heads [(B,) Q, T].
+
+        x: queries [Q, d] or [B, Q, d].
+        y: keys and values [T, w] or [B, T, w].
+        """
+        q = self._split_heads(self.query(x))  # [(B,) h, Q, d_h]
+        k = self._split_heads(self.key(y))  # [(B,) h, T, d_h]
+        v = self._split_heads(self.value(y))
+        weights = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1)
+        mixed = (weights @ v).transpose(-2, -3)  # [(B,) Q, h, d_h]
+        return self.out(mixed.flatten(-2)), weights.mean(-3)
+
+    def _split_heads(self, rows: Tensor) -> Tensor:
+        split: Tensor = rows.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        return split
+
+
+class CrossBlock(nn.Module):
+    """Residual block of cross-attention A and a feed-forward network F; untrained, it returns the queries unchanged.
+
+    `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`; returned with the attention weights.
+    """
+
+    def __init__(self, dim: int, inside: int, heads: int) -> None:
+        super().__init__()
+        self.norm_x, self.norm_y = nn.LayerNorm(dim), nn.LayerNorm(inside)
+        self.attend = CrossAttention(dim, inside, heads, zero_output=True)
+        last = zero_initialised(nn.Linear(4 * dim, dim))
+        self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), last)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        read, weights = self.attend(self.norm_x(x), self.norm_y(y))
+        g = x + read
+        return g + self.forward_part(g), weights
+
+
+def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
+    """Scores [B, C] of all images, in chunks that fit into memory.
+
+    score: function from features and tokens of b images to scores [b, C].
+    width: count of numbers per image that `score` holds in memory.
+    """
+    step = max(1, CHUNK // max(width, 1))
+    return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
+
+
+def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Index [B] of the next image in the batch, wrapping around, that may be each image's partner, and who has one [B].
+
+    An image without a partner gets its own index.
+
+    allowed: whether image j may be the partner of image i [B, B].
+    """
+    count = len(allowed)
+    place = torch.arange(count, device=allowed.device)
+    after = (place[None] - place[:, None]) % max(count, 1)  # 0 is the image itself
+    free = allowed & (after > 0)
+    has_partner = free.any(1)
+    if not count:
+        return place, has_partner
+    return torch.where(has_partner, after.masked_fill(~free, count).argmin(1), place), has_partner

@@ -1,26 +1,172 @@
-"""Wrapper that trains any method together with the image tower's last blocks.
+"""Fine-tune an image tower's last blocks together with any method.
 
-The blocks compute the method's CLS features from cached `block_inputs`, the activations that enter them; gradients are
-computed in `losses` alone.
+The blocks compute the method's CLS features from cached block inputs, the activations that enter them; gradients are
+computed in `losses` alone. `adapter: bottleneck` adds a bottleneck after attention and after the MLP of each block
+(after each convolutional block), `y <- y + Up(dropout(relu(Down(y))))`, as in the Duplex paper's Eq. 3; `lora` adds a
+low-rank update to every matrix of the blocks (Hu et al., 2022), `W <- W + B A`; `full` trains all parameters of the
+blocks. `Up` and `B` start at zero, so that initial features are those of the frozen tower. Batch norms keep their
+pretrained statistics.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint as recompute
 
+from duplex.encoders.base import load_encoder
+from duplex.encoders.image_blocks import LastBlocks, block_input_shape, last_blocks
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreBlocks, Scorer, ScoreTerms
-from duplex.methods.blocks import FinetunedBlocks
 from duplex.methods.gaussian import FittedStatistics
-from duplex.options import Options
+from duplex.methods.paths import Bottleneck
+from duplex.options import FinetuneOptions, Options
+from duplex.system.threads import float32_arithmetic
 
+IMAGES = 256  # computed at once without gradients
 FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoints and exports
+
+
+def finetuned_blocks_factory(
+    encoder: Mapping[str, str], options: FinetuneOptions, device: str
+) -> Callable[[], FinetunedBlocks]:
+    """A function that builds the last blocks of an encoder's image tower as `FinetunedBlocks`, to train them.
+
+    Weights are float32; activations are bf16 if the feature cache was written in bf16.
+
+    encoder: what a checkpoint stores of the encoder: name, tag of the weights, precision, and number of blocks.
+    """
+    tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
+    count = int(encoder["block_inputs"])
+    shape = block_input_shape(tower, count)
+    return partial(FinetunedBlocks, last_blocks(tower, count), options, shape, encoder["precision"])
+
+
+class LowRank(nn.Module):
+    """Parametrization that adds a low-rank update to a weight, `W + B A`: `A [r, in]` is random, `B [out, r]` zero.
+
+    For a convolution, `in` is the number of channels times the size of the kernel.
+    """
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        inputs = weight[0].numel()
+        self.a = nn.Parameter(torch.randn(rank, inputs) * inputs**-0.5)
+        self.b = nn.Parameter(torch.zeros(len(weight), rank))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + (self.b @ self.a).view_as(weight)
+
+
+class FinetunedBlocks(nn.Module):
+    """Trainable last blocks of an image tower, which map block inputs (cached activations) to image features [B, d].
+
+    The state dict holds only trained parameters. Frozen weights are copies on the tower's device, in no checkpoint.
+    """
+
+    def __init__(
+        self, cut: LastBlocks, options: FinetuneOptions, shape: tuple[int, ...], precision: str = "fp32"
+    ) -> None:
+        """Copy the tower's last blocks, and add the adapters that `options` asks for.
+
+        shape: shape of one image's block input (the activations that enter the first of these blocks).
+        precision: precision in which the encoder computed the cached block inputs.
+        """
+        super().__init__()
+        self.options = options
+        self.checkpointing = False
+        self._precision = precision
+        blocks = copy.deepcopy(cut.blocks)
+        for block in blocks:
+            block.eval().requires_grad_(False)
+        tuned = blocks[len(blocks) - options.blocks :]
+        self._blocks = tuple(blocks)  # in a tuple, so that they are not part of the state
+        self._end = cut.end
+        self._frozen = len(blocks) - options.blocks
+        self._device = next(blocks[-1].parameters()).device
+        if options.adapter == "bottleneck":
+            self.trained = self._add_bottlenecks(tuned, cut.branch_outputs, shape)
+        elif options.adapter == "lora":
+            self.trained = self._add_low_rank_updates(tuned)
+        else:
+            self.trained = nn.ModuleList(block.requires_grad_() for block in tuned)
+
+    def _add_bottlenecks(self, tuned: Any, branches: tuple[str, ...], shape: tuple[int, ...]) -> nn.ModuleList:
+        modules = [getattr(block[-1], name) for block in tuned for name in branches] or [block[-1] for block in tuned]
+        widths, options = self._output_channels(modules, shape), self.options
+        adapters = nn.ModuleList(Bottleneck(width, options.inner_width, options.dropout) for width in widths)
+        for module, adapter in zip(modules, adapters, strict=True):
+            module.register_forward_hook(lambda _, __, y, adapter=adapter: y + adapter(y))
+        return adapters
+
+    def _output_channels(self, modules: list[nn.Module], shape: tuple[int, ...]) -> list[int]:
+        widths: dict[nn.Module, int] = {}
+        hooks = [
+            module.register_forward_hook(
+                lambda module, _, y: widths.__setitem__(module, y.shape[1 if y.ndim == 4 else -1])
+            )
+            for module in modules
+        ]
+        with torch.no_grad():
+            x = torch.zeros((1, *shape), device=self._device)
+            for block in self._blocks:
+                x = block(x)
+        for hook in hooks:
+            hook.remove()
+        return [widths[module] for module in modules]
+
+    def _add_low_rank_updates(self, tuned: Any) -> nn.ModuleList:
+        updates = nn.ModuleList()
+        for module in [module for block in tuned for module in block.modules()]:
+            for name in [name for name, weight in module.named_parameters(recurse=False) if weight.ndim >= 2]:
+                update = LowRank(getattr(module, name), self.options.inner_width).to(self._device)
+                parametrize.register_parametrization(module, name, update)
+                updates.append(update)
+        return updates
+
+    def train(self, mode: bool = True) -> FinetunedBlocks:
+        """Set training or evaluation mode for the added layers; the tower's blocks stay in evaluation mode."""
+        super().train(mode)
+        for block in self._blocks:
+            block.eval()
+        return self
+
+    def groups(self) -> list[dict[str, Any]]:
+        rate = self.options.learning_rate
+        return [{"params": list(self.parameters()), **({} if rate is None else {"lr": rate})}]
+
+    def forward(self, block_inputs: Tensor) -> Tensor:
+        """Image features [B, d], float32 and not normalised, of tokens [B, T, w] or feature maps [B, C, H, W]."""
+        if torch.is_grad_enabled():
+            return self.features(block_inputs)
+        starts = range(0, max(1, len(block_inputs)), IMAGES)
+        return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
+
+    def features(self, block_inputs: Tensor) -> Tensor:
+        """Image features [B, d] of all block inputs in one pass.
+
+        Without gradients, TF32 is used if the feature cache was written with it; with gradients, the caller's setting
+        applies.
+        """
+        with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
+            x = block_inputs.to(self._device).float()
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
+                with torch.no_grad():
+                    for block in self._blocks[: self._frozen]:
+                        x = block(x)
+                for block in self._blocks[self._frozen :]:
+                    again = self.checkpointing and torch.is_grad_enabled()
+                    x = recompute(block, x, use_reentrant=False) if again else block(x)
+                features: Tensor = self._end(x).float()
+        return features
 
 
 class FinetunedInputs(Mapping[str, Tensor]):

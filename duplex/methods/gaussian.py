@@ -1,74 +1,43 @@
 """Visual prototypes in closed form, without training: mean features of seen pairs, and predictions for all other pairs.
 
-    x = z W                                        W: whitening map of Sigma
-    mu_mn = mu + a_m + b_n (+ gamma_mn)            predicted mean of pair (m, n)
-    h_c = (n_c x_c + k mu_mn) / (n_c + k), k = 1/v    prototype of a seen pair (empirical Bayes); of others, mu_mn
-    g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c       score; unseen pairs have a calibrated bias instead of log n_c
+    x = z W,  W W^T = Sigma^-1                                 whitened features
+    x_c = mu + a_m + b_n + gamma_c + noise                     mean of the n_c images of pair c = (m, n)
+    Var(noise) = 1 / n_c,   Var(gamma_c) = v                   in every direction
+    h_c = (n_c x_c + k mu_mn) / (n_c + k),  k = 1 / v          prototype of a seen pair (empirical Bayes)
+    h_c = mu_mn = mu + a_m + b_n (+ gamma_mn)                  of another pair
+    g_c(z) = x . h_c - |h_c|^2 / 2 + log n_c                   score; without log n_c for unseen pairs
 
-* z: feature;  x_c, n_c: mean and number of the training images of pair c = (m, n)
-* Sigma: covariance of images about their pair's mean, shrunk (class_statistics.py, held_out_pairs.py)
-* mu, a, b: mean and effects by weighted least squares over pairs (additive.py);  v: Var(interaction), by likelihood
-* gamma: with word embeddings, interactions shared between pairs of like words (interactions.py)
-
-`g` is Bayes' rule for images with a normal distribution about `h_c`, up to a constant: linear discriminant analysis
-(Fisher 1936) with composed means of unseen pairs. Vectors are stored as differences from `mu`, which all compositions
-share, where float32 loses least. Prototypes of all M N compositions are never stored: `x . mu_mn` is an outer sum (and
-a product of small factors), `|mu_mn|^2` a table.
-
-Count and sum of image features by composition, and their covariance, to fit the linear classifier `ClosedForm`.
-
-Effects of states and of objects on mean features, fitted by weighted least squares (a two-way layout).
-
-The closed-form classifier uses them to predict the mean feature of pairs without images. The n_c images of pair c
-(state m, object n) have the mean x_c, in coordinates where images spread by 1 about their pair's mean:
-
-    x_c = mu + a_m + b_n + gamma_c + noise,   Var(noise) = 1 / n_c,   Var(gamma_c) = v    (in every direction)
-
-`mu` is the overall mean, `a_m` and `b_n` are the effects of state and object, `gamma_c` is their interaction. Least
-squares over pairs then weights a pair by
-
-    w_c = 1 / (v + 1 / n_c)
-
-which is about `n_c` for few images and levels off at `1 / v`: further images of a frequent pair add little about its
-state. The simpler prediction `mean_s + mean_o - mean_all` from the mean features of the state, of the object and of all
-images confounds the effects of states and objects where they occur together unevenly.
-
-Interactions of states and objects, shared between pairs whose words are alike.
+* z: feature;  Sigma: covariance of images about their pair's mean, shrunk by OAS, perhaps with variance added
+* mu, a, b: mean and effects of states and objects (a two-way layout), by least squares over pairs with the weights
+  w_c = 1 / (v + 1 / n_c), about n_c for few images and at most 1 / v: further images of a frequent pair add little
+  about its state. The simpler mean_s + mean_o - mean_all confounds effects of states and objects that co-occur unevenly
+* v: chosen by marginal likelihood
+* gamma_mn: with word embeddings t, a Gaussian process over pairs: a wet dog and a wet cat depart in similar ways
 
     Cov(gamma_mn, gamma_m'n') = tau K_s(m, m') K_o(n, n'),   K(t, t') = exp(-|t - t'|^2 / (2 l median |t - t'|^2))
-    gamma_mn = sum_rs U_mr V_ns G_rs,   G_rs ~ N(0, tau I),   K_s = U U^T, K_o = V V^T
+    gamma_mn = sum_rs U_mr V_ns G_rs,   G_rs ~ N(0, tau I),   K_s = U U^T, K_o = V V^T (of low rank)
 
-* gamma_mn: departure of the mean feature of state m and object n from `mu + a_m + b_n`, the overall mean plus effects,
-  a Gaussian process over pairs: a wet dog and a wet cat depart in similar ways
-* t: text embeddings of the words;  K: kernels of low rank
+This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares; tau is chosen with v.
 
-This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares that fit the effects. An
-unseen pair gets the interactions of its neighbours; `tau` and the unexplained variance `v` maximise the marginal
-likelihood.
+`g` is Bayes' rule for images with a normal distribution about `h_c`, up to a constant: linear discriminant analysis
+(Fisher 1936) with composed means of unseen pairs. Vectors are stored as differences from `mu`, where float32 loses
+least. Prototypes of all M N compositions are never stored: `x . mu_mn` is an outer sum (and a product of small
+factors), `|mu_mn|^2` a table.
 
-Choose how much variance to add to the closed-form classifier's covariance, by how well it predicts held-out pairs.
+The share of variance to add to Sigma may be chosen by held-out pairs c, c' of a fold, composed from all other pairs:
 
-    e_cc' = Phi(-m / s),   m = x_c . (h_c - h_c') - (|h_c|^2 - |h_c'|^2) / 2,
+    e_cc' = Phi(-m / s),   m = x_c . (h_c - h_c') - (|h_c|^2 - |h_c'|^2) / 2
     s^2 = (h_c - h_c')^T W^T S W (h_c - h_c')
-    chosen: the least expected rivals, sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)
 
-* c, c': pairs of a held-out fold;  e_cc': share of the images of c on which the rival c' scores higher
-* x_c, n_c: mean and number of the images of c, in the coordinates `x = z W` of the metric tried
-* h_c: prototype composed from the pairs of all other folds;  S: sample covariance
-
-The classifier (gaussian_prototypes.py) composes prototypes of pairs without images, so its metric should suit such
-pairs. Images are assumed to be normally distributed about `x_c`. All numbers follow from counts, means and the
-covariance; no image is read.
-
-Search for the weights of the summands of a score with the best validation AUC.
+`e_cc'` is the share of the images of c on which the rival c' scores higher, S the sample covariance. The choice has the
+least expected rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)`. No image is read again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -77,6 +46,20 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from duplex.errors import DuplexError
+
+RANK = 12  # of each kernel; 16 and 24 gave the same validation AUC to 0.3
+LENGTH = 0.5  # l
+PAIRS = 1024  # the most frequent pairs, by which tau and v are chosen
+FOLDS = 8
+ADDED = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0)  # shares of the mean variance that are tried
+ROWS = 1 << 14  # candidates up to which scores are products with prototypes; beyond it, outer sums
+CELLS = 1 << 22  # scores worked on at a time in outer sums
+LEAST = 1e-300  # smallest support
+Guess = tuple[float, float]  # log10 v, log10 tau
+FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
+WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
+Compose = Callable[[Tensor, Tensor], Tensor]  # states [K], objects [K] -> prototypes [K, d]
+Part = TypeVar("Part", bound="TensorRecord")
 
 
 @dataclass(frozen=True)
@@ -225,6 +208,9 @@ class PairMeans:
     shape: tuple[int, int]  # M, N
 
 
+Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that composes prototypes
+
+
 @dataclass(frozen=True)
 class AdditiveEffects:
     """Overall mean, state and object effects; `mu + a_m + b_n` predicts a pair's mean feature."""
@@ -332,12 +318,6 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
             heights[exponent] = log_likelihood(seen, 10.0**exponent, ridge)
         step /= 2
     return float(10.0 ** max(heights, key=heights.__getitem__))
-
-
-RANK = 12  # of each kernel; 16 and 24 gave the same validation AUC to 0.3
-LENGTH = 0.5  # l
-PAIRS = 1024  # the most frequent pairs, by which tau and v are chosen
-Guess = tuple[float, float]  # log10 v, log10 tau
 
 
 @dataclass(frozen=True)
@@ -451,12 +431,6 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
     return best
 
 
-FOLDS = 8
-ADDED = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0)  # shares of the mean variance that are tried
-Compose = Callable[[Tensor, Tensor], Tensor]  # states [K], objects [K] -> prototypes [K, d]
-Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that composes prototypes
-
-
 def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
     """The share of the mean variance to add by which held-out pairs are predicted best; 0 if no pair can be held out.
 
@@ -507,14 +481,6 @@ def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
     variance = inner.diagonal()[:, None] + inner.diagonal() - 2 * inner
     ratio = (scores.diagonal()[:, None] - scores) / variance.clamp(min=1e-12).sqrt()
     return (0.5 * torch.erfc(ratio / 2**0.5)).fill_diagonal_(0.0)
-
-
-FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
-WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
-Part = TypeVar("Part", bound="TensorRecord")
-ROWS = 1 << 14  # candidates up to which scores are products with prototypes; beyond it, outer sums
-CELLS = 1 << 22  # scores worked on at a time in outer sums
-LEAST = 1e-300  # smallest support
 
 
 @dataclass(frozen=True)
@@ -763,37 +729,3 @@ class GroupPosterior(TensorRecord):
     def __call__(self, z: Tensor) -> Tensor:
         """Log-posteriors [B, G] of G states, or of G objects, given features [B, d]."""
         return (z @ self.weight + self.offset).log_softmax(-1)
-
-
-STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight is tried larger and smaller, in turn
-LARGEST_WEIGHT = 64
-
-Weights = tuple[float, ...]
-
-
-def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
-    """Weights of a score's summands with the best AUC, by coordinate search from the weights `first`.
-
-    Each weight in turn is multiplied and divided by factors that shrink towards 1. The last weight is fixed, because a
-    common factor of all weights changes no ranking.
-    """
-    best, best_auc = first, auc_with(first)
-    for step in STEPS:
-        improved = True
-        while improved:
-            improved = False
-            for place, factor in product(range(len(best) - 1), (step, 1 / step)):
-                trial = tuple(w * factor if i == place else w for i, w in enumerate(best))
-                if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
-                    best, best_auc = trial, trial_auc
-                    improved = True
-    return best
-
-
-def tuned_weights(
-    first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
-) -> Tensor:
-    """The K weights from `first` [K] for which the sum of the `weighted` summands [B, C] has the best `auc`."""
-    return torch.tensor(
-        search_weights(tuple(first.tolist()), lambda weights: auc(torch.stack([*weighted(weights)]).sum(0)))
-    )

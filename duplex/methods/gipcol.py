@@ -26,9 +26,9 @@ from torch.nn.init import zeros_
 from duplex.encoders.base import TextTower
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Inspectable, MethodContext
+from duplex.methods.cge import CompositionGraph, GraphNetwork
 from duplex.methods.families import TextMethod
 from duplex.methods.paths import TEMPLATE, CompositionIndex, Prompts, Prototypes, Source, unit
-from duplex.methods.words import CompositionGraph, GraphNetwork
 from duplex.options import Count, Options, Rate, Template
 
 

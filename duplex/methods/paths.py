@@ -1,18 +1,8 @@
-"""Posteriors over compositions, states and objects, from a cached feature and three kinds of prompts (three paths).
+"""Prompts, trained modules on image features, and the posteriors that both give (the Duplex paper's Eq. 1-9, 11, 21).
 
-The Duplex paper's Eq. 1-9, 21. `z^c` is the (adapted) feature, `z^s` and `z^o` are its parts for the state and the
-object (factors); each is compared with the text features of its prompts (semantic prototypes). The posteriors give
-the losses `L_c^t`, `L_s`, `L_o` (of compositions, states, objects) and the score's summands `p(c^t|x)` and
-`p(s|x) p(o|x)`.
-
-Prompts, and the text features that a frozen text tower computes of them (the Duplex paper's Eq. 1-2, 6-7).
-
-Trained modules on image features: adapter, perceptron, disentanglers, fusion (the Duplex paper's Eq. 3-5, 11).
-
-Two disentanglers extract a feature's state factor and object factor, its parts that show the state and the object;
-fusion joins two factors to one feature, a counterfactual if they come from different images.
-
-Lists of compositions with their states and objects on a device, and copies of index arrays to a device.
+The (adapted) feature `z^c` of an image, and its parts for the state and the object, the factors `z^s` and `z^o`, are
+each compared with the text features of their prompts (semantic prototypes), which a frozen text tower computes: three
+paths. The posteriors give the losses `L_c^t`, `L_s`, `L_o` and the score's summands `p(c^t|x)` and `p(s|x) p(o|x)`.
 """
 
 from __future__ import annotations
@@ -35,17 +25,13 @@ from duplex.options import Count, Options, Rate, Template
 
 
 def zero_initialised(layer: nn.Linear) -> nn.Linear:
-    """The layer, with weight and bias set to zero."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 class Bottleneck(nn.Module):
-    """Two-layer network `Up(dropout(relu(Down(y))))` over the channels of `y`; its output is zero before training.
-
-    `y` are features [B, d], tokens [B, T, w] or feature maps [B, w, H, W].
-    """
+    """`Up(dropout(relu(Down(y))))`, zero before training, of features [B, d], tokens [B, T, w] or maps [B, w, H, W]."""
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
         super().__init__()
@@ -97,10 +83,10 @@ class Disentangler(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Learned fusion of a state factor and an object factor, perhaps of different images (the Duplex paper's Eq. 11).
+    """A state factor fused with an object factor, perhaps of another image: then it is a counterfactual (Eq. 11).
 
-    `phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))`, without the relu unless `rectified`. The factors of each image
-    are projected once, by `project`, and then combined with those of all other images.
+    `phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))`, without the relu unless `rectified`. Each image's factors are
+    projected once, by `project`, and then combined with those of all other images.
     """
 
     def __init__(self, dim: int, *, rectified: bool = True) -> None:
@@ -113,14 +99,13 @@ class Fusion(nn.Module):
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
-        """Each image's state factor fused with its object factor [B, d]."""
         state, object = self.project(z_s, z_o)
         joined = state + object
         return normalize(relu(joined) if self.rectified else joined, dim=-1)
 
 
 class Factors(nn.Module):
-    """Two networks that split features [B, d] into state parts and object parts (factors) [B, d], of unit length."""
+    """Two disentanglers, which split features [B, d] into state and object parts (factors) [B, d] of unit length."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -214,7 +199,6 @@ class Prompts(nn.Module):
         self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
 
     def lexicon(self) -> Tensor:
-        """The fixed and learned token vectors of which prompts consist [V, width]."""
         if self.learned_rows is None:
             return self.frozen_rows
         return torch.cat([self.frozen_rows, self.learned_rows])
@@ -231,7 +215,6 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> Ints:
-        """The same of the prompts of `compositions` and, with three paths, of all states and objects."""
         m, n, states = self.labels.state_of(compositions), self.labels.object_of(compositions), len(self.labels.states)
         blocks = [self.sequences("composition", [m, n + states])]
         if "state" in self.paths:
@@ -241,10 +224,7 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Semantic prototypes with gradients to the learned vectors; features of fixed prompts are cached.
-
-        checkpointing: recompute activations in the backward pass to save memory.
-        """
+        """Semantic prototypes with gradients to the learned vectors; features of fixed prompts are cached."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
@@ -260,7 +240,7 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Semantic prototypes of `compositions`, states and objects, without gradients, in batches to save memory."""
+        """Semantic prototypes without gradients, in batches to save memory."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
@@ -279,10 +259,7 @@ def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PathOptions(Options):
-    """Options of the methods that use `Paths`: prompts, feature adapter, and disentanglers.
-
-    Disentanglers are the two networks that extract the state factor and the object factor of a feature.
-    """
+    """Options of the methods that use `Paths`: prompts, feature adapter, and disentanglers."""
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
@@ -302,7 +279,7 @@ class PathOptions(Options):
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield (condition that must hold, error message): these options must fit the terms of loss and score."""
+        """Yield rules (see `Options.rules`) by which these options fit the terms of loss and score."""
         three = self.paths == "three"
         yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
         yield three or "factors" not in inference, "factors in inference needs paths: three"
@@ -376,11 +353,9 @@ class Paths(nn.Module):
         return prototypes
 
     def logits(self, z: Tensor, prototypes: Tensor) -> Tensor:
-        """Products [B, C] of features [B, d] and prototypes [C, d], divided by the temperature."""
         return self.scale * (z @ prototypes.T)
 
     def factor_posteriors(self, z: Tensor, t: Prototypes) -> FactorPosteriors:
-        """State and object factors of composition features `z` [B, d], and log-posteriors by their prompts."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         log_s = self.logits(z_s, t.states).log_softmax(-1)
@@ -392,7 +367,7 @@ class Paths(nn.Module):
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
         """Losses of a batch by name, and the factors of its images' features.
 
-        names: losses to compute: `semantic` (the Duplex paper's L_c^t), `state` (L_s), `object` (L_o).
+        names: losses to compute: `semantic` (L_c^t), `state` (L_s), `object` (L_o).
         with_factors: return the factors in any case; by default they are None unless a loss needs them.
         """
         losses: dict[str, Tensor] = {}
@@ -411,9 +386,10 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield those of the candidates' score terms that `names` lists.
+        """Yield those terms of the candidates' scores [B, C] that `names` lists: `semantic`, p(c^t|x), and `factors`,
+        p(s|x) p(o|x).
 
-        `semantic` is p(c^t|x), `factors` is p(s|x) p(o|x); states, objects: indices of each candidate [C].
+        states, objects: indices of each candidate [C].
         """
         if "semantic" in names:
             yield "semantic", self.logits(z, t.compositions).softmax(-1)
@@ -422,7 +398,7 @@ class Paths(nn.Module):
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def primitive_posteriors(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """Posteriors over states [B, M] and over objects [B, N] of composition features `z` [B, d]."""
+        """p(s|x) [B, M] and p(o|x) [B, N] of composition features `z` [B, d]."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from duplex.errors import UsageError
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Method, MethodContext, ScoreTerms
-from duplex.methods.gaussian import Weights, tuned_weights
+from duplex.methods.base import Batch, Inputs, Method, MethodContext, ScoreTerms, Weights, tuned_weights
 from duplex.methods.portable import joined_members
 from duplex.methods.registry import find_method, make_method, parse_options
 from duplex.methods.score_formula import LEAST

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duplex.methods.attention import CrossAttention, score_in_chunks
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import ThreePathOptions, ThreePaths
+from duplex.methods.families import CrossAttention, ThreePathOptions, ThreePaths, score_in_chunks
 from duplex.methods.paths import CompositionIndex, Prototypes, unit
 from duplex.options import Count
 

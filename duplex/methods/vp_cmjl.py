@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
-from duplex.methods.attention import CrossBlock
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.families import ThreePathOptions, ThreePaths
+from duplex.methods.families import CrossBlock, ThreePathOptions, ThreePaths
 from duplex.methods.paths import CompositionIndex, Prototypes, unit, word_vectors
 from duplex.options import Count, Share
 

@@ -49,7 +49,7 @@ from duplex.features.file import (
 from duplex.features.shards import CHUNK, row_types
 from duplex.features.tokens import DiskTokens, join, read_tokens
 from duplex.labels import Bools, Ints, LabelSpace
-from duplex.methods.blocks import finetuned_blocks_factory
+from duplex.methods.finetuned import finetuned_blocks_factory
 from duplex.system.files import write_text
 from duplex.system.threads import float32_arithmetic
 from duplex.training.inputs import InputRequest, RunInputs, encoder_record, load_text_tower

@@ -34,8 +34,13 @@ from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace, World
 from duplex.methods import portable
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
-from duplex.methods.blocks import FinetunedBlocks, finetuned_blocks_factory
-from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning, with_finetuned_features
+from duplex.methods.finetuned import (
+    FINETUNED_PREFIX,
+    FinetunedBlocks,
+    WithFinetuning,
+    finetuned_blocks_factory,
+    with_finetuned_features,
+)
 from duplex.methods.paths import word_vectors
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions

@@ -44,7 +44,7 @@ from duplex.features.imported import require_imported
 from duplex.features.tokens import Arrays, Examples, join, read_tokens
 from duplex.labels import LabelSpace, UnknownLabel, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
-from duplex.methods.blocks import FinetunedBlocks, finetuned_blocks_factory
+from duplex.methods.finetuned import FinetunedBlocks, finetuned_blocks_factory
 from duplex.methods.paths import TEMPLATE, word_vectors
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions

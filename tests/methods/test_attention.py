@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from duplex.methods.attention import CrossAttention, CrossBlock
+from duplex.methods.families import CrossAttention, CrossBlock
 from tests.methods.loops import attend, close
 
 DIM, INSIDE, HEADS = 8, 7, 2

@@ -13,8 +13,8 @@ from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
 from duplex.features.tokens import Examples
 from duplex.methods.base import MethodContext, PrimitiveVectors
+from duplex.methods.kg_sp import KgSp, KgSpOptions
 from duplex.methods.paths import Prompts, unit
-from duplex.methods.words import KgSp, KgSpOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import train
 from duplex.training.scoring import validation_auc

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from duplex.methods.compcos import CompCos
 from duplex.methods.feasibility import feasibility
-from duplex.methods.words import CompCos
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, scores
 from tests.methods.loops import close, composed, cross_entropy, dot, mlp, unit
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
+from duplex.methods.base import LARGEST_WEIGHT, search_weights
 from duplex.methods.closed_form import ClosedFormMethod
-from duplex.methods.gaussian import LARGEST_WEIGHT, search_weights
+from duplex.methods.compcos import CompCos
 from duplex.methods.product import ProductMethod, ProductOptions
 from duplex.methods.prompts import PromptMethod
-from duplex.methods.words import CompCos
 from duplex.options import FinetuneOptions, OptionError
 from duplex.testing import check_method
 from tests.methods.field import LABELS, batch, build, context

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.methods import attention
+from duplex.methods import families
 from duplex.methods.base import Batch
 from duplex.methods.cds import Cds
 from duplex.methods.logiczsl import LogicZsl
@@ -73,5 +73,5 @@ def test_without_its_extension_a_method_is_the_three_paths(kind, without):
 def test_scores_do_not_depend_on_the_chunk_size(monkeypatch):
     method, images = build(Troika, **ROW), batch(5)
     whole = scores(method, range(12), images)
-    monkeypatch.setattr(attention, "CHUNK", 1)
+    monkeypatch.setattr(families, "CHUNK", 1)
     close(scores(method, range(12), images), whole)

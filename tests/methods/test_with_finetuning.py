@@ -14,8 +14,7 @@ import torch
 
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method, MethodContext
-from duplex.methods.blocks import finetuned_blocks_factory
-from duplex.methods.finetuned import WithFinetuning
+from duplex.methods.finetuned import WithFinetuning, finetuned_blocks_factory
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import installed_methods, make_method, parse_options
 from duplex.options import FinetuneOptions, TrainingOptions

@@ -101,7 +101,7 @@ def test_settings_without_effect_are_reported_as_a_tie(project):
 
 ENDING = """import os
 
-from duplex.methods.words import KgSp
+from duplex.methods.kg_sp import KgSp
 
 
 class Ending(KgSp):

@@ -18,8 +18,8 @@ import duplex
 from duplex.data.shapes import draw
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import LabelSpace
+from duplex.methods.kg_sp import KgSp
 from duplex.methods.registry import find_method, installed_methods
-from duplex.methods.words import KgSp
 from duplex.options import Options
 from duplex.training import dataset as library_dataset
 from tests.recognition.drawn_folder import draw_folder

@@ -23,7 +23,7 @@ from duplex.errors import UsageError
 from duplex.features.file import open_features
 from duplex.features.imported import checked_features
 from duplex.labels import WORLDS
-from duplex.methods.words import KgSp
+from duplex.methods.kg_sp import KgSp
 from tests.projects import inside, make_project
 
 METHODS = ("cso", "duplex")

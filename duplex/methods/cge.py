@@ -1,0 +1,189 @@
+"""CGE and Co-CGE: a graph network embeds states, objects and compositions.
+
+Naeem et al., "Learning Graph Embeddings for Compositional Zero-shot Learning", CVPR 2021.
+Mancini et al., "Learning Graph Embeddings for Open World Compositional Zero-Shot Learning", TPAMI 2022 (Co-CGE).
+
+    H' = relu(D^-1 (A + I) H W)              a graph convolution, two by default; without relu in the last
+    CGE:     S = f(x) . h_c
+    Co-CGE:  S = cos(f(x), h_c) / T,  in the open world for unseen c  S - alpha rho(c) / T  in the loss
+
+* H: node features of states, objects and compositions, at first word vectors;  A, D: adjacency and degrees;  W: weights
+* h_c: a composition's unit embedding after the last convolution;  f(x): embedding of image x by a perceptron
+* T: temperature;  rho(c): feasibility, from the graph's embeddings of states and objects after each epoch
+* alpha: rises to its final value over the first `margin_epochs`
+
+The loss is a cross-entropy over seen compositions. The graph's compositions are all that the data set's splits list, or
+in the open world all; there, messages of unseen compositions weigh max(0, rho(c)) in Co-CGE. In its first epoch they
+send none and are excluded from the loss. The papers' trained backbone is the cached encoder here.
+
+No adjacency matrix is built: each composition `c = (s, o)` adds the edges s-o, s-c and o-c. A composition has two
+neighbours, so its row of H' is a mean of three; rows of states and objects are sums over their compositions. A
+composition outside of the graph receives messages from its state and its object and sends none, so its embedding does
+not depend on the other candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, relu
+
+from duplex.labels import Ints, contains_sorted
+from duplex.methods.base import MethodContext
+from duplex.methods.families import EmbeddingHead
+from duplex.methods.paths import CompositionIndex, Mlp, unit
+from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
+
+
+class NodeFeatures(NamedTuple):
+    """Feature vectors of a graph's nodes."""
+
+    states: Tensor  # [M, w]
+    objects: Tensor  # [N, w]
+    compositions: Tensor  # [C, w]
+
+
+class CompositionGraph(nn.Module):
+    """Graph of states, objects and compositions that averages features over each node's neighbours.
+
+    `weights` [C] scale the messages from compositions to their states and objects (Co-CGE), not those in the other
+    direction.
+    """
+
+    weights: Tensor
+
+    def __init__(self, compositions: Ints, states: int, objects: int) -> None:
+        super().__init__()
+        self.columns = CompositionIndex(compositions, objects)
+        self.sizes = states, objects
+        self.register_buffer("weights", torch.ones(len(compositions)))
+
+    def means(self, x: NodeFeatures) -> NodeFeatures:
+        """For each node, the mean feature of the node and its neighbours, `D^-1 (A + I) X`."""
+        m, n, w = self.columns.states, self.columns.objects, self.weights[:, None]
+        states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
+        objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.compositions), self.sizes[1])
+        return NodeFeatures(states, objects, self.composition_means(x, x.compositions, self.columns))
+
+    def _primitive_means(self, rows: Tensor, group: Tensor, messages: Tensor, count: int) -> Tensor:
+        sums = rows + rows.new_zeros(count, rows.shape[1]).index_add(0, group, messages)
+        degrees = 1 + 2 * self.weights.new_zeros(count).index_add(0, group, self.weights)
+        return sums / degrees[:, None]
+
+    @staticmethod
+    def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
+        """Per composition, the mean of its own feature in `rows`, its state's and its object's [C, w]."""
+        both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
+        return (rows + both) / 3
+
+
+class GraphNetwork(nn.Module):
+    """Graph convolutions of `inside`, `width` and `out` channels, with relu between them and dropout before each."""
+
+    def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
+        super().__init__()
+        sizes = [inside, *[width] * (layers - 1), out] if layers else [inside]
+        self.graph, self.rate = graph, rate
+        self.weights = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.out = sizes[-1]
+
+    def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
+        """All nodes' features before the first layer and after each; compositions begin with the mean of both words."""
+        features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
+        for depth in range(len(self.weights)):
+            means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
+            features.append(NodeFeatures(*(self._layer(depth, rows) for rows in means)))
+        return features
+
+    def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
+        """Embeddings [C, out] of any compositions, in the graph or not, given the result of `forward`."""
+        listed = self.graph.columns.compositions
+        place = self.graph.columns.positions(columns.compositions).clamp(max=len(listed) - 1)
+        if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
+            return features[-1].compositions.index_select(0, place)
+        rows = mean_pairs(features[0].states, features[0].objects, columns)
+        for depth, nodes in enumerate(features[:-1]):
+            rows = self._layer(depth, self.graph.composition_means(nodes, rows, columns))
+        inside = (listed[place] == columns.compositions)[:, None]
+        return torch.where(inside, features[-1].compositions.index_select(0, place), rows)
+
+    def _layer(self, depth: int, rows: Tensor) -> Tensor:
+        rows = self.weights[depth](rows)
+        return rows if depth == len(self.weights) - 1 else relu(rows)
+
+
+def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Tensor:
+    """Mean of the state's and the object's feature of each composition [C, w]."""
+    return (states.index_select(0, columns.states) + objects.index_select(0, columns.objects)) / 2
+
+
+@dataclass(frozen=True)
+class CgeOptions(Options):
+    layers: Natural = 2  # graph convolutions; 0: a composition's embedding is the mean of its words
+    width: Count = 4096  # outputs of every convolution but the last
+    out: Count = 512  # outputs of the last convolution
+    image_layers: Natural = 2  # hidden layers of the image head; 0: a linear map
+    image_width: Count = 768  # hidden units of the image head
+    dropout: Rate = 0.5  # in the graph network and the image head
+
+
+CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
+
+
+class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
+    """Base class of CGE and its variants: a perceptron embeds images, and a graph network embeds compositions."""
+
+    def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
+        super().__init__(context, options, trained_words=False)
+        labels = context.labels
+        graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
+        word_width, rate = self.words.width, options.dropout
+        self.network = GraphNetwork(graph, word_width, options.width, options.out, options.layers, rate)
+        self.head = Mlp(context.dim, options.image_width, self.network.out, options.image_layers, rate)
+
+    def embed_images(self, z: Tensor) -> Tensor:
+        embedded: Tensor = self.head(unit(z))
+        return embedded
+
+    def prepare(self, candidates: CompositionIndex) -> Any:
+        return unit(self.network.embed(self.network(self.words.states, self.words.objects), candidates))
+
+
+class Cge(GraphHead[CgeOptions]):
+    """CGE: dot products of an image's embedding and a composition's, which a graph network computes."""
+
+
+@dataclass(frozen=True)
+class CoCgeOptions(CgeOptions):
+    scale: Positive = 20.0  # 1 / T of cosines
+    margin: NonNegative = 0.4  # final alpha; only in the open world
+    margin_epochs: Count = 15  # epochs until alpha reaches its final value
+
+
+class CoCge(GraphHead[CoCgeOptions]):
+    """Co-CGE: CGE with cosines and, in the open world, margins by feasibility for unseen compositions."""
+
+    def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
+        super().__init__(context, options)
+        self.scale = options.scale
+        if context.world == "open":
+            self.margins = self.initial_margins()  # alpha rho(c) / T
+            self.network.graph.weights.copy_(torch.as_tensor(context.labels.seen))
+
+    def embed_images(self, z: Tensor) -> Tensor:
+        return unit(super().embed_images(z))
+
+    @torch.no_grad()
+    def after_epoch(self, epoch: int) -> None:
+        if self.margins is None:
+            return
+        training = self.network.training
+        nodes = self.network.eval()(self.words.states, self.words.objects)[-1]
+        self.network.train(training)
+        rho = self.feasibility(nodes.states, nodes.objects)
+        self.network.graph.weights.copy_(torch.where(rho.isinf(), 1.0, rho.clamp(min=0)))
+        self.raise_margins(rho, epoch)

@@ -1,0 +1,51 @@
+"""KG-SP: independent classifiers of states and of objects.
+
+Karthik et al., "KG-SP: Knowledge Guided Simple Primitives for Open World Compositional Zero-Shot Learning", CVPR 2022.
+
+    L = L_s + L_o,    S = p(s|x) p(o|x)
+
+* L_s, L_o, p(s|x), p(o|x): cross-entropies and posteriors of two perceptrons
+
+The paper then excludes compositions with a low similarity in ConceptNet. Here evaluation excludes them, as for every
+method, by a threshold on feasibility computed from word vectors (params.yaml, evaluation.word_vectors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from duplex.methods.base import Batch, Inputs, MethodContext
+from duplex.methods.families import SeenMethod
+from duplex.methods.paths import CompositionIndex, Mlp, unit
+from duplex.options import Count, Natural, Options, Rate
+
+
+@dataclass(frozen=True)
+class KgSpOptions(Options):
+    layers: Natural = 2  # hidden layers of each classifier
+    width: Count = 768  # hidden units of each classifier
+    dropout: Rate = 0.5  # in each classifier
+
+
+class KgSp(SeenMethod[KgSpOptions]):
+    """KG-SP: the product of the posteriors of state and object."""
+
+    def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
+        super().__init__(context, options)
+        labels, width = context.labels, options.width
+        self.states = Mlp(context.dim, width, len(labels.states), options.layers, options.dropout)
+        self.objects = Mlp(context.dim, width, len(labels.objects), options.layers, options.dropout)
+
+    def losses(self, batch: Batch, shared: tuple[()]) -> dict[str, Tensor]:
+        z = unit(batch.cls)
+        m, n = self.primitives(batch.compositions)
+        return {"state": cross_entropy(self.states(z), m), "object": cross_entropy(self.objects(z), n)}
+
+    def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: None) -> Tensor:
+        z = unit(inputs["cls"])
+        p_s, p_o = self.states(z).softmax(-1), self.objects(z).softmax(-1)
+        return torch.mul(p_s[:, candidates.states], p_o[:, candidates.objects])
