@@ -534,7 +534,7 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from duplex.report.aggregate import read_table, require_own
+    from duplex.report.aggregate import read_table
 
     table = read_table(file, f"`duplex evaluate {run}` writes it again")
     if table is None:
@@ -542,7 +542,6 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
     missing = [column for column in (*SHARED_COLUMNS, "right", "margin", "world") if column not in table]
     if missing:
         raise DuplexError(f"{file} has no column {missing[0]!r}; `duplex evaluate {run}` writes it again")
-    require_own(table, file, f"`duplex evaluate {run}` writes both again")
     images = table[table["world"] == world]
     if images.empty:
         raise DuplexError(

@@ -33,7 +33,6 @@ from duplex.project.runs import FeaturedRun, best_run, load_featured_run
 from duplex.project.stamps import featured_run, metrics_difference, run_difference, run_with_prototypes
 from duplex.recognition.answers import listed_answers
 from duplex.report.aggregate import (
-    BAD_IMAGES,
     NO_RUN,
     Aggregate,
     DatasetResults,
@@ -60,7 +59,7 @@ from duplex.report.images import (
     thumbnails_under,
 )
 from duplex.report.own import OwnData, write_page
-from duplex.report.report import build_report, find_provenance
+from duplex.report.report import build_report
 from duplex.system.files import replace_file, write_json, write_text
 from duplex.system.processes import ProgressBar, track
 from duplex.training.checkpoint import read_record
@@ -94,7 +93,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     for dataset in track(params.run.datasets, "report", len(params.run.datasets)):
         parts[dataset], more = image_parts(params, dataset, paths)
         numbers |= more
-    report = build_report(results, find_provenance(), parts)
+    report = build_report(results, parts)
     page = write_report(report, paths.report, paths.plots / "figures", numbers)
     for name, table in (("curves", curve_table(results)), ("training", training_table(results))):
         with replace_file(paths.plots / f"{name}.csv") as scratch:
@@ -208,28 +207,7 @@ def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Re
         )
         for dataset in params.run.datasets
     ]
-    for data in datasets:
-        _check_images(data, paths)
     return Results(tuple(datasets), paths.summary.as_posix(), table.as_posix(), params.run.seeds)
-
-
-def _check_images(data: DatasetResults, paths: ArtifactPaths) -> None:
-    """Raise `DuplexError` if a run's predictions are not for exactly the readable test images of the manifest."""
-    manifest = paths.manifest(data.name)
-    if not manifest.is_file():
-        return
-    images = read_manifest(manifest)
-    bad = [each["row"] for each in (data.extraction or {}).get(BAD_IMAGES, [])]
-    wanted = images[(images["split"] == "test") & ~images.index.isin(bad)]["image"].to_dict()
-    for method, runs in data.runs.items():
-        for seed, run in runs.items():
-            table = run.predictions
-            if table is not None and dict(zip(table["row"], table["image"], strict=True)) != wanted:
-                raise DuplexError(
-                    f"{run.files['predictions']} has other images than the test split of {manifest}; `dvc repro`, or "
-                    f"`duplex train` and `duplex evaluate --dataset {data.name} --method {method} --seed {seed}`, "
-                    "writes it again"
-                )
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:

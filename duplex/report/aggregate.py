@@ -1,6 +1,7 @@
-"""Average metrics over seeds, per data set, method and world (closed or open), and read JSON files of metrics.
+"""Results for the report: files of runs, their metrics averaged over seeds, and mean seen–unseen curves.
 
-Read the files of all runs for the report; missing files give None or empty tables.
+A run is a data set, a method and a seed; its files may be missing. Metrics are percentages of the closed and the open
+world.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of 
 GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # in summaries -> the averaged field of a run
 VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # numbers of the table `validation` -> of a run
 TERMS = "terms_"  # prefix of tables with some summands of the score only
-BAD_IMAGES = "bad_images"  # key of the unreadable images: their list in extraction.json, their number in metrics.json
 NO_RUN = "no run of params.yaml is evaluated yet; `dvc repro` trains and evaluates them"
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
 BY_SOURCE = ("hm", "auc", "auc_low", "auc_high")  # metrics that are averaged for each source of feasibility too
 SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in artifacts/metrics.json, after validation
+POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
+RUN_COLUMNS = ("dataset", "method", "seed", "world", "options", "val_auc", "val_auc_all", "epoch", "auc", "hm", "seen",
+               "unseen", "seconds")  # fmt: skip
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
-    """Average metrics over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
+    """Metrics averaged over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
-    `auc_se`: standard error of the mean over seeds (0 for one seed). `auc_low`, `auc_high`: means over seeds of the 95
-    % intervals over images. Besides worlds there are the keys `validation`, AUC on validation images; `terms_...`, such
-    as `terms_semantic+visual`, metrics of the closed world with only these summands of the score; `groups`, the
-    accuracy of each frequency group; `groups_at_ends`, that accuracy at the ends of the seen–unseen curve. Numbers that
-    are undefined for a seed are left out.
+    `auc_se`: standard error of the mean over seeds (0 for one seed). `auc_low`, `auc_high`: means of the seeds' 95 %
+    intervals. Beside worlds there are the tables `validation`, AUC on validation images; `terms_...`, metrics of the
+    closed world with only these summands of the score; `groups`, the accuracy of each frequency group, and
+    `groups_at_ends`, the same at the ends of the seen–unseen curve. Numbers undefined for a seed are left out.
 
     Args:
         runs: (data set, method) -> metrics of each seed.
@@ -71,11 +73,10 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
 
 def headlines(table: Aggregate) -> Aggregate:
-    """Select at most fourteen numbers per method from averaged metrics, for `dvc metrics diff` and `dvc exp show`.
+    """At most fourteen of the averaged numbers per method, for `dvc metrics diff` and `dvc exp show`.
 
-    They are validation AUC, then AUC, HM, S and U of the closed and the open world. Validation AUC comes first because
-    options are to be chosen by it: a choice by test metrics would be tuning on test images. `auc_all` is the AUC in the
-    open world without a feasibility threshold: every pair is a candidate.
+    Validation AUC comes first because options are to be chosen by it: a choice by test metrics would be tuning on test
+    images. `auc_all` is the AUC in the open world without a feasibility threshold.
     """
     shown: dict[str, tuple[str, ...]] = {"validation": tuple(VALIDATION), "closed": SHOWN, "open": SHOWN}
     return {
@@ -124,18 +125,18 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """A run's open-world metrics with implausible pairs excluded by a threshold; empty without a threshold.
+    """A run's open-world metrics with implausible pairs excluded by a threshold; empty without one.
 
     Args:
         record: the run's metrics of the open world.
-        source: how plausibility is measured: `words` (by word vectors) or `likelihood` (by the method's likelihood).
+        source: what the threshold is on: similarity of word vectors (`words`) or the method's `likelihood`.
     """
     other: Mapping[str, Any] = record.get(source, {})
     return record if used_source(record) == source else other
 
 
 def used_source(record: Mapping[str, Any]) -> str | None:
-    """By what a run excludes implausible pairs in the open world, `words` or `likelihood`; None if it excludes none."""
+    """The source of a run's feasibility threshold in the open world, `words` or `likelihood`; None without one."""
     if "threshold" not in record:
         return None
     return "likelihood" if "by_likelihood" in record else "words"
@@ -150,11 +151,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
-    """Read a JSON file of metrics by data set and method (or by method and seed); `command` is the one that writes it.
-
-    Raises:
-        DuplexError: if the file is missing or damaged.
-    """
+    """Like `read_numbers`, but a missing file is a `DuplexError` that names the command that writes it."""
     metrics = read_numbers(path, command)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
@@ -162,7 +159,7 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 
 
 def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
-    """Read a JSON file of numbers, with NaN and infinite ones as None; None if the file does not exist."""
+    """A JSON file of numbers, with NaN and infinite ones as None; None if the file does not exist."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
     except FileNotFoundError:
@@ -200,12 +197,6 @@ def _with_error(summary: Mapping[str, float], name: str) -> str:
         return MISSING
     error = f"{summary[f'{name}_se']:.1f}" if summary.get("seeds", 1) > 1 else MISSING
     return f"{summary[name]:.1f} ± {error}"
-
-
-POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
-REPEAT_ALL = "`dvc repro -f` writes it again"
-RUN_COLUMNS = ("dataset", "method", "seed", "world", "options", "val_auc", "val_auc_all", "epoch", "auc", "hm", "seen",
-               "unseen", "seconds")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -277,7 +268,7 @@ class Results:
 
 
 def read_run(files: RunPaths) -> RunRecord:
-    """Read the files of a run (data set, method, seed); a missing file gives an empty table or None."""
+    """The contents of a run's files."""
     names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
     return RunRecord(
         metrics=read_numbers(files.metrics) or {},
@@ -290,47 +281,24 @@ def read_run(files: RunPaths) -> RunRecord:
 
 
 def read_predictions(path: Path) -> pd.DataFrame | None:
-    """Read a run's predictions on test images, `predictions.csv`; None if the file does not exist.
+    """A run's predictions on test images; None if the file does not exist, `DuplexError` if it is damaged.
 
     Args:
         path: `artifacts/DATASET/METHOD/SEED/predictions.csv`; error messages name the run.
-
-    Raises:
-        DuplexError: if the file is damaged, or of another run than the metrics in the same folder.
     """
     options = zip(("--dataset", "--method", "--seed"), path.absolute().parts[-4:-1], strict=False)
     advice = f"`duplex evaluate {' '.join(map(' '.join, options))}` writes it again"
     table = read_table(path, advice)
-    if table is not None:
-        if missing := {"row", "image", "label", "seen", "right", "margin", "top1", "world"} - set(table):
-            raise DuplexError(f"{path} has no column {min(missing)!r}; {advice}")
-        require_own(table, path, advice)
+    columns = {"row", "image", "label", "seen", "right", "margin", "top1", "world"}
+    if table is not None and (missing := columns - set(table)):
+        raise DuplexError(f"{path} has no column {min(missing)!r}; {advice}")
     return table
 
 
-def require_own(predictions: pd.DataFrame, path: Path, advice: str) -> None:
-    """Raise `DuplexError` if predictions are of another run than the file metrics.json in the same folder.
+def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd.DataFrame | None:
+    """A CSV file of predictions, a history or maps; None if it does not exist.
 
-    The accuracies at the bias chosen on validation are compared; if all are equal, the runs count as the same.
-    Without metrics.json nothing is checked.
-
-    Args:
-        predictions: contents of the file `path`.
-        advice: what to do about it, the end of the message.
-    """
-    metrics = read_numbers(path.with_name("metrics.json")) or {}
-    for world, (is_seen, name) in product(WORLDS, enumerate(("unseen_at_val_bias", "seen_at_val_bias"))):
-        right = predictions["right"][(predictions["world"] == world) & (predictions["seen"] == is_seen)]
-        stated = metrics.get(world, {}).get(name)
-        measured = 100 * pd.to_numeric(right, errors="coerce").mean()
-        if len(right) and stated is not None and not abs(measured - stated) < 1e-6:
-            raise DuplexError(f"{path} is of another run than the metrics.json beside it; {advice}")
-
-
-def read_table(path: Path, advice: str = REPEAT_ALL) -> pd.DataFrame | None:
-    """Read a CSV file of predictions, histories or maps; None if it does not exist.
-
-    Names of states and objects stay text, even a state called `NA` or `1`. `advice`: how to write the file again.
+    Names of states and objects stay text, even a state called `NA` or `1`. `advice` says how to write the file again.
     """
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}

@@ -1,7 +1,8 @@
 """Parts of a page on a model's answers for test images: examples, confusions, accuracies and probabilities.
 
 The report and the page of one data set share them. `answers` is a table with a line per image: `image` (its name),
-`label`, `answer`, whether the pair is `seen` in training, and whether the answer is `right`.
+`label`, `answer`, whether the pair is `seen` in training, and whether the answer is `right`. `training` holds the label
+of each training image, by image.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from duplex.report.blocks import (
 from duplex.report.images import RetrievedTexts, Thumbnails
 
 AT_BIAS = "At the bias on unseen pairs that was chosen on validation."
-TextLines = Mapping[int, Sequence[Line]]  # nearest texts of test images, by row of the manifest
 ROWS = 300  # of a table
-EACH, SHOWN = 4, 10  # images per group of examples, rows per table of the report
+EACH = 4  # images of a group of examples
+SHOWN = 10  # rows of a table of the report
 MATRIX = 24  # labels of a confusion matrix
 CONFUSED = 8  # confused pairs with thumbnails
 WRONG = 32  # thumbnails of wrong answers
@@ -52,7 +53,6 @@ KINDS = ("seen pairs", "unseen pairs")  # with and without training images
 
 
 def answers_of(answered: AnsweredImages, manifest: pd.DataFrame) -> pd.DataFrame:
-    """The table `answers` for images with a model's answers."""
     names = answered.labels.names
     return pd.DataFrame(
         {
@@ -69,13 +69,7 @@ def answers_of(answered: AnsweredImages, manifest: pd.DataFrame) -> pd.DataFrame
 def predicted_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
 ) -> list[ReportPart]:
-    """The report parts `Examples` and `Errors` on one run's predictions.
-
-    Args:
-        predictions: contents of the file `source`, which tables cite.
-        notes: blocks shown above the examples.
-        texts: the texts (semantic prototypes) nearest to each test image.
-    """
+    """The parts `Examples`, below `notes`, and `Errors` of one run, whose predictions are in the file `source`."""
     answers = predictions[predictions["world"] == "closed"].rename(columns={"top1": "answer"})
     few = min(SHOWN, answers["label"].nunique() // 2)
     tables = [
@@ -91,8 +85,8 @@ def predicted_parts(
     return [ReportPart("Examples", [*notes, examples, *texts.blocks]), ReportPart("Errors", tables)]
 
 
-def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: TextLines) -> Gallery:
-    """Test images of seen and unseen pairs, right and wrong, with their best three answers and nearest texts."""
+def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Line]]) -> Gallery:
+    """Images of seen and unseen pairs, right and wrong, with three answers and, by row of the manifest, `texts`."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
         rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
@@ -123,7 +117,6 @@ def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]
 
 
 def confused_table(answers: pd.DataFrame, caption: str, limit: int, source: str = "") -> Table:
-    """The pairs that are most often confused: label, answer, number of images, of how many."""
     rows = [
         TableRow([text_cell(label), text_cell(answer), count_cell(len(images), source), count_cell(total, source)])
         for label, answer, images, total in most_confused(answers)[:limit]
@@ -135,17 +128,12 @@ def pair_table(
     answers: pd.DataFrame,
     caption: str,
     limit: int = ROWS,
-    source: str = "",
+    source: str = "",  # file that cells cite
     *,
     best: bool = False,
-    train: Mapping[str, int] | None = None,
+    train: Mapping[str, int] | None = None,  # number of training images
 ) -> Table:
-    """Accuracy by pair, the worst or the best first; of equal accuracies, those with the most images come first.
-
-    Args:
-        source: file of the answers, which cells cite.
-        train: number of training images by pair, for a column.
-    """
+    """Accuracy by pair, the worst or the `best` first; of equal accuracies, those with the most images come first."""
     pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
     rivals: dict[str, str] = {}
@@ -169,13 +157,8 @@ def pair_table(
 
 
 def accuracy_parts(answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series) -> list[ReportPart]:
-    """Tables of a model's accuracy: overall, by state, by object and by pair.
-
-    Args:
-        training: label of each training image, by image.
-    """
-    train: dict[Any, int] = training.value_counts().to_dict()
     labels = answered.labels
+    train: dict[Any, int] = training.value_counts().to_dict()
     states = _primitive_table("state", answered.accuracies(labels.state_of), labels.states)
     objects = _primitive_table("object", answered.accuracies(labels.object_of), labels.objects)
     return [
@@ -220,19 +203,14 @@ def _primitive_table(kind: str, groups: Sequence[LabelAccuracy], labels: Sequenc
 def confusion_parts(
     answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails | None
 ) -> list[ReportPart]:
-    """The confusion matrices of states and objects, and the most confused pairs, with images if there are any.
-
-    Args:
-        training: label of each training image, by image.
-    """
+    """The confusion matrices of states and objects, and the most confused pairs, with images if there are any."""
     labels = answered.labels
-    parts = []
-    for title, part, names in (
-        ("States", labels.state_of, labels.states),
-        ("Objects", labels.object_of, labels.objects),
-    ):
-        if len(names) > 1:
-            parts.append(ReportPart(title, [_matrix(answered.matrix(part, len(names)), names, title)]))
+    kinds = (("States", labels.state_of, labels.states), ("Objects", labels.object_of, labels.objects))
+    parts = [
+        ReportPart(title, [_matrix(answered.matrix(part, len(names)), names, title)])
+        for title, part, names in kinds
+        if len(names) > 1
+    ]
     if not answered.right.all():
         confused: Block = confused_table(answers, "Most confused pairs", CONFUSED)
         if thumbnails is not None:
@@ -242,11 +220,7 @@ def confusion_parts(
 
 
 def _matrix(counts: Ints, names: Sequence[str], title: str) -> Matrix:
-    """Confusion matrix of the 24 labels with the most errors.
-
-    Args:
-        counts: number of images by label (row) and answer (column). Labels that do not occur are left out.
-    """
+    """The 24 occurring labels with the most errors; `counts`: images by label (row) and answer (column)."""
     errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
     occurring = np.flatnonzero(counts.sum(0) + counts.sum(1))
     shown = np.sort(occurring[np.argsort(-errors[occurring], kind="stable")][:MATRIX])
@@ -289,7 +263,6 @@ def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> 
 
 
 def probability_part(answered: AnsweredImages) -> ReportPart:
-    """The reliability diagram (accuracy by probability) and its calibration error."""
     groups = answered.reliability
     places = np.flatnonzero(groups.images)
     x = (100 * groups.probability[places]).tolist()

@@ -1,10 +1,9 @@
-"""Building blocks of a report, for its HTML and Markdown pages: sections of tables, figures, galleries and notes.
+"""Building blocks of a page, and how they are drawn and written.
 
-Line charts as small SVG drawings with hover text.
-
-Colours are CSS classes (`charts.css`), so that one drawing fits light pages, dark pages and print.
-
-Render the blocks of a report: a self-contained HTML page, Markdown, SVG files, and HTML for a notebook.
+A report has sections, a section has parts, and a part has blocks: tables, figures, notes, galleries of thumbnails and
+confusion matrices. A report is rendered as a self-contained HTML page and as Markdown, its tables and figures also as
+HTML for a notebook. Line charts are small SVG drawings with hover text; their colours are CSS classes (`charts.css`),
+so that one drawing fits light pages, dark pages and print.
 """
 
 from __future__ import annotations
@@ -159,10 +158,7 @@ class Matrix:
 
     @property
     def rows(self) -> list[tuple[str, list[tuple[int, float, str]]]]:
-        """Rows of the confusion matrix for display: a label's name with its cells.
-
-        A cell is (number of images, share of the row's images, hover text).
-        """
+        """A label's name with its cells per row; a cell is (images, share of the row's images, hover text)."""
         table = []
         for name, counts in zip(self.names, self.counts, strict=True):
             total = max(1, sum(counts))
@@ -179,8 +175,6 @@ Block = Table | Figure | Note | Gallery | Matrix
 
 @dataclass(frozen=True)
 class ReportPart:
-    """Part of a report section: a title with tables, figures, galleries and notes."""
-
     title: str
     blocks: Sequence[Block]
 
@@ -206,8 +200,9 @@ class Report:
 
 
 WIDTH, HEIGHT = 440, 300
-LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 44
-LETTER, LINE = 7.2, 18  # widths for the layout of the legend; letters of 12 px in the widest usual font
+LEFT, RIGHT = 50, 14
+TOP, BOTTOM = 12, 44
+LETTER, LINE = 7.2, 18  # of the legend; letters of 12 px in the widest usual font
 TONES = 8
 
 
@@ -260,7 +255,7 @@ class Axis:
 
 
 def draw(chart: Chart) -> str:
-    """Return a line chart as an `<svg>` element for an HTML page, whose style sheet sets the colours."""
+    """A line chart as an `<svg>` element for an HTML page, whose style sheet sets the colours."""
     tones = [place if series.tone is None else series.tone for place, series in enumerate(chart.series)]
     coloured = [(series, f"t{tone % TONES}") for series, tone in zip(chart.series, tones, strict=True)]
     legend, legend_height = _legend(coloured)
@@ -281,16 +276,17 @@ def draw(chart: Chart) -> str:
 
 
 def standalone_svg(svg: str) -> str:
-    """Return an `<svg>` element as the content of an SVG file, with the style sheet that sets its colours."""
-    style = files("duplex.report").joinpath("charts.css").read_text(encoding="utf-8")
+    """An `<svg>` element as the content of an SVG file, with the style sheet that sets its colours."""
+    style = _package_text("charts.css")
     head, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
 
 
 def ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """Return about five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten.
+    """About five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten.
 
-    whole: whether steps are at least 1.
+    Args:
+        whole: whether steps are at least 1.
     """
     raw = max(high - low, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(raw))
@@ -301,57 +297,61 @@ def ticks(low: float, high: float, whole: bool = False) -> list[float]:
     return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
 
 
-def number(value: float) -> str:
-    """Format a coordinate with at most one decimal."""
+def coordinate(value: float) -> str:
+    """A coordinate with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
+
+
+def _package_text(name: str) -> str:
+    return files("duplex.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, whole: bool) -> Axis:
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
-    low, high = min(finite), max(finite)
+    low = min(finite)
+    high = max(finite)
     low = min(low, 0.0) if from_zero else low
-    marks = ticks(low, high if high > low else low + 1, whole=whole)
-    return Axis(start, stop, marks)
+    return Axis(start, stop, ticks(low, high if high > low else low + 1, whole=whole))
 
 
 def _legend(coloured: Sequence[tuple[Series, str]]) -> tuple[list[str], float]:
-    """Return the SVG elements of a chart's legend, and its height in pixels.
-
-    coloured: the chart's lines with the CSS classes of their colours.
-    """
-    out, x, row = [], float(LEFT), 0
+    """The SVG elements of a legend for lines with the CSS classes of their colours, and its height in pixels."""
+    out = []
+    x = float(LEFT)
+    row = 0
     for series, colour in coloured:
         width = 32 + LETTER * len(series.name)
         if x + width > WIDTH - RIGHT and x > LEFT:
-            x, row = float(LEFT), row + 1
+            x = float(LEFT)
+            row += 1
         y = TOP + 4 + row * LINE
-        out.append(f'<path class="line {colour}" d="M{number(x)} {y}h14"/>')
-        out.append(f'<text class="ink" x="{number(x + 19)}" y="{y + 4}">{escape(series.name)}</text>')
+        out.append(f'<path class="line {colour}" d="M{coordinate(x)} {y}h14"/>')
+        out.append(f'<text class="ink" x="{coordinate(x + 19)}" y="{y + 4}">{escape(series.name)}</text>')
         x += width
     return out, float((row + 1) * LINE + 4 if coloured else 0)
 
 
 def _frame(x: Axis, y: Axis, chart: Chart) -> list[str]:
     out = []
-    left = number(x.start - 7)
+    left = coordinate(x.start - 7)
     for tick in y.ticks:
-        at = number(y(tick))
-        out.append(f'<path class="grid" d="M{number(x.start)} {at}H{number(x.stop)}"/>')
-        out.append(f'<text class="tick" x="{left}" y="{number(y(tick) + 4)}" text-anchor="end">{tick:g}</text>')
+        at = coordinate(y(tick))
+        out.append(f'<path class="grid" d="M{coordinate(x.start)} {at}H{coordinate(x.stop)}"/>')
+        out.append(f'<text class="tick" x="{left}" y="{coordinate(y(tick) + 4)}" text-anchor="end">{tick:g}</text>')
     for tick in x.ticks:
-        at = number(x(tick))
-        out.append(f'<path class="axis" d="M{at} {number(y.start)}v4"/>')
-        out.append(f'<text class="tick" x="{at}" y="{number(y.start + 17)}" text-anchor="middle">{tick:g}</text>')
-    out.append(f'<path class="axis" d="M{number(x.start)} {number(y.start)}H{number(x.stop)}"/>')
-    below = f'x="{number((x.start + x.stop) / 2)}" y="{number(y.start + 36)}"'
-    beside = f'transform="translate(13 {number((y.start + y.stop) / 2)}) rotate(-90)"'
+        at = coordinate(x(tick))
+        out.append(f'<path class="axis" d="M{at} {coordinate(y.start)}v4"/>')
+        out.append(f'<text class="tick" x="{at}" y="{coordinate(y.start + 17)}" text-anchor="middle">{tick:g}</text>')
+    out.append(f'<path class="axis" d="M{coordinate(x.start)} {coordinate(y.start)}H{coordinate(x.stop)}"/>')
+    below = f'x="{coordinate((x.start + x.stop) / 2)}" y="{coordinate(y.start + 36)}"'
+    beside = f'transform="translate(13 {coordinate((y.start + y.stop) / 2)}) rotate(-90)"'
     for place, label in ((below, chart.x_label), (beside, chart.y_label)):
         out.append(f'<text class="name" {place} text-anchor="middle">{escape(label)}</text>')
     return out
 
 
 def _path(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float]) -> str:
-    points = [f"{number(x(a))} {number(y(b))}" for a, b in zip(xs, ys, strict=True) if math.isfinite(b)]
+    points = [f"{coordinate(x(a))} {coordinate(y(b))}" for a, b in zip(xs, ys, strict=True) if math.isfinite(b)]
     return "M" + "L".join(points) if points else ""
 
 
@@ -367,20 +367,17 @@ def _series(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
     if len(series.x) > 1:
         out.append(f'<path class="line {colour}" d="{_path(x, y, series.x, series.y)}"/>')
     for mark in series.marks:
-        place = f'cx="{number(x(mark.x))}" cy="{number(y(mark.y))}" data-tip={quoteattr(mark.tip)}'
+        place = f'cx="{coordinate(x(mark.x))}" cy="{coordinate(y(mark.y))}" data-tip={quoteattr(mark.tip)}'
         kind = f"dot {colour}" if mark.visible else "hit"
         out.append(f'<circle class="{kind}" {place} r="{3.5 if mark.visible else 7}"/>')
     return out
 
 
-STYLES, SCRIPT = ("page.css", "charts.css"), "page.js"
-
-
 def render_page(report: Report) -> str:
     """The report as an HTML page, with styles, script, drawings and images embedded."""
-    *styles, script = (files("duplex.report").joinpath(name).read_text(encoding="utf-8") for name in (*STYLES, SCRIPT))
+    style = Markup(_package_text("page.css") + "\n" + _package_text("charts.css"))
     template = _environment().get_template("page.html.j2")
-    return template.render(report=report, style=Markup("\n".join(styles)), script=Markup(script))
+    return template.render(report=report, style=style, script=Markup(_package_text("page.js")))
 
 
 def render_notebook(title: str, blocks: Sequence[Block]) -> str:
@@ -424,7 +421,7 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        drawing=lambda figure: Markup(figure.svg),  # `charts` escapes its texts
+        drawing=lambda figure: Markup(figure.svg),  # `draw` escapes its texts
         data_uri=_data_uri,
         md=plain_markdown,
         md_row=_markdown_row,

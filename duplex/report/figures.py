@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from duplex.errors import UsageError, install_command
 from duplex.labels import Ints, LabelSpace
 from duplex.report.aggregate import DatasetResults, Tree
-from duplex.report.blocks import Chart, Figure, Mark, Series, draw, number
+from duplex.report.blocks import Chart, Figure, Mark, Series, coordinate, draw
 
-SIDE, MARGIN, GOLDEN = 440, 16, 137.508  # the golden angle keeps neighbouring hues apart
+SIDE, MARGIN = 440, 16  # of a map
+GOLDEN = 137.508  # degrees; the golden angle keeps neighbouring hues apart
 CAPTIONS = {
     "prototypes": "Test images (○) of the {n} largest classes with their visual (△) and semantic (□) prototypes.",
     "before": "The {n} largest classes before training: test images (○) and first visual prototypes (☆).",
@@ -34,9 +35,10 @@ CAPTIONS = {
     "combined": "Both together, coloured by object.",
 }
 PLACES = {"semantic": "object", "visual": "object", "combined": "object"}  # meaning of the hue; else the pair
-CLASSES, IMAGES, PROTOTYPES = 20, 40, 300  # largest classes, images of each, pairs of prototype maps
+CLASSES, IMAGES = 20, 40  # compositions of a map with images, and images of each
+PROTOTYPES = 300  # compositions of a map of prototypes
 COLUMNS = ["map", "kind", "label", "object", "seen", "x", "y"]
-EARLY, STEPS, EVERY = 150, 350, 25
+EARLY, STEPS = 150, 350  # of the optimisation, with and after exaggeration
 Array = NDArray[np.float32]
 Tick = Callable[[int], None]
 Prototypes = Callable[[Ints], Array]  # compositions [C] -> [C, d]
@@ -48,7 +50,7 @@ def slug(*words: str) -> str:
 
 
 def curve_figure(data: DatasetResults, world: str) -> Figure | None:
-    """Plot the seen–unseen curves of all methods in the closed or open world; None if no run has predictions."""
+    """The seen–unseen curves of all methods in the closed or open world; None if no run has predictions."""
     curves = data.curves[world]
     if not curves:
         return None
@@ -69,14 +71,13 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Method -> number of its colour, the same in all figures of a data set; keys are also the names under which the
-    report shows methods (option `shown_as`)."""
+    """The number of each method's colour in all figures of a data set, also by the name that it is shown as."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:
-    """Plot validation AUC and the sum of losses by epoch, for the methods that train; empty if none does."""
+    """Validation AUC and the sum of losses by epoch, for the methods that train; empty if none does."""
     legend = "Lines: mean over seeds. Bands: lowest to highest seed."
     figures = []
     for title, label, value, caption in (
@@ -117,7 +118,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """Plot AUC and HM of ablations against lambda, the momentum of the prototypes' updates, with standard errors.
+    """AUC and HM of ablations against lambda, the momentum of the prototypes' updates, with standard errors.
 
     Args:
         places: a mapping per ablation, with its lambda as `value` and its name as `run`.
@@ -154,16 +155,15 @@ class Scene:
 
 
 def map_count(scene: Scene) -> int:
-    """The number of t-SNE maps of a run; it depends on the prototypes that the method has."""
+    """The number of maps, which depends on the prototypes that the method has."""
     return sum(1 for _ in _plans(scene))
 
 
 def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """Compute the t-SNE maps of a run's test images and prototypes: one table with a row per point of each map.
+    """A run's t-SNE maps as one table, with a row per point of each map.
 
     Args:
-        tick: callback for progress, called with the number of finished optimisation steps over all maps; each of the
-            `map_count(scene)` maps takes `EARLY + STEPS` steps.
+        tick: called with the number of finished optimisation steps; a map takes `EARLY + STEPS` of them.
     """
     tables = []
     done = 0
@@ -180,10 +180,7 @@ def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
 
 
 def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
-    """Yield each t-SNE map's name and groups of points (kind, compositions [r], vectors to map [r, d]).
-
-    The kind chooses a point's symbol: `image`, or a kind of prototype such as `semantic`.
-    """
+    """Each map's name with its groups of points: (kind, compositions [r], vectors [r, d]); the kind is the symbol."""
     largest, rows = largest_classes(scene.compositions)
     if scene.visual is not None:
         parts = [("image", scene.compositions[rows], scene.trained[rows])]
@@ -203,11 +200,7 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
 
 
 def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
-    """The compositions with the most test images, and the indices of up to 40 images of each, evenly spaced.
-
-    Args:
-        compositions: composition of each test image [n].
-    """
+    """The compositions with the most of n test images, and the indices of up to 40 images of each, evenly spaced."""
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:CLASSES]])
     picked = []
@@ -238,7 +231,7 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
         n_jobs=1,
         random_state=0,
         callbacks=lambda iteration, error, embedding: tick(done + iteration),
-        callbacks_every_iters=EVERY,
+        callbacks_every_iters=25,
     ).fit(np.asarray(vectors, dtype=np.float64))
     tick(done + EARLY + STEPS)
     return np.asarray(fit)
@@ -256,13 +249,7 @@ def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """A t-SNE map as SVG: one `<g>` per label, with the label as hover text; prototypes are drawn above images.
-
-    Args:
-        rows: table of points.
-        hue_by: column of `rows` whose values are told apart by colour.
-        alt: text for screen readers.
-    """
+    """A map as SVG: a `<g>` with hover text per label, prototypes above images; the column `hue_by` sets the hue."""
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
     out = [
@@ -275,11 +262,11 @@ def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
             seen = "seen" if int(group["seen"].iloc[0]) else "unseen"
             points = zip(group["kind"], group["px"], group["py"], strict=True)
             if images:  # all dots of a class are one path of round caps
-                dots = "".join(f"M{number(x)} {number(y)}h.01" for _, x, y in points)
+                dots = "".join(f"M{coordinate(x)} {coordinate(y)}h.01" for _, x, y in points)
                 shapes = f'<path class="cloud" d="{dots}"/>'
             else:
                 shapes = "".join(_marker(*point) for point in points)
-            hue = number(hues[group[hue_by].iloc[0]])
+            hue = coordinate(hues[group[hue_by].iloc[0]])
             out.append(f'<g style="--hue:{hue}" data-tip={quoteattr(f"{label} ({seen})")}>{shapes}</g>')
     return "\n".join([*out, "</svg>"])
 
@@ -292,10 +279,10 @@ def _scaled(values: pd.Series) -> pd.Series:
 def _marker(kind: str, x: float, y: float) -> str:
     if kind in ("semantic", "combined"):
         size = 9 if kind == "semantic" else 8
-        corner = f'x="{number(x - size / 2)}" y="{number(y - size / 2)}"'
+        corner = f'x="{coordinate(x - size / 2)}" y="{coordinate(y - size / 2)}"'
         return f'<rect class="proto" {corner} width="{size}" height="{size}"/>'
     corners = [(x, y - 6), (x + 5.5, y + 4.5), (x - 5.5, y + 4.5)]
     if kind == "star":
         turns = [(8.0 if i % 2 == 0 else 3.4, math.pi * (i / 5 - 0.5)) for i in range(10)]  # radius, angle
         corners = [(x + r * math.cos(a), y + r * math.sin(a)) for r, a in turns]
-    return f'<path class="proto" d="M{"L".join(f"{number(a)} {number(b)}" for a, b in corners)}Z"/>'
+    return f'<path class="proto" d="M{"L".join(f"{coordinate(a)} {coordinate(b)}" for a, b in corners)}Z"/>'

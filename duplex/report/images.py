@@ -40,18 +40,17 @@ from duplex.report.blocks import (
 )
 from duplex.report.tables import json_pointer
 
-NEAREST = 4  # images shown per prototype
+NEAREST, SHOWN = 4, 4  # images per prototype, and pairs in the gallery of prototypes
+SWAP_NEAREST, SWAPS_SHOWN = 5, 3  # images per swap, and swaps in the gallery
 TEXTS = 3  # nearest texts of an image
-SHOWN = 4  # pairs in the gallery of prototypes
-SWAP_NEAREST, SWAPS_SHOWN = 5, 3
-BLOCK = 4096
+BLOCK = 4096  # images at a time
 Array = NDArray[np.float32]
 Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in the manifest
 NO_FACTORS = "this method has no state and object factors to swap; choose another with --method"
 
 
 def thumbnails_under(root: Path) -> Thumbnails:
-    """Function from an image's path in the folder `root` to its thumbnail: a data URI, None if unreadable."""
+    """Thumbnails of the images in a folder, by their paths in it; None for an unreadable one."""
     return lambda image: thumbnail(root / image)
 
 
@@ -64,7 +63,7 @@ def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list
 
 @dataclass(frozen=True)
 class EmbeddedImages:
-    """A trained method's features of the test images, and their state and object parts if it computes such factors."""
+    """A method's features of the test images, and their state and object parts if it computes such factors."""
 
     z: Array | None  # z^c [n, d], of unit length; None if the method has none
     text_space: Array | None  # [n, d] features that semantic prototypes are compared with
@@ -79,7 +78,6 @@ class EmbeddedImages:
 
 
 def embed_images(method: Inspectable, examples: Examples) -> EmbeddedImages:
-    """Images' features and their factors (state and object parts), computed by a method in batches of images."""
     inputs = examples.inputs
     starts = range(0, len(next(iter(inputs.values()))), BLOCK)
     blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
@@ -121,9 +119,10 @@ class RetrievalContext:
         return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
 
     def joined(self, states: Array, objects: Array) -> Array:
-        """Features [Q, d] from state parts [Q, d] and object parts [Q, d] of other images, by the learned fusion
-        (the Duplex paper's Eq. 11). Without one, the parts are concatenated, so that the cosine of two results is the
-        mean of the parts' cosines."""
+        """State parts and object parts [Q, d] joined by the learned fusion (the Duplex paper's Eq. 11).
+
+        Without one they are concatenated, so that the cosine of two results is the mean of the parts' cosines.
+        """
         if self.method.fuse is None:
             return np.concatenate([states, objects], axis=1)
         return np.asarray(self.method.fuse(torch.from_numpy(states), torch.from_numpy(objects)).cpu())
@@ -131,7 +130,7 @@ class RetrievalContext:
 
 @dataclass(frozen=True)
 class Hit:
-    """Test image found by retrieval, with its cosine to the query."""
+    """A test image that was found, with its cosine to the query."""
 
     row: int  # among the test images
     image: str
@@ -141,11 +140,7 @@ class Hit:
 
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
-    """The `top` test images nearest to each prototype of a composition: kind (`semantic`, `visual`) -> hits.
-
-    Raises:
-        UsageError: if the method has no prototypes.
-    """
+    """The `top` test images nearest to each kind of prototype of a composition; `UsageError` without prototypes."""
     if not context.has_prototypes:
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
@@ -156,11 +151,7 @@ def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dic
 
 
 def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int) -> list[Hit]:
-    """The `top` test images nearest to a state part [1, d] joined with another image's object part [1, d].
-
-    Raises:
-        UsageError: if the method has no state and object factors.
-    """
+    """The `top` test images nearest to a state part [1, d] joined with another image's object part [1, d]."""
     embedded = context.embedded_images
     if embedded.states is None or embedded.objects is None:
         raise UsageError(NO_FACTORS)
@@ -191,13 +182,7 @@ def _masks(seen: Bools) -> dict[str, Bools]:
 def _shares_table(
     caption: str, heading: str, numbers: Mapping[str, Any], place: tuple[str, str], titles: Mapping[str, str], note: str
 ) -> Table:
-    """Table of percentages by row and by group of pairs (seen, unseen, all).
-
-    Args:
-        numbers: row name -> group of pairs -> percentage.
-        place: file and key where the numbers are stored, which cells cite.
-        titles: row name -> text of the first column.
-    """
+    """Percentages `numbers[row][group]`, which cells cite at `place`; `titles`: the first column, by row."""
     rows = []
     for name, title in titles.items():
         cells = [number_cell(value, source=json_pointer(*place, name, kind)) for kind, value in numbers[name].items()]
@@ -206,7 +191,7 @@ def _shares_table(
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Blocks on the test images nearest to each prototype, and the numbers that they cite from the JSON file `file`."""
+    """Test images nearest to each prototype, and the numbers that the blocks cite from the JSON file `file`."""
     if not context.has_prototypes:
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -250,24 +235,21 @@ class RetrievedTexts:
 
 
 def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
-    """The compositions of the three texts (semantic prototypes) nearest to each test image, and the cosines.
-
-    Both are [n, 3], the nearest first. None if the method has no semantic prototypes.
-    """
-    if context.method.semantic is None or context.embedded_images.text_space is None:
+    """The compositions of the three texts nearest to each test image [n, 3], and their cosines; None without texts."""
+    text_space = context.embedded_images.text_space
+    if context.method.semantic is None or text_space is None:
         return None
     candidates = context.labels.candidates("closed", "test")
-    texts = context.method.semantic(candidates).cpu().numpy()
-    places, cosines = nearest(context.embedded_images.text_space, texts, TEXTS)
+    places, cosines = nearest(text_space, context.method.semantic(candidates).cpu().numpy(), TEXTS)
     return candidates[places], cosines
 
 
 def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
     """The texts nearest to each test image, and a table of how often they are right, citing the JSON file `file`."""
-    nearest_three = nearest_texts(context)
-    if nearest_three is None:
+    found = nearest_texts(context)
+    if found is None:
         return RetrievedTexts()
-    compositions, cosines = nearest_three
+    compositions, cosines = found
     right: Bools = compositions == context.compositions[:, None]
     names = [context.labels.names(column) for column in compositions.T]
     lines = {
@@ -284,7 +266,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Blocks on swaps between test images, and the numbers that they cite from the JSON file `file`.
+    """Swaps between test images, and the numbers that the blocks cite from the JSON file `file`.
 
     One swap looks for each test pair: the state of an image A with it and another object, joined with the object of an
     image B with it and another state.
@@ -300,7 +282,6 @@ def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict
 
 
 def _swap_all(context: RetrievalContext, states: Array, objects: Array) -> tuple[dict[str, float], Gallery]:
-    """Numbers of the swaps (`questions`, and `first_right`: percent with the right nearest image), and a gallery."""
     compositions = context.compositions
     found = [_sources_of_swap(context, pair) for pair in np.unique(compositions).tolist()]
     swaps = [swap for swap in found if swap is not None]

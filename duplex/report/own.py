@@ -1,14 +1,13 @@
-"""Write a self-contained HTML page on a model's answers for one data set: `duplex fit`, `duplex report --dataset`.
+"""The page of one data set: a model's answers, and what more labelled images would bring.
 
-What more labelled images would bring: accuracy by number of training images, and the pairs to label next.
+`duplex fit` and `duplex report --dataset` write it. What more images would bring is measured with a closed-form
+classifier on the frozen features. Each fit has its own temperature and prior, from validation images, and all labelled
+pairs as candidates.
 
-The classifier is in closed form: prototypes computed by least squares from frozen features in seconds, nothing is
-trained. Each fit has its own temperature and prior, from validation images, and all labelled pairs as candidates.
-
-The learning curve is measured on test images and extrapolated to twice as many training images. These are drawn at
+The learning curve is its accuracy on test images, extrapolated to twice as many training images. These are drawn at
 random within every pair, at least one image per pair, so that seen pairs stay seen.
 
-Pairs are ranked by the variance of their mean feature in the closed form and by their validation errors. In coordinates
+The pairs to label next are ranked by the variance of their mean feature and by their validation errors. In coordinates
 where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`: effects of state and
 object, and an interaction of variance `v` (duplex/methods/gaussian.py). With `n_c` images of pair `c`, `H` the matrix
 of the normal equations for `beta`, and `k = 1/v`,
@@ -40,13 +39,7 @@ from duplex.features.tokens import Examples
 from duplex.labels import SPLITS, Bools, Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, NormalEquations, PairMeans
 from duplex.methods.paths import unit
-from duplex.report.answers import (
-    accuracy_parts,
-    answers_of,
-    confusion_parts,
-    probability_part,
-    wrong_answers_part,
-)
+from duplex.report.answers import accuracy_parts, answers_of, confusion_parts, probability_part, wrong_answers_part
 from duplex.report.blocks import (
     Block,
     Chart,
@@ -71,18 +64,25 @@ from duplex.report.images import thumbnails_under
 from duplex.report.tables import recipe_table
 from duplex.system.files import write_text
 
-SHARES = (0.25, 0.5, 1.0)
+SHARES = (0.25, 0.5, 1.0)  # of the training images
 DRAWS = 5  # of each share below 1
-BLOCK_SCORES = 1 << 22  # scores in memory at once
-FITTED_SCORES = 1 << 22  # of validation images, from which temperature and prior are fitted
+NEXT = 12  # pairs in the table of next images
+BLOCK_SCORES = 1 << 22  # scores in memory at once, and scores from which temperature and prior are fitted
+FORMULA = (
+    "Gain = e V / (1 + V). V = 1/(n+k) + (k/(n+k))² u′H⁻¹u is the variance of the pair's mean in the closed form, in "
+    "coordinates where images spread by 1 about it: n labelled images; k = {k:.2g} images, the worth of the prediction "
+    "from state and object; H the normal equations of their effects. One more image takes away the share V/(1 + V) "
+    "of V. e is the share of the pair's validation images that the closed form gets wrong, shrunk by one image to that "
+    "of all pairs. The order is a heuristic."
+)
 
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Point of a learning curve: the accuracies of several random draws of the same number of training images."""
+    """The accuracies, in percent, of several random draws of the same number of training images."""
 
-    images: int  # number of training images
-    accuracies: tuple[float, ...]  # percent
+    images: int
+    accuracies: tuple[float, ...]
 
     @property
     def mean(self) -> float:
@@ -91,7 +91,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Accuracy of a closed-form classifier by number of training images, and an extrapolation to twice as many."""
+    """Accuracy by number of training images, and an extrapolation to twice as many."""
 
     points: tuple[CurvePoint, ...]
     slope: float  # beta of `extrapolate`
@@ -99,9 +99,10 @@ class LearningCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> LearningCurve | None:
-        """Measure a closed-form classifier's accuracy with a quarter, half and all of the training images.
+        """Measured with a quarter, half and all training images; None if they are too few for three different numbers.
 
-        None if there are so few images that two of these numbers are equal. `examples`: split -> frozen features.
+        Args:
+            examples: split -> frozen features.
         """
         train = examples["train"].compositions.numpy()
         points = []
@@ -116,7 +117,7 @@ class LearningCurve:
 
 
 def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
-    """Draw a random share of the images of every pair, at least one per pair: their indices, ascending.
+    """The ascending indices of a random share of the images of every pair, at least one per pair.
 
     Args:
         compositions: pair of each image [N].
@@ -130,12 +131,12 @@ def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
 
 
 def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
-    """Fit a power law to a learning curve's errors: its slope beta, and the accuracy for twice as many images.
+    """A power law fitted to a learning curve's errors: its slope beta, and the accuracy for twice as many images.
 
         log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
 
     Args:
-        images: number of training images per point of the curve; the last one is doubled.
+        images: number of training images of each point of the curve; the last one is doubled.
         accuracies: percent, per point.
         measured: number of test images; e counts as at least half an image.
     """
@@ -146,7 +147,7 @@ def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tu
 
 @dataclass(frozen=True)
 class ClosedFormAnswers:
-    """Answers of a closed-form classifier (nothing trained) for the images of one split."""
+    """Answers of a closed-form classifier for the images of one split."""
 
     model: ClosedForm
     target: Ints  # [N] compositions
@@ -155,12 +156,10 @@ class ClosedFormAnswers:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
-        """Fit a closed-form classifier to training images, calibrate it on validation images, and classify a split.
+        """Fit a classifier to the training images `rows`, calibrate it on validation images, and answer a split.
 
         Args:
             examples: split -> frozen features with compositions.
-            rows: indices of the training images to use.
-            split: split whose images are answered: `train`, `val` or `test`.
         """
         train = examples["train"]
         chosen = torch.from_numpy(rows)
@@ -188,7 +187,7 @@ def _best_candidates(
     def log_p(cls: Tensor) -> Tensor:
         return scorer(unit(cls).float()).log_softmax(1)
 
-    count = min(len(val), max(1, FITTED_SCORES // len(candidates)))
+    count = min(len(val), max(1, BLOCK_SCORES // len(candidates)))
     rows = torch.from_numpy(np.linspace(0, len(val) - 1, count).astype(int))
     label = np.searchsorted(candidates, val.compositions[rows].numpy())
     confidence = fit_probabilities(log_p(val.cls[rows]).double(), label, seen)
@@ -213,11 +212,7 @@ class NextImages:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
-        """Rank the labelled pairs, by image counts of all splits and the closed form's errors on validation images.
-
-        Args:
-            examples: split -> frozen features with compositions.
-        """
+        """Ranked by the image counts of all splits and the closed form's errors on validation images."""
         answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
         model = answers.model
         ridge = model.settings.ridge
@@ -232,6 +227,10 @@ class NextImages:
         order = np.argsort(-gain, kind="stable")
         train_counts = pair_counts(examples, labels, ("train",))
         before = mean_variances(train_counts, model.shrinkage, ridge, model.shape)[answers.target]
+        larger = before > np.median(before)
+        errors = None
+        if larger.any() and not larger.all():
+            errors = 100 * float((~right[larger]).mean()), 100 * float((~right[~larger]).mean())
         return cls(
             pairs=pairs[order],
             images=counts[pairs[order]],
@@ -240,12 +239,12 @@ class NextImages:
             wrong=wrong[order],
             gain=gain[order],
             shrinkage=model.shrinkage,
-            errors=_errors_by_variance(before, right),
+            errors=errors,
         )
 
 
 def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tuple[str, ...]) -> Ints:
-    """The number of images of every composition [M*N], summed over `splits`, for M states and N objects."""
+    """The number of images of every composition [M*N] in `splits`, for M states and N objects."""
     compositions = np.concatenate([examples[split].compositions.numpy() for split in splits])
     return np.bincount(compositions, minlength=labels.size)
 
@@ -277,11 +276,12 @@ def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int])
 
 
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """The expected gain [P] from one more labelled image of each pair, as a number to rank pairs by.
+    """The expected gain [P] from one more image of each pair, to rank pairs by.
 
     Args:
         variance: of the pair's mean feature [P].
-        wrong, validated: numbers of wrong and of all validation images of the pair [P].
+        wrong: number of wrong validation images of the pair [P].
+        validated: number of all validation images of the pair [P].
     """
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
@@ -289,27 +289,9 @@ def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
     return gain
 
 
-def _errors_by_variance(variance: Floats, right: Bools) -> tuple[float, float] | None:
-    """Percent wrong on images whose pair has a variance above the median, and on the others; None if one is empty."""
-    larger = variance > np.median(variance)
-    if larger.all() or not larger.any():
-        return None
-    return 100 * float((~right[larger]).mean()), 100 * float((~right[~larger]).mean())
-
-
-NEXT = 12  # pairs whose next images would help
-FORMULA = (
-    "Gain = e V / (1 + V). V = 1/(n+k) + (k/(n+k))² u′H⁻¹u is the variance of the pair's mean in the closed form, in "
-    "coordinates where images spread by 1 about it: n labelled images; k = {k:.2g} images, the worth of the prediction "
-    "from state and object; H the normal equations of their effects. One more image takes away the share V/(1 + V) "
-    "of V. e is the share of the pair's validation images that the closed form gets wrong, shrunk by one image to that "
-    "of all pairs. The order is a heuristic."
-)
-
-
 @dataclass(frozen=True)
 class OwnData:
-    """A data set to write a page about, with features and a trained model's answers for its test images."""
+    """What the page of a data set shows; sections without data are left out."""
 
     name: str
     labels: LabelSpace
@@ -334,13 +316,11 @@ class OwnData:
 
 
 def write_page(data: OwnData, path: Path) -> Path:
-    """Write a data set's HTML page to the file `path`, with thumbnails embedded, and return `path`."""
     write_text(path, render_page(own_report(data)))
     return path
 
 
 def own_report(data: OwnData) -> Report:
-    """Build the report of one data set and its model's answers; sections without data are left out."""
     labels, answered = data.labels, data.answered
     present = any((data.root / image).is_file() for image in data.manifest["image"])
     thumbnails = thumbnails_under(data.root) if present else None
@@ -385,7 +365,6 @@ def _facts(data: OwnData) -> list[tuple[str, str]]:
 
 
 def curve_part(curve: LearningCurve) -> ReportPart:
-    """The learning curve, and its extrapolation to twice as many training images."""
     images = [point.images for point in curve.points]
     means = [point.mean for point in curve.points]
     low = [min(point.accuracies) for point in curve.points]
@@ -411,7 +390,6 @@ def curve_part(curve: LearningCurve) -> ReportPart:
 
 
 def labelling_advice_part(advice: NextImages, labels: LabelSpace) -> ReportPart:
-    """The labelled pairs for which one more labelled image would help most, as a table."""
     rows = []
     for i, pair in enumerate(advice.pairs[:NEXT].tolist()):
         wrong, validated = int(advice.wrong[i]), int(advice.validated[i])

@@ -1,64 +1,29 @@
-"""Build the sections of the report: one per data set, and one on git revision, package versions and encoders."""
+"""The pages of the report: a section per data set, and one on git revision, package versions and encoders."""
 
 from __future__ import annotations
 
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 from duplex.evaluation.metric_table import MISSING
 from duplex.labels import WORLDS
 from duplex.report import tables
 from duplex.report.aggregate import DatasetResults, Results
-from duplex.report.blocks import (
-    Block,
-    Note,
-    Report,
-    ReportPart,
-    ReportSection,
-    Table,
-    TableRow,
-    columns,
-    text_cell,
-)
+from duplex.report.blocks import Block, Note, Report, ReportPart, ReportSection, Table, TableRow, columns, text_cell
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
 
 PACKAGES = ("duplex", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
-ENCODER = (
-    "encoder",
-    "architecture",
-    "weights",
-    "preprocessing",
-    "precision",
-    "dim",
-    "manifest",
-    "torch",
-    "open_clip_torch",
-)
+ENCODER = ("encoder", "architecture", "weights", "preprocessing", "precision", "dim", "manifest", "torch",
+           "open_clip_torch")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """Git revision and package versions that a report was made with."""
-
-    revision: str = "not in a git repository"
-    versions: dict[str, str] = field(default_factory=dict)
-
-
-def build_report(
-    results: Results, origin: Provenance, image_parts: Mapping[str, Sequence[ReportPart]] | None = None
-) -> Report:
-    """Build the report of all data sets.
-
-    Args:
-        origin: git revision and package versions.
-        image_parts: data set -> further report parts, which need images or a trained method.
-    """
+def build_report(results: Results, image_parts: Mapping[str, Sequence[ReportPart]] | None = None) -> Report:
+    """The report of all data sets; `image_parts`: by data set, further parts that need images or a trained method."""
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
-    provenance = ReportSection("provenance", "Provenance", [provenance_part(results, origin)])
+    provenance = ReportSection("provenance", "Provenance", [provenance_part(results)])
     methods = dict.fromkeys(method for data in results.datasets for method in data.summary)
     facts = (
         ("data sets", ", ".join(data.name for data in results.datasets)),
@@ -71,9 +36,9 @@ def build_report(
 
 def dataset_section(results: Results, data: DatasetResults, image_parts: Sequence[ReportPart]) -> ReportSection:
     curves: list[Block] = [figure for world in WORLDS if (figure := curve_figure(data, world))]
-    graph = (tables.graph_table(results, data), tables.curve_ends_table(results, data))
     no_curves = Note("No run has predictions of seen and unseen pairs.", "dvc repro")
     no_training = Note("No run has a training history of more than one epoch.")
+    graph = [table(results, data) for table in (tables.graph_table, tables.curve_ends_table)]
     recipes = tables.run_recipe_tables(data)
     parts = [
         ReportPart("Results", _results(results, data)),
@@ -90,7 +55,7 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
 
 
 def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
-    """The report parts with data, then one part `Not shown` with the notes of all parts without data."""
+    """The parts with data, then one part `Not shown` with the notes of all parts without data."""
     filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
     notes = [
         replace(block, text=f"{part.title}: {block.text}")
@@ -117,8 +82,8 @@ def _results(results: Results, data: DatasetResults) -> list[Block]:
 def _ablations(results: Results, data: DatasetResults) -> list[Block]:
     entries = tables.ablation_tables(results, data)
     spec = tables.read_package_yaml("tables.yaml")
-    finished = [block for _, block in entries if not isinstance(block, Note)]
-    missing = [title for title, block in entries if isinstance(block, Note)]
+    finished = [table for _, table in entries if table is not None]
+    missing = [title for title, table in entries if table is None]
     curves = lambda_figures(data, spec["sensitivity"])
     if not curves:
         missing.append("Sensitivity to λ")
@@ -126,14 +91,19 @@ def _ablations(results: Results, data: DatasetResults) -> list[Block]:
     return [*finished, *tables.term_tables(results, data), *notes, *curves]
 
 
-def find_provenance() -> Provenance:
-    """The git revision of the current folder and the versions of installed packages."""
-    versions = {"python": platform.python_version()}
+def provenance_part(results: Results) -> ReportPart:
+    common = [("git revision", _revision()), ("seeds", ", ".join(map(str, results.seeds)))]
+    common.append(("python", platform.python_version()))
     for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[package] = "not installed"
-            versions[package] = version(package)
-    return Provenance(_revision(), versions)
+        try:
+            common.append((package, version(package)))
+        except PackageNotFoundError:
+            common.append((package, "not installed"))
+    blocks = [_pairs("This run", common)]
+    for data in results.datasets:
+        identity = [(key, data.identity[key]) for key in ENCODER if key in data.identity]
+        blocks.append(_pairs(f"Features of {data.name}", identity or [("encoder", MISSING)]))
+    return ReportPart("Where the numbers come from", blocks)
 
 
 def _revision() -> str:
@@ -147,19 +117,8 @@ def _revision() -> str:
         commit = git("rev-parse", "HEAD")
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!artifacts", ":!dvc.lock")
     except (OSError, subprocess.SubprocessError):
-        return Provenance.revision
+        return "not in a git repository"
     return f"{commit} with changes" if changed else commit
-
-
-def provenance_part(results: Results, origin: Provenance) -> ReportPart:
-    """A table of git revision, seeds and package versions, and a table per data set on its encoder."""
-    common = [("git revision", origin.revision), ("seeds", ", ".join(map(str, results.seeds)))]
-    common += list(origin.versions.items())
-    blocks = [_pairs("This run", common)]
-    for data in results.datasets:
-        identity = [(key, data.identity[key]) for key in ENCODER if key in data.identity]
-        blocks.append(_pairs(f"Features of {data.name}", identity or [("encoder", MISSING)]))
-    return ReportPart("Where the numbers come from", blocks)
 
 
 def _pairs(caption: str, rows: list[tuple[str, str]]) -> Table:

@@ -29,13 +29,7 @@ from duplex.report.blocks import Block, Column, Note, Table, TableCell, TableRow
 
 NUMBERS = tuple(Column(title, tip=TIPS[title]) for title in METRICS.values())
 RECIPE = "recipe_"  # prefix of the recipes in a run's metrics
-COUNTS = {
-    "compositions": "{:,.0f}",
-    "train_images": "{:,.0f}",
-    "train_percent": "{:.1f}",
-    "test_images": "{:,.0f}",
-    "test_percent": "{:.1f}",
-}
+COUNTS = ("compositions", "train_images", "train_percent", "test_images", "test_percent")  # of frequency groups
 GRAPH = ("codebook without graph", "with graph", "gain")
 TERMS_NOTE = (
     "Score terms of one trained method, evaluated without the others and weighted as in the whole score: semantic "
@@ -57,7 +51,7 @@ RECIPE_NOTE = (
 
 @lru_cache
 def read_package_yaml(name: str) -> Tree:
-    """Read a YAML file of this package: quoted.yaml (published results) or tables.yaml (tables of ablations)."""
+    """A YAML file of this package: quoted.yaml (published results) or tables.yaml (tables of ablations)."""
     text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
 
@@ -88,12 +82,7 @@ def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
 
 
 def metric_cells(values: Tree, place: Sequence[str], names: Iterable[str] = METRICS) -> list[TableCell]:
-    """A cell per metric, with its standard error over seeds and its source.
-
-    Args:
-        values: metrics by name.
-        place: file of the metrics and the keys that lead to them, which cells cite.
-    """
+    """A cell per metric with its standard error over seeds, citing the file and keys of `place`."""
     cells = []
     for name in names:
         value, error = values.get(name), values.get(f"{name}_se")
@@ -107,32 +96,22 @@ def metric_cells(values: Tree, place: Sequence[str], names: Iterable[str] = METR
     return cells
 
 
-def auc_interval_cell(values: Tree, place: Sequence[str]) -> TableCell:
-    """The 95 % interval of AUC; `place` as for `metric_cells`."""
-    ends = interval_of(values)
-    if ends is None:
-        return TableCell(MISSING)
-    sources = " ".join(json_pointer(*place, f"auc_{end}") for end in ("low", "high"))
-    return TableCell(interval_text(values), ends[0], sources)
-
-
 def run_cell(
     runs: Iterable[RunRecord], keys: Sequence[str], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Mean over runs of the number at `keys` of their files; arguments as for `mean_cell`."""
     return mean_cell([(run, keys) for run in runs], form, part, scale)
 
 
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Mean of one number per run, whose keys may differ between runs.
+    """Mean of one number per run.
 
     Args:
         places: each run with the keys that lead to its number.
         form: format string.
-        part: which of a run's files, as the name of a field of `RunRecord`.
-        scale: factor to multiply the mean by.
+        part: field of `RunRecord` with the number.
+        scale: factor of the mean.
     """
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
@@ -143,10 +122,7 @@ def mean_cell(
 
 
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """S, U, HM and AUC of all methods in the closed or open world; None without results.
-
-    If the data set is a published benchmark, published numbers are added below.
-    """
+    """S, U, HM and AUC of all methods in a world, above the published ones of a benchmark; None without results."""
     ours = {method: worlds[world] for method, worlds in data.summary.items() if world in worlds}
     if not ours:
         return None
@@ -154,7 +130,9 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
     rows = []
     for method, values in ours.items():
         place = (results.metrics_file, data.name, method, world)
-        interval = auc_interval_cell(values, place)
+        ends = interval_of(values)
+        sources = " ".join(json_pointer(*place, f"auc_{end}") for end in ("low", "high"))
+        interval = TableCell(MISSING) if ends is None else TableCell(interval_text(values), ends[0], sources)
         cells = [*metric_cells(values, place), interval, *metric_cells(values, place, further)]
         rows.append(TableRow([text_cell(method), *cells]))
     rows = ranked(rows, range(1, 1 + len(METRICS)))
@@ -171,12 +149,9 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
-    """Rows with published results on a data set; empty if it is no published benchmark.
-
-    Args:
-        further: number of empty cells at the end of each row.
-    """
-    table, benchmark = read_package_yaml("quoted.yaml"), benchmark_of(data)
+    """Rows with published results on a benchmark, each with `further` empty cells at its end."""
+    table = read_package_yaml("quoted.yaml")
+    benchmark = benchmark_of(data)
     rows = []
     for row in [*table.get(world, ()), *(table["backbones"] if world == "closed" else ())]:
         if benchmark in row:
@@ -209,11 +184,13 @@ def normalised_name(name: str) -> str:
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
     """Measured and published HM and AUC of a published benchmark; None if no measured method is published."""
-    published, benchmark = read_package_yaml("quoted.yaml"), benchmark_of(data)
-    here = [name for name, worlds in data.summary.items() if world in worlds]
+    published = read_package_yaml("quoted.yaml")
+    benchmark = benchmark_of(data)
+    here = {normalised_name(name): name for name, worlds in data.summary.items() if world in worlds}
     rows = []
     for entry in published.get(world, ()):
-        ours = _measured_as(entry["method"], here)
+        name = published["names"].get(entry["method"], entry["method"])  # in params.yaml, if it differs
+        ours = here.get(normalised_name(name))
         if benchmark in entry and ours is not None:
             place = (results.metrics_file, data.name, ours, world)
             cells = _published_cells(data.summary[ours][world], place, entry[benchmark])
@@ -233,33 +210,18 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     return Table(f"{data.name}, {world} world: measured and published", header, rows, note)
 
 
-def _measured_as(published: str, here: Sequence[str]) -> str | None:
-    named = read_package_yaml("quoted.yaml")["names"].get(published)  # in params.yaml, if it differs
-    for name in here:
-        if name == named or (named is None and normalised_name(name) == normalised_name(published)):
-            return name
-    return None
-
-
 def _published_cells(values: Tree, place: Sequence[str], published: Sequence[float]) -> list[TableCell]:
     end = "_by_words" if "auc_by_words" in values else ""  # the published protocol, if the run has its numbers
     cells = []
     for name, number in zip((f"hm{end}", f"auc{end}"), published[2:], strict=True):
         cells += [number_cell(number), number_cell(values.get(name), source=json_pointer(*place, name))]
-    gain, low, high = (
-        None if value is None else value - published[3]
-        for value in (values.get(f"{name}{end}") for name in ("auc", "auc_low", "auc_high"))
-    )
-    text = MISSING if low is None or high is None else f"{low:+.1f} to {high:+.1f}"
-    return [*cells, number_cell(gain, "{:+.1f}"), TableCell(text, low)]
+    gains = [values[key] - published[3] for name in ("auc", "auc_low", "auc_high") if (key := f"{name}{end}") in values]
+    interval = TableCell(f"{gains[1]:+.1f} to {gains[2]:+.1f}", gains[1]) if len(gains) == 3 else TableCell(MISSING)
+    return [*cells, number_cell(gains[0] if gains else None, "{:+.1f}"), interval]
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Feasibility thresholds, which exclude implausible pairs in the open world, and their effect.
-
-    A row is a method with a source of feasibility, `words` (word vectors) or `likelihood`. None if no run has a
-    threshold.
-    """
+    """Feasibility thresholds, a row per method and source (`words`, `likelihood`); None if no run has one."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
@@ -282,26 +244,26 @@ def feasibility_table(data: DatasetResults) -> Table | None:
     return Table(f"Feasibility in the open world: {data.name}", header, rows, FEASIBILITY_NOTE)
 
 
-def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | Note]]:
-    """The tables of ablations that `tables.yaml` lists, as (title, table); without runs a note, not a table."""
-    spec = read_package_yaml("tables.yaml")
-    tables: list[tuple[str, Table | Note]] = []
-    for entry in spec["tables"]:
-        title, caption, texts = entry["title"], entry["caption"], entry["columns"]
+def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | None]]:
+    """The ablations that `tables.yaml` lists, as (title, table); None if they have not been run."""
+    tables: list[tuple[str, Table | None]] = []
+    for entry in read_package_yaml("tables.yaml")["tables"]:
+        title = entry["title"]
+        texts = entry["columns"]
         lines = [(row["cells"], *_ablation(results, data, row["run"])) for row in entry["rows"]]
         lines = [line for line in lines if line[1]]
         if len(lines) < 2 or not any(place[0] == results.ablations_file for *_, place in lines):
-            tables.append((title, Note(f"{caption} These ablations have not been run.", spec["command"])))
+            tables.append((title, None))
             continue
         rows = [TableRow([*map(text_cell, cells), *metric_cells(values, place)]) for cells, values, place in lines]
         rows = ranked(rows, range(len(texts), len(texts) + len(METRICS)))
         header = [*columns(*texts, texts=len(texts)), *NUMBERS]
-        tables.append((title, Table(f"{title}: {data.name}, closed world", header, rows, caption)))
+        tables.append((title, Table(f"{title}: {data.name}, closed world", header, rows, entry["caption"])))
     return tables
 
 
 def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
-    """Closed-world metrics of the first ablation or method in `names` that has some, and their file and keys."""
+    """The closed-world metrics of the first of some ablations or methods that has them, with their file and keys."""
     for name in [names] if isinstance(names, str) else names:
         for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
             if "closed" in table.get(name, {}):
@@ -310,10 +272,7 @@ def _ablation(results: Results, data: DatasetResults, names: str | list[str]) ->
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
-    """Per method, a table of its accuracy by single score terms (summands of the score) and by sums of them.
-
-    A note precedes the tables. Empty if no method has several score terms.
-    """
+    """Per method, its metrics by single summands of the score and by sums of them; empty if no method has several."""
     tables: list[Block] = []
     for method, summary in data.summary.items():
         sums = {name.removeprefix(TERMS).replace("+", " + "): name for name in summary if name.startswith(TERMS)}
@@ -330,10 +289,7 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def frequency_table(data: DatasetResults) -> Table | Note:
-    """Each method's accuracy by the pairs' frequency in training, without a bias on unseen pairs.
-
-    The groups are head, medium, tail (by number of training images) and unseen. A note if no run has such accuracies.
-    """
+    """Each method's accuracy on head, medium, tail and unseen pairs, without a bias on unseen pairs."""
     methods = {
         method: list(runs.values())
         for method, runs in data.runs.items()
@@ -347,7 +303,10 @@ def frequency_table(data: DatasetResults) -> Table | Note:
     first = next(iter(methods.values()))[0]
     rows = []
     for group in first.metrics["groups"]:
-        counts = [run_cell([first], ("groups", group, key), form) for key, form in COUNTS.items()]
+        counts = [
+            run_cell([first], ("groups", group, key), "{:.1f}" if key.endswith("percent") else "{:,.0f}")
+            for key in COUNTS
+        ]
         accuracies = [run_cell(runs, ("groups", group, "accuracy"), "{:.1f}") for runs in methods.values()]
         rows.append(TableRow([text_cell(group), *counts, *accuracies]))
     note = (
@@ -359,10 +318,9 @@ def frequency_table(data: DatasetResults) -> Table | Note:
 
 
 def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """Accuracy by the pairs' frequency in training, with and without the Duplex paper's local graph.
+    """The accuracy of frequency groups with and without the Duplex paper's local graph; None without both ablations.
 
-    The graph updates prototypes by messages from images. Rows are head, medium, tail and unseen pairs; the bias on
-    unseen pairs is 0. None unless both ablations (with, without) were run.
+    The graph updates prototypes by messages from images.
     """
     cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
     rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
@@ -373,10 +331,7 @@ def graph_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """Accuracy at the ends of the seen–unseen curve, with and without the Duplex paper's local graph.
-
-    Rows are head, medium, tail, all seen and unseen pairs. None unless both ablations (with, without) were run.
-    """
+    """As `graph_table`, at the ends of the seen–unseen curve, as in the paper's appendix."""
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
     for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix
@@ -423,25 +378,16 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
             run_cell(seeds, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
         ]
         rows.append(TableRow([text_cell(method), *cells, *metric_cells(closed, place, ("hm", "auc"))]))
-    titles = (
-        "trained parameters",
-        "fine-tuned blocks",
-        "prototypes",
-        "peak memory",
-        "epoch",
-        "test split",
-        "HM",
-        "AUC",
-    )
+    titles = ("trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "test split")
     note = (
         "Mean over seeds. Memory is the peak of the process in training. Times depend on the machine; they include the "
         "fine-tuned blocks of the encoder, but not its frozen ones."
     )
-    return Table(f"Cost and result: {data.name}, closed world", columns("method", *titles), rows, note)
+    return Table(f"Cost and result: {data.name}, closed world", columns("method", *titles, "HM", "AUC"), rows, note)
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
-    """A data set's numbers of states, objects, pairs and images; a note if they are not known."""
+    """A data set's numbers of states, objects, pairs and images."""
     if data.statistics is None:
         return Note("The data set has no statistics.", f"dvc repro prepare@{data.name}")
     places: dict[str, tuple[str, ...]] = {"states": ("states",), "objects": ("objects",)}
@@ -466,9 +412,8 @@ def run_recipe_tables(data: DatasetResults) -> list[Table]:
     tables = []
     for method, runs in data.runs.items():
         for seed, run in runs.items():
-            keys = sorted(
-                (key for key in run.metrics if key.startswith(RECIPE)), key=lambda key: int(key[len(RECIPE) :])
-            )
+            keys = [key for key in run.metrics if key.startswith(RECIPE)]
+            keys.sort(key=lambda key: int(key.removeprefix(RECIPE)))
             recipes = [{**run.metrics[key], "recipe": f"{run.metrics[key]['blocks']:.0f}"} for key in keys]
             if recipes:
                 sources = [json_pointer(run.files["metrics"], key) for key in keys]
@@ -480,7 +425,7 @@ def run_recipe_tables(data: DatasetResults) -> list[Table]:
 def recipe_table(
     caption: str, recipes: Sequence[Mapping[str, Any]], heading: str, sources: Sequence[str] = ()
 ) -> Table:
-    """Recipes (settings of training) compared on validation images.
+    """Recipes of training compared on validation images.
 
     Args:
         heading: of the column with the recipes' names.

@@ -67,17 +67,6 @@ def check_differences(report: dict[str, Any], expected: dict[str, Difference]) -
         assert report["difference"][name]["p"] == pytest.approx(gain.p)
 
 
-def test_predictions_copied_from_another_run_are_refused(margins):
-    metrics = ArtifactPaths().run("shapes", "duplex", 0).metrics
-    for rates, fits in (({"seen": 100.0, "unseen": 100.0}, True), ({"seen": 100.0, "unseen": 98.3}, False)):
-        metrics.write_text(json.dumps({"closed": {f"{name}_at_val_bias": rate for name, rate in rates.items()}}))
-        if fits:
-            run()
-            continue
-        with pytest.raises(DuplexError, match=r"duplex/0/predictions\.csv is of another run than the metrics\.json "):
-            run()
-
-
 def test_a_report_equals_the_comparison_of_the_margins(margins):
     report = json.loads(run("--json"))
     seen = is_seen()
