@@ -2,14 +2,12 @@
 
 A score matrix has a row per image and a column per composition; it may be added in blocks of any rows and columns.
 Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on the score of an image's
-label and on its best scores among seen and among unseen compositions. Memory is proportional to images times groups of
-columns (seen, and one or more of unseen compositions).
+label and on its best scores among seen and among unseen columns. Unseen columns may be divided into *buckets*, those
+between two feasibility thresholds, so that all thresholds are tried in one pass over the scores. Memory is proportional
+to images times groups of columns (seen, and one or more buckets).
 
-Find each image's best scores per group of columns: seen compositions, and one or more buckets of unseen ones.
-
-A bucket holds the unseen columns between two feasibility thresholds, so that all thresholds are tried in one pass over
-the scores. There are two implementations, in NumPy and in torch, because torch's `argmax` is many times slower than
-NumPy's on a CPU, and importing torch takes longer than evaluating a score file.
+Best scores are found by NumPy or by torch, because torch's `argmax` is many times slower than NumPy's on a CPU, and
+importing torch takes longer than evaluating a score file.
 """
 
 from __future__ import annotations
@@ -30,20 +28,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+Floats = NDArray[np.float64]
+TopK = tuple[Floats, Floats, Ints]
 BLOCK_REORDERED = 1 << 22  # scores whose columns are reordered at a time
 BLOCK_SEARCHED = 1 << 18  # scores searched at a time, so that copies stay in the processor's cache
-TopK = tuple[NDArray[np.float64], NDArray[np.float64], Ints]
-
-
 SEEN, INFEASIBLE = 0, -1  # group numbers; unseen buckets are 1, 2, ...
+NO_COLUMN = np.iinfo(np.int64).max
+LARGEST_EXACT = 1 << 53  # float64 has every whole number up to it
+CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns of a block of scores whose best scores are searched together: only seen or only unseen ones.
-
-    A column is a composition; the block's columns may have been reordered to bring a group's columns together.
-    """
+    """Adjacent columns of an ordered block of scores that belong to one group and are searched together."""
 
     group: int
     span: slice  # in the ordered block
@@ -52,9 +49,9 @@ class ColumnRun:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How to find best scores per group of columns (seen, unseen compositions): the columns' order and ranges.
+    """How to find best scores per group of columns: the columns' order, and runs of adjacent columns of one group.
 
-    A range holds adjacent columns of one group. Columns are reordered only if groups alternate often.
+    Columns are reordered only if groups alternate often.
     """
 
     order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
@@ -64,12 +61,7 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """The order in which to search the columns of a block of scores, group by group.
-
-        Args:
-            groups: group number of each of the block's columns [w]: 0 for seen, from 1 on for unseen, -1 for infeasible
-                ones.
-        """
+        """The plan for a block, from the group of each of its columns [w]: 0 seen, from 1 on unseen, -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
@@ -93,14 +85,9 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """The group number of each composition (column) [C]: 0 if seen, 1 + bucket if unseen, -1 if infeasible.
+    """Group of each composition (column) [C]: 0 if seen, 1 + bucket if unseen, -1 if infeasible.
 
-    The integer type is the narrowest that holds the numbers. Raise `UsageError` for other shapes or values.
-
-    Args:
-        seen: mask of the seen columns [C].
-        bucket: number of each unseen column's group, from 0 [C] (default: 0 for all).
-        feasible_mask: mask of the feasible columns [C] (default: all).
+    The integer type is the narrowest that holds the numbers. Raises `UsageError` for other shapes or values.
     """
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
@@ -127,10 +114,9 @@ def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, 
     the first of equal scores. NaN counts as the largest, so that callers find it.
 
     Args:
-        block: scores [b, w], a NumPy array; they are not changed.
+        block: scores [b, w], which are not changed.
         plan: order and ranges of the block's columns, with R ranges.
-        label_position: position of each label in the ordered block [b]; -1 if the label is not among its feasible
-            columns.
+        label_position: position of each label in the ordered block [b]; -1 if it is not among the feasible columns.
     """
     dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
     label = np.full(len(block), -np.inf)
@@ -151,11 +137,8 @@ def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, 
     return label, best, place
 
 
-def _search(scores: NDArray[Any], best: NDArray[np.float64]) -> Ints:
-    """Write each image's k best scores into `best` [b, k], descending; return the column of the best score [b].
-
-    scores: of b images for w columns [b, w]; they are overwritten.
-    """
+def _search(scores: NDArray[Any], best: Floats) -> Ints:
+    # writes the k best of `scores` [b, w], which are overwritten, into `best` [b, k]; returns the column of the first
     rows, depth = np.arange(len(scores)), min(best.shape[1], scores.shape[1])
     places = []
     for j in range(depth):
@@ -182,10 +165,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Each image's label score and its best `k` other scores per group of columns, for a torch tensor `block`.
-
-    Computes on the tensor's device; otherwise like `topk_per_group`, which describes arguments and results.
-    """
+    """`topk_per_group` of a torch tensor, on its device."""
     import torch
 
     device = block.device
@@ -216,14 +196,8 @@ def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, 
     return table[:, 0], best_scores, table[:, 1 + runs * k :].T.astype(np.int64)
 
 
-Floats = NDArray[np.float64]
-NO_COLUMN = np.iinfo(np.int64).max
-LARGEST_EXACT = 1 << 53  # float64 has every whole number up to it
-CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
-
-
 class ScoreAccumulator:
-    """Reduce the scores of `N` images for `C` columns (compositions), added in blocks, to what the metrics need.
+    """Reduces the scores of `N` images for `C` columns (compositions), added in blocks, to what the metrics need.
 
     Raises `UsageError` for invalid arguments. Columns sorted by group need no reordering and are the fastest to read.
 
@@ -232,8 +206,7 @@ class ScoreAccumulator:
         seen: mask of the columns that are seen compositions [C].
         k: the largest k for which top-k accuracy is to be measured.
         feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
-        bucket: group number of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude unseen
-            columns group by group, as feasibility thresholds do.
+        bucket: bucket of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude them in turn.
     """
 
     def __init__(
@@ -266,10 +239,10 @@ class ScoreAccumulator:
         self._plans: dict[tuple[int, int], ColumnPlan] = {}
 
     def add(self, scores: Any, rows: slice | Ints | None = None, first_column: int = 0) -> ScoreAccumulator:
-        """Add a block of scores [b images, w columns] to score statistics; return self.
+        """Add a block of scores [b images, w columns]; returns self.
 
         Args:
-            scores: NumPy array or torch tensor of any real type; it is not changed. Computes on the tensor's device.
+            scores: NumPy array or torch tensor of any real type; it is not changed.
             rows: indices or slice of the block's b images (default: all images).
             first_column: the block's first column; its w columns are adjacent.
         """
@@ -317,7 +290,6 @@ class ScoreAccumulator:
         return self
 
     def _plan(self, first: int, width: int) -> ColumnPlan:
-        """The order in which to search a block of `width` score columns for the best scores; it is cached."""
         if (first, width) not in self._plans:
             if sum(cached for _, cached in self._plans) + width > CACHED_COLUMNS:
                 self._plans.clear()
@@ -325,11 +297,8 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, upto: int | None = None) -> TopCompetitors:
-        """All images' score statistics: the label's score, the best other scores of seen and unseen columns.
-
-        Args:
-            upto: number of buckets (groups of unseen columns) that count, from the first on; the columns of the other
-                buckets score -inf. None: all.
+        """All images' score statistics with the first `upto` buckets of unseen columns; the others score -inf. None:
+        all.
         """
         *_, last = islice(self.cumulative(), None if upto is None else require_whole(upto, "upto", 0) + 1)
         return last
@@ -337,8 +306,7 @@ class ScoreAccumulator:
     def cumulative(self) -> Iterator[TopCompetitors]:
         """Yield the score statistics of all images with 0, 1, 2, ... and finally all buckets of unseen columns.
 
-        A bucket is a group of unseen columns, such as those between two feasibility thresholds; the columns of the
-        other buckets score -inf. Raise `DuplexError` if scores of an image are missing or were added twice.
+        Raises `DuplexError` if scores of an image are missing or were added twice.
         """
         feasible = int((self.groups != INFEASIBLE).sum())
         wrong = np.flatnonzero(self._read != feasible)
@@ -379,10 +347,7 @@ def checked_columns(values: Any, name: str) -> Ints:
 
 
 def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
-    """The names of a score matrix's columns, such as the compositions' states, as an array [C].
-
-    Raise `UsageError` unless there is a number or text per column. `noun`: what the message calls the names.
-    """
+    """The names of a score matrix's columns [C], such as states; raises `UsageError` unless there is one per column."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -418,10 +383,8 @@ def refuse_inexact(scores: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class TopCompetitors:
-    """Score statistics of `N` images, from which all metrics are computed.
-
-    They are the score of each image's label, and the best `k` other scores among seen and among unseen columns
-    (compositions).
+    """Score statistics of `N` images: the score of each label, and the best `k` others among seen and unseen
+    columns.
     """
 
     target: Ints  # [N]
@@ -434,9 +397,8 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
-        """The column with the best score of each image [N], the prediction at bias 0.
-
-        Of equal scores the lowest column counts; -1 if all scores are -inf.
+        """Column with the best score of each image [N], the prediction at bias 0; the lowest of equal ones, -1 if all
+        are -inf.
         """
         scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
@@ -446,10 +408,7 @@ class TopCompetitors:
 
 
 def _merged(best: Floats, column: Ints, other: Floats, other_column: Ints) -> tuple[Floats, Ints]:
-    """Merge two lists of each image's best `k` scores: return the best `k` [N, k] and the column of the top score [N].
-
-    Of equal top scores the lowest column counts.
-    """
+    # the best k of both [N, k], and the column of the top score [N], the lowest of equal ones
     first = (other[:, 0] > best[:, 0]) | ((other[:, 0] == best[:, 0]) & (other_column < column))
     k = best.shape[1]
     both = np.maximum(best, other) if k == 1 else -np.sort(-np.concatenate([best, other], axis=1), axis=1)[:, :k]

@@ -1,4 +1,4 @@
-"""Calibrated probabilities of a method's answers: a temperature and a prior, fitted to validation images by likelihood.
+"""Calibrated probabilities of a method's answers, and how reliable the answers of labelled images are.
 
 With `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated probability is
 
@@ -15,10 +15,6 @@ numbers. With these weights w_i and the labels c_i, the fit is
 It is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the minimum, the mean
 probability of unseen pairs is `r`, because the derivative by `k` is their difference. For another share than `r`, only
 `r` is replaced.
-
-Reliability of probabilities: accuracy against probability in bins, and the expected calibration error.
-
-Labelled images with a model's answers: accuracies, calibration error and confusion matrices.
 """
 
 from __future__ import annotations
@@ -40,6 +36,7 @@ LEAST = 1e-300  # smallest probability whose logarithm is taken
 LIMITS = (1e-3, 1e3), (-30.0, 30.0)  # of 1/T and of k
 STARTS = tuple(10.0**power for power in range(-3, 4))  # 1/T from which the fit may start
 STEPS, HALVINGS = 200, 40
+BINS = 15
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,7 @@ class Confidence:
             raise ValueError(f"{self}: expected {limits}")
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
-        """The log prior [C] of the candidates, the same for all seen and all unseen ones; -inf if implausible.
-
-        Args:
-            seen, feasible: masks of the seen and of the plausible candidates [C].
-        """
+        """Log prior [C] of the candidates, given masks of seen and of plausible ones; -inf for implausible ones."""
         prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.unseen_log_odds)
         for group in (seen & feasible, ~seen & feasible):
             prior[group] -= math.log(max(1, group.sum()))
@@ -81,24 +74,16 @@ UNFITTED = Confidence()  # leaves the probabilities of a method as they are, bes
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """The log probabilities [B, C] of the candidates in float64, given a method's scores [B, C].
-
-    Args:
-        probabilities: the method's function from scores to probabilities. Probabilities below 1e-300 are raised to
-            1e-300 to keep logarithms finite, also those of candidates that are excluded by a score of -inf.
-    """
+    """Log probabilities [B, C] in float64 of a method's scores, at least log 1e-300, so that all are finite."""
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
 def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Fit a temperature and log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
+    """Fit temperature and log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
 
-    The log-odds correct a method's preference for seen pairs; they are 0 unless there are images of both seen and
-    unseen pairs.
-
-    The loss of overconfident scores is flat far from its minimum, where long steps of Newton's method could end. The
-    method therefore starts from the best of several temperatures, its steps are limited in length, and steps that would
-    raise the loss are halved.
+    The log-odds are 0 unless there are images of both seen and unseen pairs. The loss of overconfident scores is flat
+    far from its minimum, where long steps of Newton's method could end. The method therefore starts from the best of
+    several temperatures, its steps are limited in length, and steps that would raise the loss are halved.
 
     Args:
         log_p: log probabilities of the candidates [N, C], in float64.
@@ -109,7 +94,9 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
     start = Confidence(new_share=new_share)
     unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)
     prior = torch.from_numpy(start.log_prior(seen, np.ones_like(seen)))
-    weights, both = _weights(unseen[label], new_share)
+    is_seen = seen[label.numpy()]
+    weights = torch.from_numpy(image_weights(is_seen, new_share))
+    both = is_seen.any() and not is_seen.all()
     starts = [torch.tensor([a, 0.0], dtype=torch.float64) for a in STARTS]
     theta = min(starts, key=lambda each: _loss(each, log_p, unseen, prior, label, weights)[0])
     loss, gradient, hessian = _loss(theta, log_p, unseen, prior, label, weights)
@@ -135,25 +122,10 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
     return Confidence(1 / float(theta[0]), float(theta[1]), new_share)
 
 
-def _weights(unseen: Tensor, new_share: float) -> tuple[Tensor, bool]:
-    """Each image's weight in the likelihood [N], and whether there are images of both seen and unseen pairs.
-
-    The weights sum to 1, those of images of unseen pairs to `new_share`. Without seen or without unseen pairs all are
-    equal.
-    """
-    count = float(unseen.sum())
-    if count in (0, len(unseen)):
-        return torch.full_like(unseen, 1 / max(1, len(unseen))), False
-    return unseen * new_share / count + (1 - unseen) * (1 - new_share) / (len(unseen) - count), True
-
-
 def _loss(
     theta: Tensor, log_p: Tensor, unseen: Tensor, prior: Tensor, label: Tensor, weights: Tensor
 ) -> tuple[float, Tensor, Tensor]:
-    """The weighted negative log-likelihood of the labels, its gradient [2] and its Hessian [2, 2].
-
-    theta: the parameters [2]: the inverse temperature 1/T, and the log-odds k added to unseen pairs.
-    """
+    """The weighted negative log-likelihood of the labels, its gradient [2] and its Hessian [2, 2] by (1/T, k)."""
     log_q = (theta[0] * log_p + theta[1] * unseen + prior).log_softmax(1)
     q = log_q.exp()
     mean = torch.stack([(q * log_p).sum(1), q @ unseen], dim=1)  # [N, 2]
@@ -164,9 +136,6 @@ def _loss(
     )
     loss = -float(weights @ log_q.gather(1, label[:, None])[:, 0])
     return loss, weights @ (mean - own), torch.stack([torch.stack([aa, ak]), torch.stack([ak, kk])])
-
-
-BINS = 15
 
 
 @dataclass(frozen=True)
@@ -180,13 +149,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probability: Floats, right: Bools, weight: Floats, bins: int = BINS) -> Reliability:
-        """Group answers into bins by their probability.
-
-        Args:
-            probability: probability of each answer [N], from 0 to 1.
-            right: mask of right answers [N].
-            weight: weights of the images [N]; they are scaled to sum to 1.
-        """
+        """Group answers into bins, given their probability, whether they are right, and the images' weights [N]."""
         place = np.minimum((probability * bins).astype(int), bins - 1)
         share = weight / weight.sum()
         mass = np.bincount(place, share, bins).astype(np.float64)
@@ -202,10 +165,8 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] that give images of unseen pairs the share `new_share`, assumed to be their share in practice.
-
-    The weights sum to 1, those of unseen pairs to `new_share`. Without images of seen or of unseen pairs, all are
-    equal.
+    """Weights [N] with the sum 1, those of images of unseen pairs with the sum `new_share`; equal without one of the
+    groups.
     """
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
@@ -222,7 +183,7 @@ class AnsweredImages:
     target: Ints  # [N] label, a composition
     answer: Ints  # [N] the most probable composition
     probability: Floats  # [N] of the answer
-    new_share: float = 0.1  # share of images of unseen pairs to expect in use
+    new_share: float = NEW_SHARE  # share of images of unseen pairs to expect in use
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -240,7 +201,7 @@ class AnsweredImages:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in percent, in which images of unseen pairs together have the weight `new_share`, such as 0.1."""
+        """Accuracy in percent, in which images of unseen pairs together have the weight `new_share`."""
         return 100 * float(image_weights(self.is_seen, self.new_share) @ self.right)
 
     @property
@@ -255,18 +216,14 @@ class AnsweredImages:
 
     @property
     def reliability(self) -> Reliability:
-        """Accuracy of the answers by their probability, for a reliability diagram.
-
-        Images of unseen pairs together have the weight `new_share`, such as 0.1.
-        """
+        """Accuracy of the answers by their probability; images of unseen pairs have the weight `new_share`."""
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:
         """A `LabelAccuracy` per state, object or pair that occurs in the images' labels, in ascending order.
 
-        Args:
-            part: function that maps compositions to what is counted: `labels.state_of`, `labels.object_of`, or the
-                identity for pairs.
+        Args:     part: from compositions to what is counted: `labels.state_of`, `labels.object_of`, or the identity for
+        pairs.
         """
         target, answer = part(self.target), part(self.answer)
         groups = []
@@ -280,21 +237,14 @@ class AnsweredImages:
         return groups
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """The confusion matrix [size, size] of states or objects: images by label (row) and answer (column).
-
-        Args:
-            part: function that maps compositions to states or objects: `labels.state_of` or `labels.object_of`.
-        """
+        """Images by label (row) and answer (column) [size, size], of states or objects by `part` as in `accuracies`."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)
 
 
 @dataclass(frozen=True)
 class LabelAccuracy:
-    """Numbers of images and of right answers for one state, object or pair.
-
-    Each is a tuple: (among images of seen pairs, among images of unseen pairs).
-    """
+    """Numbers of images and of right answers for one state, object or pair, each (of seen pairs, of unseen pairs)."""
 
     label: int
     images: tuple[int, int]
@@ -303,9 +253,9 @@ class LabelAccuracy:
 
     @property
     def percent(self) -> float:
-        """Accuracy in percent over all images that are labelled with this state, object or pair."""
+        """Accuracy in percent over all images with this label."""
         return 100 * sum(self.right) / sum(self.images)
 
     def percent_of(self, kind: int) -> float | None:
-        """The label's accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if none."""
+        """Accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if there are none."""
         return 100 * self.right[kind] / self.images[kind] if self.images[kind] else None

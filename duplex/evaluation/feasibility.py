@@ -1,18 +1,15 @@
-"""Choose feasibility thresholds, which exclude implausible unseen compositions in the open world.
+"""Feasibility thresholds, which exclude implausible unseen compositions in the open world.
 
-Feasibility is a number per composition, larger for more plausible ones (Mancini et al., 2021; Open-World CZSL). Unseen
-compositions with a feasibility below the threshold score -inf. All thresholds are tried in one pass over the scores:
-unseen compositions are divided into buckets, and each step to a lower threshold adds one bucket to the candidates.
+Feasibility is a number per composition, larger for more plausible ones (Mancini et al., 2021), such as one computed
+from word vectors in a file of GloVe's format. Unseen compositions with a feasibility below the threshold score -inf.
+All thresholds are tried in one pass over the scores: unseen compositions are divided into buckets, and each step to a
+lower threshold adds one bucket to the candidates.
 
-Cross-fitted gain of a feasibility threshold: the AUC that it gains on unseen pairs that had no part in choosing it.
-
-A feasibility threshold excludes implausible unseen pairs from the candidates. It is chosen by the AUC over validation
-images, so its gain on the same images is optimistic: its cost, the real pairs outside of validation that it excludes,
-does not show there. Here one half of the unseen pairs chooses the threshold and the other half measures it, both ways
-and for many random halves. Leaving out one pair at a time would hide the cost, which would show only for the least
-feasible pair, if the others choose a threshold above it.
-
-Word vectors from a text file in GloVe's format: one word and its numbers per line, separated by spaces.
+A threshold is chosen by the AUC over validation images, so its gain on the same images is optimistic: its cost, the
+real pairs outside of validation that it excludes, does not show there. The gain is therefore cross-fitted: one half of
+the unseen pairs chooses the threshold and the other half measures it, both ways and for many random halves. Leaving out
+one pair at a time would hide the cost, which would show only for the least feasible pair, if the others choose a
+threshold above it.
 """
 
 from __future__ import annotations
@@ -33,6 +30,7 @@ from duplex.evaluation.accumulate import Floats, ScoreAccumulator
 from duplex.evaluation.metrics import Components, Margins
 from duplex.labels import Bools, Ints, prompt_name
 
+LISTED = 10  # names in an error message
 HALVINGS = 100  # number of random halves
 ERRORS = 2  # standard errors that a gain must exceed: with one, a sixth of thresholds without effect would pass
 
@@ -47,7 +45,6 @@ class CrossFitGain:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the gain in AUC exceeds twice its standard error."""
         return self.standard_error is not None and self.value > ERRORS * self.standard_error
 
 
@@ -56,12 +53,7 @@ def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
 
     AUC compares each of the N_u images of unseen pairs with each of the N_s images of seen pairs: a win (a bias exists
     that makes both right) counts 2 points, a tie 1. Points are whole numbers, hence their sums are exact, and `AUC =
-    points.sum() / (2 N_s N_u)`.
-
-    Args:
-        components: each image's part of AUC, which compares it with all images of the other group (seen, unseen).
-        pair: index of each unseen image's pair [N_u].
-        pairs: number of unseen pairs P.
+    points.sum() / (2 N_s N_u)`. `pair`: index of each unseen image's pair [N_u].
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
@@ -76,8 +68,6 @@ def pair_halves(pairs: int, count: int = HALVINGS) -> Bools:
 
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bools | None = None) -> CrossFitGain:
     """The gain in AUC of choosing a feasibility threshold, measured on pairs that had no part in the choice.
-
-    Each unseen pair is measured at the thresholds that are chosen by random halves of the pairs without it.
 
     With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and `N_u = sum_p n_p`,
 
@@ -106,19 +96,16 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bo
 
 
 def largest_clear_gain(gains: Sequence[CrossFitGain]) -> int | None:
-    """The index of the largest of several gains in AUC; None if no gain exceeds twice its standard error."""
+    """Index of the largest of several gains; None if no gain exceeds twice its standard error."""
     clear = [place for place, gain in enumerate(gains) if gain.is_clear]
     return max(clear, key=lambda place: gains[place].value, default=None)
-
-
-BucketNumbers = NDArray[Any]  # [C] in the narrowest integer type that holds them
 
 
 class FeasibilityBlocks(Protocol):
     """Feasibility, computed in blocks for label spaces too large for memory."""
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield the feasibility values in blocks: (index of the block's first composition, values)."""
+        """Yield (index of the block's first composition, values)."""
 
 
 FeasibilityValues = Floats | FeasibilityBlocks  # [C], +inf for seen columns
@@ -133,20 +120,15 @@ def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Flo
     return np.linspace(min(low for low, _ in ends), max(high for _, high in ends), count)
 
 
-def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
-    """Each composition's bucket [C]: the number of `steps` (thresholds) that exclude it as implausible.
-
-    Args:
-        steps: thresholds, ascending. Compositions in bucket 0 reach every threshold; `ScoreAccumulator` includes
-            buckets from 0 on.
-    """
+def buckets(feasible: FeasibilityValues, steps: Floats) -> NDArray[Any]:
+    """Each composition's bucket [C]: the number of `steps`, ascending thresholds, that exclude it."""
     kind = np.min_scalar_type(-steps.size - 1)
     below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
     return np.concatenate([kind.type(steps.size) - part for part in below])
 
 
 def is_feasible(feasible: FeasibilityValues, threshold: float) -> Bools:
-    """The mask [C] of compositions whose feasibility is at least the threshold."""
+    """Mask [C] of compositions whose feasibility is at least the threshold."""
     return np.concatenate([values >= threshold for _, values in _blocks(feasible)])
 
 
@@ -156,10 +138,7 @@ def _blocks(feasible: FeasibilityValues) -> Iterator[tuple[int, Floats]]:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Chosen threshold that excludes implausible pairs; all thresholds tried, with their validation AUC; and its gain.
-
-    The gain in AUC over no threshold is measured on pairs that had no part in choosing the threshold.
-    """
+    """Chosen feasibility threshold, all thresholds tried with their validation AUC, and its cross-fitted gain."""
 
     value: float
     candidates: Floats  # all thresholds tried, ascending
@@ -168,17 +147,15 @@ class Threshold:
 
     @property
     def passing_buckets(self) -> int:
-        """Number of buckets (compositions between two thresholds) whose feasibility reaches the chosen threshold."""
+        """Number of buckets whose feasibility reaches the chosen threshold."""
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
     """The feasibility threshold with the best validation AUC; of equally good ones the lowest.
 
-    Raise `DuplexError` without validation images of both seen and unseen pairs.
-
     Args:
-        accumulator: statistics of the scores of **validation** images, with unseen pairs grouped by these thresholds.
+        accumulator: statistics of the scores of **validation** images, with unseen pairs in buckets by `steps`.
     """
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
@@ -195,9 +172,6 @@ def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -
     return Threshold(float(steps[auc.argmax()]), steps, auc, gain)
 
 
-LISTED = 10  # names in an error message
-
-
 @dataclass(frozen=True)
 class WordVectors:
     """Word vectors of states or objects, one per name, and the words without a vector in the file."""
@@ -209,8 +183,8 @@ class WordVectors:
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
     """Read a word vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
 
-    A hyphenated word that the file lacks counts as its parts. Words that the file lacks are skipped; raise
-    `DuplexError` for a name without any known word.
+    A hyphenated word that the file lacks counts as its parts. Words that the file lacks are skipped; a name without any
+    known word raises `DuplexError`.
     """
     words = [prompt_name(name).split() for name in names]
     wanted = {part for name in words for word in name for part in (word, *word.split("-"))}
@@ -253,14 +227,9 @@ def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
 
 
 def _numbers(text: str, place: str) -> Floats | None:
-    """The vector in a line of a GloVe file, given the text after its first word.
-
-    None if the line is for several words, such as "at a@b.com 0.3" (published files have a few such lines). `place`
-    names the line in errors.
-    """
     try:
         float(text.partition(" ")[0])
-    except ValueError:
+    except ValueError:  # of several words, such as "at a@b.com 0.3"; published files have a few such lines
         return None
     try:
         vector = np.array(text.split(), dtype=np.float64)

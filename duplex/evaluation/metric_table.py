@@ -31,12 +31,11 @@ TIPS = {
 
 
 def number(value: float | None, form: str = ".2f") -> str:
-    """A number in the given format; a dash for None."""
     return MISSING if value is None else format(value, form)
 
 
 def interval_of(values: Mapping[str, Any], name: str = "auc") -> tuple[float, float] | None:
-    """The ends of a metric's 95 % interval; None if one is not defined."""
+    """Ends of a metric's 95 % interval; None if one is not defined."""
     low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
@@ -48,9 +47,8 @@ def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f
 
 
 def headline(values: Mapping[str, Any]) -> str:
-    """Metrics as a line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`.
-
-    In the open world, AUC with every pair a candidate follows: `all pairs 7.10`.
+    """Metrics as a line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; in the open world, `all pairs
+    7.10` too.
     """
     line = "  ".join(f"{title} {number(values.get(name))}" for name, title in METRICS.items())
     if (ends := interval_of(values)) is not None:
@@ -59,10 +57,7 @@ def headline(values: Mapping[str, Any]) -> str:
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A metric as a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`.
-
-    The interval or p is left out if it is None.
-    """
+    """A metric as a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`, without what is None."""
     line = f"{name}{number(estimate['value']):>6}"
     if estimate["interval"] is not None:
         low, high = estimate["interval"]

@@ -1,21 +1,16 @@
-"""Compute metrics of scored images: S, U, best HM and AUC with confidence intervals, state and object accuracy.
+"""Metrics of scored images: S, U, best HM and AUC, with confidence intervals and differences of two methods.
 
-The exact curve of seen against unseen accuracy, as a bias on unseen pairs' scores goes from -inf to +inf.
-
-Chao et al. (2016) trace the curve by trying biases. Here the bias `d` at which each image becomes right or wrong is
-computed from its scores, and sorting these biases gives every point of the curve. At a bias `b`, an image of a seen
-pair is right iff `b < d`, one of an unseen pair iff `b > d`. Over `N_s` images `i` of seen pairs and `N_u` images `j`
-of unseen pairs, `AUC = #{(i, j): d_i > d_j} / (N_s N_u)`, ties counting one half.
-
-Confidence intervals of S, U, HM and AUC, for one method and for the difference of two.
+Chao et al. (2016) trace the curve of seen against unseen accuracy by trying biases on unseen pairs' scores. Here the
+bias `d` at which each image becomes right or wrong, its margin, is computed from its scores, and sorting the margins
+gives every point of the curve. At a bias `b`, an image of a seen pair is right iff `b < d`, one of an unseen pair iff
+`b > d`. Over `N_s` images `i` of seen pairs and `N_u` images `j` of unseen pairs, ties counting one half, `AUC = #{(i,
+j): d_i > d_j} / (N_s N_u)`.
 
 AUC is a Mann-Whitney statistic, so its variance follows from one number per image (DeLong et al., 1988). S, U and HM
 are bootstrapped over images; images of seen and of unseen pairs are resampled separately, because a test set fixes how
-many of each there are.
-
-Over seeds and splits the bootstrap is hierarchical, because a seed affects all images of a run, an image affects all
-runs, and the choice of unseen pairs affects all runs on a split. Each round draws splits, and for each of them seeds
-and images, the same ones for both methods, and averages the metrics over the drawn runs.
+many of each there are. Over seeds and splits the bootstrap is hierarchical, because a seed affects all images of a run,
+an image affects all runs, and the choice of unseen pairs affects all runs on a split. Each round draws splits, and for
+each of them seeds and images, the same ones for both methods, and averages the metrics over the drawn runs.
 """
 
 from __future__ import annotations
@@ -38,6 +33,12 @@ from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
 if TYPE_CHECKING:
     import pandas as pd
 
+Interval = tuple[float, float]
+NAMES = tuple(METRICS)
+NORMAL_95 = 1.959963984540054
+ROUNDS = 1000  # of a bootstrap
+NO_PERCENTAGES = {"k", "bias", "images_seen", "images_unseen"}
+
 
 @dataclass(frozen=True)
 class Margins:
@@ -53,11 +54,7 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Compute each image's margin for top-`k` accuracy.
-
-        Args:
-            k: at most the `k` of that accumulator; else raise `UsageError`.
-        """
+        """Margins for top-`k` accuracy; `k` is at most that of the accumulator."""
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
                 f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
@@ -74,7 +71,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """The mask [N] of the images that are classified right if `bias` is added to unseen pairs' scores."""
+        """Mask [N] of the images that are right if `bias` is added to unseen pairs' scores."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -96,7 +93,6 @@ class Curve:
 
     @classmethod
     def of(cls, margins: Margins) -> Curve:
-        """Compute the exact seen–unseen curve."""
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
         seen_until = np.searchsorted(breakpoints, margins.seen, side="left")
@@ -107,11 +103,7 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """The curve's seen and unseen accuracies, each [P + 1], over chosen images, such as a bootstrap sample.
-
-        Args:
-            seen, unseen: indices of the images of seen and of unseen pairs; repeated indices count repeatedly.
-        """
+        """Seen and unseen accuracies [P + 1] over images chosen by index, where repeated indices count repeatedly."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
@@ -130,11 +122,7 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias that leads to a curve point: the middle of its interval, or a value beyond the breakpoints.
-
-        Args:
-            point: index of the point, from 0 (lowest biases) to the number of breakpoints (highest biases).
-        """
+        """A bias that leads to a point from 0 to P: the middle of its interval, or a value beyond the breakpoints."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -147,9 +135,8 @@ class Curve:
     def table(self, limit: int | None = 500) -> pd.DataFrame:
         """The curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
 
-        Args:
-            limit: approximate number of points, evenly spread along the curve; None: all points. The ends and the point
-                of the best harmonic mean are always included.
+        Args:     limit: approximate number of points, evenly spread along the curve, with its ends and best HM; None:
+        all points.
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
@@ -166,23 +153,15 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """The share of images that are right at each of the P + 1 points of a seen–unseen curve.
-
-    Args:
-        until: last point at which each image is right [N]; -1: right at none.
-        breakpoints: P, number of biases at which an image becomes right or wrong.
+    """Share of images that are right at each of the P + 1 points of a curve, given the last one of each image (-1:
+    none).
     """
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """The share of images that are right at each of the P + 1 points of a seen–unseen curve.
-
-    Args:
-        since: first point at which each image is right [N]; P + 1: right at none.
-        breakpoints: P, number of biases at which an image becomes right or wrong.
-    """
+    """Share of images that are right at each of the P + 1 points, given the first one of each image (P + 1: none)."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 
@@ -194,11 +173,6 @@ def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
     """The elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
     total = seen + unseen
     return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)
-
-
-Interval = tuple[float, float]
-NORMAL_95 = 1.959963984540054
-ROUNDS = 1000
 
 
 @dataclass(frozen=True)
@@ -251,18 +225,13 @@ class Components:
 
 
 def _rank(among: Floats, values: Floats) -> Floats:
-    """Return, for each value, how many elements of the sorted array `among` are smaller; equal ones count one half."""
+    # how many elements of the sorted array are smaller than each value; equal ones count one half
     rank: Floats = (np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2
     return rank
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """S, U and best HM of each method in each bootstrap round over images [methods, rounds, 3].
-
-    Args:
-        methods: margins of each method on the same images. A round draws
-            the same images for all methods.
-    """
+    """S, U and best HM in each round [methods, rounds, 3]; a round draws the same images for all methods."""
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
@@ -294,14 +263,7 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """The differences of two methods, `second - first`, on the same images: metric -> `Difference`.
-
-    A difference has a 95 % interval and p-value. The metrics are `seen, unseen, hm, auc`; undefined ones are left out.
-
-    Args:
-        first, second: the methods' margins.
-        rounds, seed: number of rounds and random seed of the bootstrap over images.
-    """
+    """Differences `second - first` of two methods on the same images, by metric; undefined metrics are left out."""
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
@@ -315,9 +277,8 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """The two-sided p-value of bootstrapped differences [rounds]: twice the smaller share on one side of 0.
-
-    Differences of 0 count on both sides. None without rounds.
+    """Two-sided p-value of bootstrapped differences: twice the smaller share on one side of 0, where 0 counts on
+    both.
     """
     if not change.size:
         return None
@@ -333,22 +294,13 @@ def _normal_p(value: float, error: float | None) -> float | None:
     return math.erfc(abs(value) / error / math.sqrt(2))
 
 
-NAMES = tuple(METRICS)
-
-
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """The differences of two methods, `second - first`, averaged over seeds: metric -> `Difference`.
-
-    A difference has a 95 % interval and p-value. The metrics are `seen, unseen, hm, auc`; undefined ones are left out.
-
-    Raise `UsageError` unless both methods have the same number of seeds.
+    """Differences `second - first` averaged over seeds, by metric; undefined metrics are left out.
 
     Args:
-        first, second: the methods' margins, one `Margins` per seed.
-        rounds, seed: number of rounds and random seed of the bootstrap over seeds and images; with one training seed
-            over images only, and AUC is compared by DeLong's method.
+        first, second: the methods' margins, one `Margins` per seed; with one seed, as `compare`.
     """
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
@@ -361,7 +313,7 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """The `Difference` of each metric (value, 95 % interval and p-value) by name, from bootstrapped differences.
+    """Value, 95 % interval and p-value of each metric by name.
 
     Args:
         values: differences of the first D of the metrics `seen, unseen, hm, auc` [D]; NaN: the metric is left out.
@@ -375,26 +327,21 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """The indices of all runs, of all images of seen pairs and of all images of unseen pairs.
-
-    With them, `mean_change` (the mean difference of two methods) covers all data, not a bootstrap sample.
-    """
+    """Indices of all runs, of all images of seen pairs and of all images of unseen pairs."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
 def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """Draw a bootstrap sample: indices of runs and of images of seen and of unseen pairs, with replacement."""
+    """A bootstrap sample: indices of runs and of images of seen and of unseen pairs, with replacement."""
     drawn, seen, unseen = [rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs)]
     return drawn, seen, unseen
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """The mean difference of two methods in S, U, HM and AUC [4] over chosen runs and images.
+    """Mean difference of two methods in S, U, HM and AUC [4] over runs and images chosen by index.
 
     Args:
         curves: for each of the two methods, the seen–unseen curves of its runs.
-        runs, seen, unseen: indices of runs, of images of seen pairs and of images of unseen pairs; repeated indices
-            count repeatedly.
     """
     drawn, times = np.unique(runs, return_counts=True)
     change = [
@@ -405,21 +352,15 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
 
 
 def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
-    """S, U, best HM and AUC [4] of a seen–unseen curve, over chosen images.
-
-    Args:
-        seen, unseen: indices of the images of seen and of unseen pairs; repeated indices count repeatedly.
-    """
+    """S, U, best HM and AUC [4] of a curve over images of seen and of unseen pairs chosen by index."""
     s, u = curve.resampled(seen, unseen)
     return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area_under_curve(s, u)])
 
 
 def area_under_curve(seen: Floats, unseen: Floats) -> float:
-    """The area under the curve through the points (unseen accuracy, seen accuracy), by trapezoids.
+    """Area under the curve through the points (unseen accuracy, seen accuracy), by trapezoids.
 
-    Args:
-        seen, unseen: accuracies at the curve's points, unseen accuracy rising. The area left of the first point (images
-            of unseen pairs that are right at every bias) is included.
+    The area left of the first point, images of unseen pairs that are right at every bias, is included.
     """
     steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
     return float(steps.sum() + unseen[0] * seen[0])
@@ -427,10 +368,7 @@ def area_under_curve(seen: Floats, unseen: Floats) -> float:
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """Differences of two methods in `seen, unseen, hm, auc` over several splits of a data set.
-
-    Metrics that are undefined for the images are left out.
-    """
+    """Differences of two methods over several splits of a data set, by metric; undefined metrics are left out."""
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]  # difference of each metric on each split
@@ -442,12 +380,8 @@ def compare_splits(
 ) -> SplitComparison:
     """Compare two methods over re-splits of a data set: the same images with other random choices of unseen pairs.
 
-    Raise `UsageError` for fewer than two splits, or if the methods differ in splits or seeds.
-
     Args:
-        first, second: the methods' margins: per split, one `Margins` per
-            seed, with the same seeds and images in both.
-        rounds, seed: number of rounds and random seed of the bootstrap over splits, training seeds and images.
+        first, second: the methods' margins: per split, one `Margins` per seed, the same seeds and images in both.
     """
     splits = len(first), len(second)
     if splits[0] != splits[1] or splits[0] < 2:
@@ -475,15 +409,9 @@ def compare_splits(
     )
 
 
-NO_PERCENTAGES = {"k", "bias", "images_seen", "images_unseen"}
-
-
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of scored images as fractions: seen accuracy S, unseen accuracy U, best harmonic mean HM, AUC, others.
-
-    A metric is None if the images that it needs are missing (docs/metrics.md).
-    """
+    """Metrics of scored images as fractions; None if the images that a metric needs are missing (docs/metrics.md)."""
 
     k: int
     images_seen: int
@@ -521,14 +449,13 @@ def measure(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Metrics:
-    """Compute S, U, HM, AUC and the accuracies of states and objects from score statistics.
+    """S, U, HM, AUC and the accuracies of states and objects, from score statistics.
 
     Args:
-        competitors: score statistics, the result of `ScoreAccumulator.competitors`.
+        competitors: the result of `ScoreAccumulator.competitors`.
         k: an image is right if its pair is among the best k.
-        states: state of each column [C], for the accuracy of states.
-        objects: object of each column [C], for the accuracy of objects.
-        rounds: number of bootstrap rounds over images for the intervals of S, U and HM; 0: none.
+        states, objects: state and object of each column [C], for their accuracies.
+        rounds: bootstrap rounds over images for the intervals of S, U and HM; 0: none.
     """
     rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)
@@ -566,14 +493,13 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """A table of accuracies by frequency group: head, medium, tail and unseen compositions.
+    """Accuracies by frequency group: head, medium, tail (by number of training images) and unseen compositions.
 
-    Head to tail are the seen compositions by number of training images. A line per group has numbers of compositions,
-    of training and of test images, and accuracies in percent (NaN without images).
+    A line per group has numbers of compositions, of training and of test images, and accuracies in percent.
 
     Args:
         train, test: composition of each training image and of each test image.
-        right: name of an accuracy column of the table -> mask of the test images that are predicted right.
+        right: name of an accuracy column -> mask of the test images that are predicted right.
     """
     import pandas as pd
 

@@ -1,8 +1,4 @@
-"""Find nearest neighbours by cosine, with NumPy.
-
-All searches use it: the report's (texts of images, images of prototypes, swaps), the server's similar training images,
-and the check of labels by the nearest images.
-"""
+"""Nearest neighbours by cosine, with NumPy."""
 
 from __future__ import annotations
 
@@ -24,13 +20,9 @@ def unit(vectors: Vectors) -> Floats:
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """The row indices of the `k` gallery vectors with the largest cosine to each query, and these cosines.
+    """Rows of the `k` gallery vectors [N, d] nearest to each query [Q, d], and their cosines, both [Q, min(k, N)].
 
-    Both results are [Q, min(k, N)], the largest cosine first; of equal cosines the lower row comes first.
-
-    Args:
-        queries: vectors [Q, d].
-        gallery: vectors to choose from [N, d].
+    The largest cosine comes first; of equal cosines the lower row.
     """
     return most_similar(unit(queries), unit(gallery), k)
 
@@ -50,7 +42,6 @@ def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floa
 
 
 def _largest(similar: Floats, k: int) -> Ints:
-    """The columns [b, k] of each row's k largest values, descending; of equal values the lower column first."""
     if not k:
         return np.empty((len(similar), 0), dtype=np.int64)
     last = np.partition(similar, -k, axis=1)[:, -k, None]
@@ -63,7 +54,7 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """The share of retrieved items that have the wanted label, over all queries; NaN without any.
+    """Share of retrieved items with the wanted label, over all queries; NaN without any.
 
     Args:
         rows: retrieved items of each query, as indices [Q, k].

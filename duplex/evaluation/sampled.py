@@ -33,10 +33,9 @@ def sampled_metrics(
     """The metrics at about 20 sampled biases, as published tables compute them.
 
     Args:
-        blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
+        blocks: gives all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
         target: column of each image's label [N].
         seen, feasible_mask: masks of the columns [C] (default: all feasible).
-        k: an image is right if its label is among the best k.
     """
     mask = torch.as_tensor(np.asarray(seen, dtype=bool))
     feasible = torch.as_tensor(np.asarray(np.ones_like(seen) if feasible_mask is None else feasible_mask, dtype=bool))

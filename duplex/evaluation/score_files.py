@@ -48,7 +48,7 @@ class ScoreFile:
         return range(0, self.target.size, max(1, BLOCK // self.seen.size))
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield all scores in blocks of images: (slice of images, scores [b, C])."""
+        """Yield (slice of images, scores [b, C]) of all images."""
         for start in self.steps:
             rows = slice(start, min(start + self.steps.step, self.target.size))
             with _report_read_errors(self.path, "scores"):
@@ -57,9 +57,8 @@ class ScoreFile:
 
 
 def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
-    """Raise `UsageError` unless two score files have the same labels and columns, so that they can be compared.
-
-    Columns are the same if they agree in which are seen, and in states and objects where both files list them.
+    """Raise `UsageError` unless two files have the same labels and columns: seen, and states and objects where both
+    list them.
     """
     for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
         a, b = getattr(first, field), getattr(second, field)
@@ -103,7 +102,6 @@ def _report_read_errors(path: Path, name: str) -> Iterator[None]:
 
 
 def _find(path: Path, store: Any, name: str) -> Any:
-    """An array of an `.npz` file, or a data set of an `.h5` file, which is not read yet."""
     with _report_read_errors(path, name):
         found = store[name]
     if not isinstance(found, np.ndarray | h5py.Dataset) or found.shape is None:
@@ -112,7 +110,6 @@ def _find(path: Path, store: Any, name: str) -> Any:
 
 
 def _read(path: Path, store: Any, name: str, size: int | None = None) -> NDArray[Any] | None:
-    """The array `name` of `size` values (None: any), text as str; None if the file lacks it."""
     if name not in store:
         return None
     found = _find(path, store, name)
