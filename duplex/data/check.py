@@ -24,7 +24,7 @@ SHOWN = 5  # examples of an issue in its text
 
 @dataclass(frozen=True)
 class DataIssue:
-    """Issue found by checking a data set, such as missing files: its description, its count and the items concerned."""
+    """What is wrong with a data set, such as missing files: a description, a count and the items concerned."""
 
     what: str  # description, to be printed after the count
     count: int
@@ -44,7 +44,7 @@ def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
 
 
 def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
-    """Check a data set's labels without opening images; return all issues, also those with a count of 0.
+    """Check a data set's labels without opening images; returns all issues, also those with a count of 0.
 
     The issues are: pairs without images; states and objects absent from training; different labels with the same text
     in prompts; and splits that cannot be evaluated.
@@ -69,15 +69,11 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
-    """Warnings about labels that read alike in prompts, most likely one label in two spellings.
-
-    There is at most one line of text for states, one for objects and one for pairs.
-    """
+    """Warnings about labels that read alike in prompts, most likely one label in two spellings."""
     return [str(issue) for issue in check_labels_of(dataset) if issue.count and issue.what.endswith(ALIKE)]
 
 
 def _check_splits(dataset: LabelledImages) -> DataIssue:
-    """An issue that lists which of the splits val and test lack images of seen or of unseen pairs."""
     labels, manifest = dataset.labels, dataset.manifest
     known = labels.seen[labels.index(manifest["state"].tolist(), manifest["object"].tolist())]
     missing = [
@@ -91,18 +87,13 @@ def _check_splits(dataset: LabelledImages) -> DataIssue:
 
 
 def _alike(names: Iterable[str]) -> list[str]:
-    """Labels that differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or one
-    with an invisible character.
-    """
-
+    # differ in spelling but not in their prompt, such as `Red` and `red`, two forms of `é`, or an invisible character
     texts = pd.Series({name: _prompt_text(name) for name in names}, dtype=object)
     return texts.index[texts.duplicated(keep=False)].tolist()
 
 
 def _alike_pairs(labels: LabelSpace) -> list[str]:
-    """Pairs with the same prompt although their states and objects differ, such as `dark red + star` and
-    `dark + red star`; pairs of states or objects that already read alike (`_alike`) are left out.
-    """
+    # such as `dark red + star` and `dark + red star`, without states or objects that already read alike
     pairs = [divmod(c, len(labels.objects)) for c in sorted(set(chain(*(p.tolist() for p in labels.pairs.values()))))]
     states = [_prompt_text(name) for name in labels.states]
     objects = [_prompt_text(name) for name in labels.objects]
@@ -168,8 +159,7 @@ def content_issues(
     ]
 
 
-def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:
-    """Texts such as `a.jpg (train) = b.jpg (test)`, one per image that occurs in several splits."""
+def _in_two_splits(rows: pd.DataFrame, key: str) -> list[str]:  # texts such as `a.jpg (train) = b.jpg (test)`
     firsts = rows.drop_duplicates([key, "split"])
     shared = firsts[firsts[key].duplicated(keep=False)]
     named = (shared["image"] + " (" + shared["split"] + ")").groupby(shared[key], sort=False)

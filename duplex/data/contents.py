@@ -1,14 +1,10 @@
-"""Find copies of images.
+"""Contents of image files, and random compositional splits that keep images of equal content together.
 
 Two files are copies if their bytes are equal, or if an encoder sees the same pixels in both: the RGB pixels of
 `decode_image`, upright and with 16-bit grey scaled to 8 bits.
 
-Make random compositional splits (train, val and test) of data sets that have none.
-
-Some pairs are held out as unseen; images of the other pairs are divided as well, so that validation and test have seen
-and unseen pairs. Every state and every object stays in training.
-
-Options of data sets: their kind and location, and the split to make for data without one.
+A split holds some pairs out as unseen; images of the other pairs are divided as well, so that validation and test have
+seen and unseen pairs. Every state and every object stays in training.
 """
 
 from __future__ import annotations
@@ -36,6 +32,9 @@ from duplex.options import STRICT, Count, Seed, Share
 from duplex.system.files import sha256
 from duplex.system.processes import track
 
+CHECKED = ConfigDict(**STRICT, extra="forbid")  # of values in params.yaml
+Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks' layout, a table, state/object/*.jpg
+
 
 @dataclass(frozen=True)
 class FileHead:
@@ -50,8 +49,8 @@ class FileHead:
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
     """One key per image below `root`: equal for copies, different for all other images.
 
-    Only images of equal width and height can have equal pixels; the others are not decoded. JPEGs are first compared
-    at an eighth of their size, which is several times as fast, and completely only where that is equal.
+    Only images of equal width and height can have equal pixels; the others are not decoded. JPEGs are first compared at
+    an eighth of their size, which is several times as fast, and completely only where that is equal.
     """
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -87,7 +86,6 @@ def _file_pixels(head: FileHead, *, draft: bool) -> str:
 
 
 def _pixel_digest(path: Path, data: bytes, *, draft: bool = False) -> str | None:
-    """Digest of an image's size and pixels; None if `data`, the content of the file `path`, is not readable."""
     try:
         image = decode_image(io.BytesIO(data), draft=draft)
     except BadImageFile:
@@ -164,16 +162,9 @@ def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
         first = joined
 
 
-CHECKED = ConfigDict(**STRICT, extra="forbid")  # of values in params.yaml
-Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks' layout, a table, state/object/*.jpg
-
-
 @dataclass(frozen=True)
 class SplitOptions:
-    """Shares of pairs and images that a random split holds out for validation and test.
-
-    Raises UsageError unless the shares are above 0, and those of pairs and of images each have a sum below 1.
-    """
+    """Shares, above 0, of pairs and of images that a random split holds out; each kind has a sum below 1."""
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
@@ -205,26 +196,24 @@ class SourceOptions:
 
     @property
     def recorded_root(self) -> str | None:
-        """The folder of the images as params.yaml gives it, which a feature cache records.
-
-        None for the drawn benchmark `shapes`, whose images are the same in every folder.
+        """The folder of the images that a feature cache records; None for `shapes`, whose images are the same in every
+        folder.
         """
         return None if self.kind == "shapes" else self.root.as_posix()
 
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The split (train, val or test) of each row of a data set, and how many of the wanted unseen pairs it lacks."""
+    """The split of each row of a data set, and how many of the wanted unseen pairs it lacks."""
 
     split: pd.Series  # train, val or test for each row, in the rows' order
     short: int  # number of unseen pairs below the requested one
 
 
 def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
-    """Assign rows of (image, state, object) to train, val and test at random.
+    """Assign rows of (image, state, object) to train, val and test at random, whatever the order of the rows.
 
-    The result depends on the seed and not on the order of the rows. Raise DuplexError if fewer than two pairs can be
-    held out.
+    Raises DuplexError if fewer than two pairs can be held out.
     """
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
@@ -263,8 +252,7 @@ def split_by_content(
     different splits; `duplex data check` reports such images.
 
     Args:
-        contents: key of each row's image, equal for images of equal content. If all keys differ, the result is that of
-            `make_split`.
+        contents: key of each row's image. If all keys differ, the result is that of `make_split`.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)
@@ -283,14 +271,7 @@ def _in_two_splits(rows: pd.DataFrame) -> list[str]:
     return list(counts.index[counts > 1])
 
 
-def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
-    """Move images of equal content to one split, by changing the column `split` of `rows`.
-
-    Nothing is moved if a seen pair would lose its last training image, or if two pairs of these images are held out for
-    different splits.
-
-    same: the rows of these images.
-    """
+def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:  # rows `same` of equal content, by the column `split`
     pairs = list(zip(rows["state"], rows["object"], strict=True))
     training = Counter(pair for pair, split in zip(pairs, rows["split"], strict=True) if split == "train")
     held_out = {rows["split"][row] for row in same.index if not training[pairs[row]]}
@@ -303,10 +284,7 @@ def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:
 
 
 def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]]:
-    """Up to `wanted` pairs to hold out as unseen, the first ones of `pairs` that may be held out.
-
-    A pair may be held out if its state and its object each stay in another pair that is not held out.
-    """
+    # the first ones whose state and object each stay in another pair that is not held out
     left: dict[tuple[str, str], int] = {}  # (state or object, name) -> pairs that remain
     for state, thing in pairs:
         for key in (("state", state), ("object", thing)):
@@ -322,13 +300,8 @@ def _hold_out(pairs: list[tuple[str, str]], wanted: int) -> list[tuple[str, str]
 
 
 def _divide(sizes: list[tuple[tuple[str, str], int]], options: SplitOptions) -> dict[tuple[str, str], tuple[int, int]]:
-    """How many images of each seen pair go to validation and to test: pair -> (number in val, number in test).
-
-    At least one image of each pair stays in training. Fractions of an image are carried to the next pair, so that the
-    shares also hold for pairs with few images.
-
-    sizes: (pair, number of images) of each seen pair.
-    """
+    # Pair and images -> images in val and in test. At least one image of each pair stays in training. Fractions of an
+    # image are carried to the next pair, so that the shares also hold for pairs with few images.
     owed = {"val": 1.0, "test": 1.0}  # 1: the first pair with enough images gives one to each
     shares = {"val": options.val_images, "test": options.test_images}
     counts = {}

@@ -25,11 +25,13 @@ from duplex.labels import SPLITS, LabelSpace
 
 METADATA = "metadata_compositional-split-natural.t7"
 ARCHIVE_FOLDERS = ("_images", "images", "ut-zap50k-images")  # folders that may hold an unpacked archive's own tree
+FOLDER = "compositional-split-natural"  # of the pair lists
 ABSENT = "NA"
+Pair = tuple[str, str]
 
 
 def load_czsl(root: Path) -> LabelledImages:
-    """Load the table of images and the labels of a benchmark (MIT-States, UT-Zappos, C-GQA) from its folder `root`.
+    """The manifest and the labels of a benchmark (MIT-States, UT-Zappos, C-GQA) from its folder `root`.
 
     Missing images stay in the table, with the path that the metadata states.
     """
@@ -69,9 +71,8 @@ def load_czsl(root: Path) -> LabelledImages:
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """The records of a benchmark's metadata file, which is a list of dicts that torch saved, one per image.
-
-    Only plain data is read: a pickle that would run code is refused.
+    """The records of a benchmark's metadata, a list of dicts that torch saved; a pickle that would run code is
+    refused.
     """
     import torch
 
@@ -112,10 +113,6 @@ def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
             yield f"{top}/{original}"
 
 
-FOLDER = "compositional-split-natural"
-Pair = tuple[str, str]
-
-
 @dataclass(frozen=True)
 class PairLists:
     """The pairs that a benchmark lists per split."""
@@ -128,7 +125,7 @@ class PairLists:
 
 
 def label_files(root: Path) -> list[Path]:
-    """The paths of the metadata and of the pair lists of a benchmark."""
+    """Paths of the metadata and of the pair lists of a benchmark."""
     return [root / METADATA, *(_folder(root) / f"{split}_pairs.txt" for split in SPLITS)]
 
 
@@ -144,10 +141,7 @@ def read_pair_lists(root: Path) -> PairLists:
 
 
 def read_pair_list(path: Path) -> list[Pair]:
-    """The (state, object) of each line of a pair list; raises DuplexError for a line that is not two words.
-
-    Blank lines are ignored.
-    """
+    """The (state, object) of each line that is not blank; raises DuplexError for a line that is not two words."""
     pairs: list[Pair] = []
     for number, line in enumerate(read_lines(path), 1):
         words = re.split(r"[ \t]+", line.strip(" \t"))

@@ -1,8 +1,7 @@
-"""Download MIT-States, UT-Zappos and C-GQA in the layout that `czsl_layout` reads; a broken transfer resumes.
+"""Download MIT-States, UT-Zappos and C-GQA in the layout that `czsl.py` reads; all links of the package are here.
 
-Download links, terms and citations of MIT-States, UT-Zappos and C-GQA; all links of the package are here.
-
-Unpacking of untrusted archives: only wanted files, below one folder, up to a limit of bytes.
+A broken transfer resumes. Archives are not trusted: only wanted files are unpacked, below one folder, up to a limit of
+bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +32,15 @@ from duplex.system.files import report_write_errors, sha256, sole_writer, write_
 from duplex.system.processes import track
 
 GB = 1 << 30
+CHUNK = 1 << 16  # bytes; at most this much of a broken transfer is downloaded twice
+TIMEOUT = (15, 60)  # seconds to connect, seconds of silence
+MAX_STALLS = 5  # attempts in a row that bring no byte
+ARCHIVES = ".archives"  # folder below the data root; may be deleted once everything is unpacked
+UNPACK_CHUNK = 1 << 20
+DAMAGED = (
+    zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, struct.error, EOFError,
+    NotImplementedError, RuntimeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,13 +130,6 @@ BENCHMARKS = {
 }
 
 
-UNPACK_CHUNK = 1 << 20
-DAMAGED = (
-    zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, struct.error, EOFError,
-    NotImplementedError, RuntimeError, ValueError,
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class ArchiveMember:
     """A file in a zip or tar archive."""
@@ -168,7 +169,6 @@ def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit
 
 
 def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Path, limit: int) -> set[str]:
-    """Write the wanted files of an archive below `staging`; return which wanted files and folders it contains."""
     parts: set[str] = set()
     left = limit
     with _members(archive) as (members, total):
@@ -186,15 +186,10 @@ def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Pa
 
 
 def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: int) -> int:
-    """Copy an archive member to `target` and return its size; raises `DuplexError` beyond `left` bytes.
-
-    Bytes are counted while copying, since the sizes that an archive states may be false.
-
-    limit: bytes allowed for the whole archive, for the message.
-    """
-    written, source = 0, member.open()
+    source = member.open()
     if source is None:
         raise DuplexError(f"{archive}: {member.name!r} is not a file; get the published archive")
+    written = 0  # counted, since the sizes that an archive states may be false
     with source, target.open("wb") as file:
         while chunk := source.read(UNPACK_CHUNK):
             written += len(chunk)
@@ -207,7 +202,6 @@ def _copy(member: ArchiveMember, target: Path, left: int, archive: Path, limit: 
 
 
 def _safe(name: str, archive: Path) -> list[str]:
-    """The parts of the path of a file in an archive; raises DuplexError if it leads out of the target folder."""
     parts = name.replace("\\", "/").split("/")
     if name.startswith(("/", "\\")) or ".." in parts or parts[0].endswith(":") or "\0" in name:
         raise DuplexError(
@@ -217,11 +211,6 @@ def _safe(name: str, archive: Path) -> list[str]:
 
 
 def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] | None:
-    """The path to which a file of an archive is unpacked, as parts below the target folder; None if not wanted.
-
-    parts: path of the file in the archive.
-    take: name of a wanted file or folder -> its possible names in the archive.
-    """
     for name, sources in take.items():
         for source in sources:
             depth = source.count("/") + 1
@@ -232,7 +221,6 @@ def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] |
 
 @contextmanager
 def _members(archive: Path) -> Iterator[tuple[Iterator[ArchiveMember], int]]:
-    """Open a zip or tar archive; yield an iterator over its members, and their number (0 if unknown)."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as bundle:
             infos = [info for info in bundle.infolist() if not info.is_dir()]
@@ -248,9 +236,6 @@ def _members(archive: Path) -> Iterator[tuple[Iterator[ArchiveMember], int]]:
 
 def _is_regular(info: zipfile.ZipInfo) -> bool:
     return stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)  # 0: the archive has no Unix modes
-
-
-ARCHIVES = ".archives"  # folder below the data root; may be deleted once everything is unpacked
 
 
 def download(name: str, root: Path, report: Callable[[str], None]) -> None:
@@ -288,7 +273,6 @@ def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[st
 
 
 def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, report: Callable[[str], None]) -> None:
-    """Download an archive from the first of its URLs that serves it; others may serve a web page instead."""
     for url in archive.urls:
         warning = "" if url.startswith("https:") else " (not encrypted: the file could be altered on the way)"
         report(f"downloading {url}{warning}")
@@ -307,11 +291,6 @@ def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, repor
     )
 
 
-CHUNK = 1 << 16  # bytes; at most this much of a broken transfer is downloaded twice
-TIMEOUT = (15, 60)  # seconds to connect, seconds of silence
-MAX_STALLS = 5  # attempts in a row that bring no byte
-
-
 class DeadLink(DuplexError):
     """Raised if a URL does not serve the wanted file."""
 
@@ -319,12 +298,9 @@ class DeadLink(DuplexError):
 def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless the file exists, continuing what an earlier call left in FILE.partial.
 
-    Two versions of an archive in one file are noticed when it is unpacked, by its checksums.
-
-    Raises:
-        DeadLink: if the URL does not serve a file.
-        DuplexError: if the connection keeps breaking, the disk cannot be written, or another process downloads the
-            same file.
+    Two versions of an archive in one file are noticed when it is unpacked, by its checksums. Raises `DeadLink` if the
+    URL does not serve a file, and `DuplexError` if the connection keeps breaking or another process downloads the same
+    file.
     """
     if path.exists():
         return path
@@ -351,7 +327,6 @@ def _size(path: Path) -> int:
 
 
 def _attempt(url: str, partial: Path) -> bool:
-    """Request the missing bytes of a download once; return whether the file is complete."""
     start = _size(partial)
     headers = {"Accept-Encoding": "identity"}
     if start:

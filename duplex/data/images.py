@@ -1,13 +1,9 @@
-"""Read image files as RGB; a file that is no readable image raises an error with the reason.
+"""Read image files and text files of strangers, and find them below a data root.
 
 Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
-ignored. Width and height are read from the header: a decompression bomb is never decoded.
-
-Tell errors of an image file (missing, damaged) from errors of the machine that reads it (memory, disk).
-
-Find the image files below a data root; links that lead out of the root raise an error.
-
-Read text files in UTF-8 or UTF-16 with any line ends.
+ignored. Width and height are read from the header: a decompression bomb is never decoded. Errors of an image file
+(missing, damaged) are told from errors of the machine that reads it (memory, disk). Links that lead out of the data
+root raise an error. Text is UTF-8 or UTF-16 with any line ends.
 """
 
 from __future__ import annotations
@@ -34,31 +30,11 @@ from duplex.errors import DuplexError
 # Error numbers for a file that is missing, forbidden, or of a wrong name or kind
 FILE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP}
 FILE_ERRORS |= {errno.ENAMETOOLONG, errno.EINVAL}
-
-
-class MachineFault(DuplexError):
-    """Raised if an image cannot be read because of the machine: little memory, too many open files, a failing disk."""
-
-
-def machine_fault(place: object, error: BaseException) -> MachineFault | None:
-    """A `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault.
-
-    An error of the operating system is judged by its number (errno); Pillow's errors about a file's content have none.
-    """
-    if isinstance(error, MemoryError):
-        reason = "there was not enough memory"
-    elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
-        reason = str(error.strerror or error).lower()
-    else:
-        return None
-    return MachineFault(f"{place} could not be read: {reason}; finished work is not affected, run the command again")
-
-
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "ICO", "JPEG2000", "AVIF")
 Image.init()  # once, before decoding workers are forked
 READABLE = tuple(name for name in FORMATS if name in Image.OPEN)  # formats that this Pillow was built with
 MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, an error here instead of a warning
-
 ORIENTATION_TAG = 0x0112
 TURNS = {  # by EXIF orientation; 1 is upright
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -69,6 +45,32 @@ TURNS = {  # by EXIF orientation; 1 is upright
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
+IMAGE_SUFFIXES = {
+    ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp",
+    ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif",
+}  # fmt: skip
+DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
+IGNORED = (".", "__MACOSX")  # beginnings of the names of files and folders that are never listed
+SHOWN = 6  # kinds of skipped files in a message
+LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
+
+
+class MachineFault(DuplexError):
+    """Raised if an image cannot be read because of the machine: little memory, too many open files, a failing disk."""
+
+
+def machine_fault(place: object, error: BaseException) -> MachineFault | None:
+    """A `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault.
+
+    An error of the operating system is judged by its number; Pillow's errors about a file's content have none.
+    """
+    if isinstance(error, MemoryError):
+        reason = "there was not enough memory"
+    elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
+        reason = str(error.strerror or error).lower()
+    else:
+        return None
+    return MachineFault(f"{place} could not be read: {reason}; finished work is not affected, run the command again")
 
 
 class BadImageFile(Exception):
@@ -97,14 +99,11 @@ def read_image(path: Path) -> Image.Image:
 def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
     """The first frame of an image, from a path or an open binary file, as 8-bit RGB.
 
-    Unlike `read_image`, this does not refuse paths that are no regular files, such as pipes.
+    Unlike `read_image`, this does not refuse paths that are no regular files, such as pipes. Raises `BadImageFile` for
+    a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one of the machine.
 
     Args:
         draft: decode a JPEG at an eighth of its size.
-
-    Raises:
-        BadImageFile: for a fault of the image, also for more than `max_pixels` pixels.
-        MachineFault: for a fault of the machine (memory, disk).
     """
     try:
         with warnings.catch_warnings():
@@ -140,8 +139,7 @@ def thumbnail(path: Path, side: int = 128) -> str | None:
 def verify_image(path: Path) -> str:
     """Read an image file completely and say what is wrong with it; "" for nothing.
 
-    JPEGs are decoded at an eighth of their size, which still parses every byte. Raises `MachineFault` for errors of
-    the machine, such as too little memory.
+    JPEGs are decoded at an eighth of their size, which still parses every byte. Raises `MachineFault`, too.
     """
     try:
         data = path.read_bytes()
@@ -183,23 +181,12 @@ def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
     return pixels if turn is None else pixels.transpose(turn)
 
 
-IMAGE_SUFFIXES = {
-    ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp",
-    ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif",
-}  # fmt: skip
-DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
-IGNORED = (".", "__MACOSX")  # beginnings of the names of files and folders that are never listed
-SHOWN = 6  # kinds of skipped files in a message
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-
-
 def suffix_of(name: str) -> str:
-    """The suffix of a file's name in lower case, or "without a suffix"."""
     return os.path.splitext(name)[1].lower() or "without a suffix"
 
 
 def describe_skipped(counts: Mapping[str, int]) -> str:
-    """The numbers of skipped files by kind as text, the most frequent first: `10 .heic, 2 without a suffix`."""
+    """Numbers of skipped files by kind as text, the most frequent first: `10 .heic, 2 without a suffix`."""
     common = Counter(counts).most_common(SHOWN)
     rest = sum(counts.values()) - sum(count for _, count in common)
     return ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
@@ -230,10 +217,7 @@ class ImageTree:
         """Yield the path of every image below the root, in a fixed order.
 
         Hidden files and folders, and documents (such as .txt and .csv), are ignored. The paths of other files, and of
-        linked folders, are added to the attribute `skipped`.
-
-        Args:
-            refuse_links: raise DuplexError for a link that leaves the root; otherwise it is added to `skipped`.
+        linked folders, are added to `skipped`; so are links that leave the root, unless `refuse_links`.
         """
         self.skipped = {}
         yield from self._walk("", refuse_links)
@@ -288,9 +272,6 @@ class ImageTree:
             f"{self.root / path} is a link that leaves the data root; put the files themselves there, "
             "or set the data root to the folder that it leads to"
         )
-
-
-LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form feeds and U+2028, inside a name
 
 
 def read_bytes(path: Path) -> bytes:

@@ -1,31 +1,18 @@
 """The embedded benchmark `shapes`: small drawn images of objects in states, with held-out compositions.
 
 Every image is a pure function of the seed and its file name, so images can be drawn alone and in any order. The
-benchmark lets the whole pipeline run anywhere in minutes; its results say nothing about photographs.
+benchmark lets the whole pipeline run anywhere in minutes; its results say nothing about photographs. An image is an
+object's outline with the look of a state, in a style (background, light and noise); the training images of the packaged
+tiny CLIP are drawn by the same functions.
 
-Drawing of small images: outlines (objects), looks (states) and styles (background, light and noise).
-
-The data set `shapes` (duplex/data/shapes.py) and the training images of the packaged tiny CLIP are drawn by these
-modules, which import nothing else of duplex.
-
-Looks of drawn objects: how each state ("striped", "melted") changes their geometry, colour and the whole image.
-
-Several effects depend on the object (`Outline.round`, `Outline.shine`, its rotation and tint), so that stripes on a
-ring differ from stripes on a house.
-
-Outlines of objects: closed contours in a frame where an object fills about the unit disc and y points down.
-
-Contours are sampled densely, so that bent ones (melted, wavy) have no visible corners.
-
-Draw one image: a background, an object with the appearance of a state, light, blur and noise.
-
-All randomness comes from the argument `rng`; with `random_stream` an image is a pure function of a seed and a name.
+Outlines are closed contours in a frame where an object fills about the unit disc and y points down, sampled densely, so
+that bent ones (melted, wavy) have no visible corners. Several looks depend on the object (`Outline.round`,
+`Outline.shine`, its rotation and tint), so that stripes on a ring differ from stripes on a house.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +25,16 @@ from PIL import Image, ImageDraw, ImageFilter
 from duplex.data.images import verify_image
 from duplex.data.tables import COLUMNS
 from duplex.errors import DuplexError
-from duplex.system.files import replace_file, write_text
+from duplex.system.files import replace_file, sha256, write_text
 from duplex.system.processes import track
 
 Points = NDArray[np.float64]  # [P, 2]
+Plane = NDArray[np.floating[Any]]  # [H, W] in 0..1
+Canvas = NDArray[np.floating[Any]]  # [H, W, 3] in 0..1
+Range = tuple[float, float]  # limits of a random number
+Pair = tuple[str, str]
+SIDE = 64  # width and height of an image in pixels
+FINE = 2  # factor by which masks are drawn larger, then averaged down
 SPACING = 0.08  # distance between neighbouring points of a contour
 
 
@@ -56,7 +49,6 @@ class Outline:
 
 
 def _closed(corners: object) -> Points:
-    """The closed polygon through `corners` as evenly spaced points [P, 2]."""
     points = np.asarray(corners, dtype=np.float64)
     pieces = []
     for start, end in zip(points, np.roll(points, -1, axis=0), strict=True):
@@ -66,16 +58,12 @@ def _closed(corners: object) -> Points:
 
 
 def _polar(radius: object, count: int = 80) -> Points:
-    """The contour [count, 2] at the distance `radius`, one number or one per angle, from the centre."""
     angle = np.arange(count) * (2 * np.pi / count)
-    points: Points = (
-        np.stack([np.cos(angle), np.sin(angle)], axis=1) * np.broadcast_to(np.asarray(radius), count)[:, None]
-    )
-    return points
+    points = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    return points * np.broadcast_to(np.asarray(radius), count)[:, None]
 
 
-def _regular(corners: int, inner: float | None = None, turn: float = -0.5 * np.pi) -> Points:
-    """The contour of a regular polygon, or of a star if `inner` is given: the radius between its tips."""
+def _regular(corners: int, inner: float | None = None, turn: float = -0.5 * np.pi) -> Points:  # with `inner`, a star
     count = corners if inner is None else 2 * corners
     radius = np.where(np.arange(count) % 2 == 0, 1.0, 1.0 if inner is None else inner)
     angle = turn + np.arange(count) * (2 * np.pi / count)
@@ -106,8 +94,7 @@ def _drop() -> Points:
     return np.stack([0.78 * np.sin(angle) * np.sin(angle / 2) ** 1.3, -np.cos(angle)], axis=1)
 
 
-def _lobes(centres: object) -> Points:
-    """The outer contour of overlapping discs, as of a cloud: the farthest edge on each ray from the origin."""
+def _lobes(centres: object) -> Points:  # of overlapping discs: the farthest edge on each ray from the origin
     angle = np.arange(96) * (2 * np.pi / 96)
     ray = np.stack([np.cos(angle), np.sin(angle)], axis=1)  # [A, 2]
     discs = np.asarray(centres, dtype=np.float64)
@@ -181,13 +168,9 @@ OUTLINES: dict[str, Outline] = {
 }
 
 
-Plane = NDArray[np.floating[Any]]  # [H, W] in 0..1
-Range = tuple[float, float]  # limits of a random number
-
-
 @dataclass(frozen=True)
 class Look:
-    """Appearance that a state such as "striped" gives to a drawn object. The defaults: a plain object in any colour."""
+    """Appearance that a state gives to a drawn object. The defaults: a plain object in any colour."""
 
     hue: float | None = None  # degrees; None: any colour
     saturation: Range = (0.6, 1.0)
@@ -239,13 +222,7 @@ LOOKS: dict[str, Look] = {
 
 
 def bend_contour(points: Points, kind: str, phase: float) -> Points:
-    """An object's contour [P, 2], a list of points (x, y), bent as the state "melted" or "wavy" bends it.
-
-    Args:
-        points: the contour after rotation; y points down.
-        kind: melted or wavy.
-        phase: shift of the drips or ripples along the contour, in radians.
-    """
+    """An object's contour [P, 2] bent as "melted" or "wavy"; `phase` shifts the drips or ripples along it."""
     x, y = points[:, 0], points[:, 1]
     if kind == "melted":  # low parts run down in drips, the rest sags
         drip = 0.5 + 0.5 * np.sin(7.0 * x + phase)
@@ -257,10 +234,9 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """The share [H, W] of a pattern's second colour at each pixel, to draw striped, dotted or checkered objects.
+    """Share [H, W] of a pattern's second colour at each pixel of a striped, dotted or checkered object.
 
     Args:
-        kind: striped, dotted or checkered.
         frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
         pitch: width of a stripe, as a fraction of the object's radius.
         phase: shift of the pattern, in radians.
@@ -278,22 +254,17 @@ def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch
 
 
 def _edge(wave: Plane) -> Plane:
-    """The share of a pattern's second colour: 1 where its `wave` [H, W] is positive, else 0; soft edges."""
     share: Plane = np.clip(0.5 + 2.5 * wave, 0.0, 1.0).astype(np.float32)
     return share
 
 
-SIDE = 64  # width and height of an image in pixels
-FINE = 2  # factor by which masks are drawn larger, then averaged down
-Canvas = NDArray[np.floating[Any]]  # [H, W, 3] in 0..1
 _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 
 @dataclass(frozen=True)
 class Style:
-    """Limits of the random variation of drawn images, which make them easy or difficult to recognise.
-
-    Lengths are fractions of the image's side.
+    """Limits of random variation, which make drawn images easy or difficult; lengths are fractions of the
+    image's side.
     """
 
     radius: Range  # of the object
@@ -318,20 +289,13 @@ HARSH = Style(
 
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
-    """A random generator for a seed and a name (any text): equal on every machine, independent per name."""
+    """A random generator for a seed and a name: equal on every machine, independent per name."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """A random `SIDE` x `SIDE` RGB image of an object with the appearance of a state.
-
-    Args:
-        kind: the object, a key of `OUTLINES`.
-        look: the appearance that the state gives to the object, a value of `LOOKS`.
-        style: limits of the variation, such as `MILD` or `HARSH`.
-        rng: source of all randomness.
-    """
+    """A random `SIDE` x `SIDE` RGB image of an object, a key of `OUTLINES`; all randomness comes from `rng`."""
     ground = _background(style, rng)
     place = _Place.drawn(look, style, rng)
     outline = OUTLINES[kind]
@@ -363,13 +327,11 @@ class _Place:
         return cls(centre, np.array([[cos, -sin], [sin, cos]]) * np.array(axes), radius)
 
     def pixels_of(self, points: Points, look: Look, phase: float) -> Points:
-        """Convert a contour [P, 2] from the object's frame to pixels of the image; melted and wavy ones are bent."""
         turned = points @ (self.matrix / self.pixels).T
         bent = turned if look.bend is None else bend_contour(turned, look.bend, phase)
         return bent * self.pixels + self.centre
 
     def object_coordinates(self) -> tuple[Plane, Plane]:
-        """The coordinates (u, v) [H, W] of every pixel of the image in the object's frame."""
         inverse = np.linalg.inv(self.matrix).astype(np.float32)
         x, y = _COLUMNS - np.float32(self.centre[0]), _ROWS - np.float32(self.centre[1])
         return inverse[0, 0] * x + inverse[0, 1] * y, inverse[1, 0] * x + inverse[1, 1] * y
@@ -420,7 +382,6 @@ def _bristle(pen: ImageDraw.ImageDraw, contour: Points, place: _Place, rng: np.r
 
 
 def _halves(contours: list[Points], look: Look, place: _Place, rng: np.random.Generator) -> Plane:
-    """The mask [H, W] of an object that is broken along a jagged line, its halves moved apart."""
     angle = np.deg2rad(_spread(35.0, rng)) + (0.5 * np.pi if rng.random() < 0.3 else 0.0)
     across = np.array([np.cos(angle), np.sin(angle)])
     along = np.array([-across[1], across[0]])
@@ -449,7 +410,6 @@ def _any_colour(rng: np.random.Generator) -> NDArray[np.float32]:
 def _colour(
     kind: str, look: Look, style: Style, away: NDArray[np.float32], rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """A random colour [3] for an object: its state's hue shifted by the object's tint, else any hue."""
     tint = style.tint * (2.0 * float(random_stream(0, f"tint of {kind}").random()) - 1.0)
     ink = away
     for _ in range(12):
@@ -464,7 +424,6 @@ def _colour(
 
 
 def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator) -> Canvas:
-    """A colour [H, W, 3] for all pixels, with a state's pattern and gloss; only the object's pixels are used."""
     outline = OUTLINES[kind]
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
     u, v = place.object_coordinates()
@@ -500,7 +459,6 @@ def _background(style: Style, rng: np.random.Generator) -> Canvas:
 
 
 def _blotches(cells: int, rng: np.random.Generator) -> Plane:
-    """Smooth random values [H, W] in 0..1, from a grid of `cells` x `cells`, for textures and uneven light."""
     coarse = Image.fromarray((255 * rng.random((cells, cells))).astype(np.uint8))
     return np.asarray(coarse.resize((SIDE, SIDE), Image.Resampling.BICUBIC), dtype=np.float32) / 255
 
@@ -538,9 +496,6 @@ def _camera(canvas: Canvas, look: Look, style: Style, rng: np.random.Generator) 
     return Image.fromarray((255 * np.clip(canvas + grain, 0, 1) + 0.5).astype(np.uint8))
 
 
-__all__ = ["HARSH", "LOOKS", "MILD", "OUTLINES", "SIDE", "Look", "Style", "draw_image", "random_stream"]
-
-
 SEED = 7
 STATES = (
     "red", "green", "blue", "yellow", "dark", "faded", "striped", "dotted",
@@ -549,7 +504,6 @@ STATES = (
 OBJECTS = (
     "circle", "star", "heart", "arrow", "moon", "square", "triangle", "cross", "ring", "drop", "house", "cloud"
 )  # fmt: skip
-Pair = tuple[str, str]
 STAMP = ".drawn"  # file in the root of the images: seed and hash of the code that drew them
 UNFINISHED = "unfinished\n"
 
@@ -561,7 +515,7 @@ HEAD, SLOPE, TAIL = 240, 0.7, 8  # training images of the r-th pair: max(TAIL, H
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
-    """The manifest of the drawn benchmark `shapes`.
+    """The manifest of `shapes`.
 
     Args:
         scale: share in (0, 1] of the images of each pair to list; at least one image remains.
@@ -581,8 +535,7 @@ def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
     return _table(listed, scale)
 
 
-def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Draw three disjoint lists of pairs: those of training, unseen ones of val, unseen ones of test."""
+def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]]:  # training, unseen of val, of test
     states, objects = rng.permutation(STATES).tolist(), rng.permutation(OBJECTS).tolist()
     # Two rounds along diagonals: each state and each object is in at least two training pairs.
     rounds = max(len(states), len(objects))
@@ -617,9 +570,9 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
 
 
 def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
-    """Draw the images in a `shapes` table that are missing below `root` or damaged; return their number.
+    """Draw the images of a `shapes` manifest that are missing below `root` or damaged; returns their number.
 
-    Images drawn with another seed or by other code are drawn again. A file appears complete or not at all. Raise
+    Images drawn with another seed or by other code are drawn again. A file appears complete or not at all. Raises
     DuplexError if `root` holds images from elsewhere.
     """
     stamp, wanted = root / STAMP, _stamp(seed)
@@ -642,7 +595,4 @@ def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
 
 
 def _stamp(seed: int) -> str:
-    digest = hashlib.sha256(inspect.getsource(draw).encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return f"seed {seed}\ndrawing {digest.hexdigest()}\n"
+    return f"seed {seed}\ndrawing {sha256(Path(__file__))}\n"

@@ -1,10 +1,7 @@
 """Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
 
-Record what a data set's table of images was made from; if this source has changed, the table is refused.
-
-The source is a table, a benchmark or a folder tree. A record has the source's options and a digest: of the table,
-of the benchmark's lists, or of the names in the folder. For a folder it also has a digest of the files' sizes, by which
-images that were swapped or edited are usually noticed. Images themselves are not read.
+A record of the source (its options, and a digest of the table, of the benchmark's lists, or of the names and sizes in
+the folder) lies beside the manifest; if the source has changed since, the manifest is refused. Images are not read.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ def is_on_disk(source: SourceOptions) -> bool:
 
 
 def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
-    """Load the manifest and the labels of a data set.
+    """The manifest and the labels of a data set.
 
     If the data has no split, a random one is made; images are then opened, to keep those of equal content together.
 
@@ -90,7 +87,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
 
 
 def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
-    """Draw the missing images of the built-in data set `shapes`; do nothing for other data sets, which are files."""
+    """Draw the missing images of the built-in data set `shapes`; other data sets are files."""
     if source.kind == "shapes":
         from duplex.data.shapes import render_images
 
@@ -121,7 +118,7 @@ SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_WORDS)})([ _-]?({PARTS}))?|fold[ _
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """A table of image, state and object for every image below `root`, labelled by the folder names.
 
-    Also return a note on skipped files, text -> number of files; it is empty if none were skipped.
+    Also returns a note on skipped files, text -> number of files; it is empty if none were skipped.
     """
     rows = []
     tree = ImageTree(root)
@@ -218,7 +215,6 @@ def _read_record(file: Path) -> Record:
 
 
 def _content_digests(source: SourceOptions) -> Record:
-    """A digest of the table, lists or file names that a data set is read from; for a folder, also of file sizes."""
     if source.table is not None:
         return {CONTENT: sha256(source.table)} if source.table.is_file() else {}
     if source.kind == "shapes" or not source.root.is_dir():

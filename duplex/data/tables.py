@@ -1,12 +1,8 @@
-"""Read tables that list a data set: CSV or Parquet with the columns image, state, object and optionally split.
+"""Tables of labelled images, checked: a user's CSV or Parquet file, and the manifest that is made of it.
 
-The manifest: the table of a data set with one row per image. Caches and results have its rows in the same order.
-
-The cells of manifests and of users' tables are checked here.
-
-A data set in memory: table of images (manifest), labels and notes on rows left out; random re-splits of it.
-
-Count the states, objects, pairs and images of a data set; compare with the counts that benchmarks publish.
+The manifest has one row per image, `image, state, object, split`; caches and results have its rows in the same order. A
+data set in memory (`LabelledImages`) has its labels and notes on rows left out as well; it can be split again at
+random, and its counts compared with those that benchmarks publish.
 """
 
 from __future__ import annotations
@@ -32,6 +28,14 @@ from duplex.system.files import replace_file
 COLUMNS = ["image", "state", "object", "split"]
 NEEDED = ("image", "state", "object")
 ROOT = "the folder of the images (--images, or datasets.NAME.source.root of params.yaml)"
+UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")  # control characters, line ends, half characters
+PATH_LIMIT = 4096
+LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 tokens of CLIP's prompts
+SPLIT_NAMES = {"set", "subset", "fold", "phase", "partition"}  # of the column `split` in tables made for other programs
+SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
+CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
+FIRST_SEED = 1_000_000  # of re-splits, far from usual seeds of `split:`, which would give related splits
+Place = Callable[[int], str]  # number of a row -> its name in messages
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
@@ -69,7 +73,7 @@ def read_manifest(path: Path) -> pd.DataFrame:
 def checked_cells(
     frame: pd.DataFrame, table: object, place: Callable[[int], str], *, paths: bool = True
 ) -> pd.DataFrame:
-    """Check the cells of a table of labelled images; it is returned with image paths without `.` and empty parts.
+    """Check the cells of a table; it is returned with image paths without `.` and empty parts.
 
     Images, states and objects are text that can be used in file names, prompts and tables. A column `split` gives a
     split to each row; it is left out if it is empty. Further columns are text or empty.
@@ -101,17 +105,8 @@ def checked_cells(
     return pd.DataFrame(checked, dtype=str)
 
 
-UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")  # control characters, line ends, half characters
-PATH_LIMIT = 4096
-LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 tokens of CLIP's prompts
-
-
 def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
-    """Raise DuplexError for names that are too long, have control characters, or leave no word for a prompt.
-
-    Args:
-        kind: "state" or "object".
-    """
+    """Raise DuplexError for names that are too long, have control characters, or leave no word for a prompt."""
     for label in set(labels):
         if len(label) > LABEL_LIMIT:
             raise DuplexError(
@@ -140,12 +135,6 @@ def relative_path(image: str, place: object) -> str:
     return "/".join(parts)
 
 
-SPLIT_NAMES = {"set", "subset", "fold", "phase", "partition"}  # of the column `split` in tables made for other programs
-SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
-CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
-Place = Callable[[int], str]  # number of a row -> its name in messages
-
-
 def is_table(path: Path) -> bool:
     return path.suffix.lower() in CSV + PARQUET
 
@@ -169,7 +158,7 @@ def known_columns(
 ) -> list[str]:
     """The columns of a table that are used, in a fixed order: `needed` ones, split and `optional` ones.
 
-    Raises DuplexError for a column that is missing, repeated or misspelt. `place`: name of the table in messages.
+    Raises DuplexError for a column that is missing, repeated or misspelt.
     """
     columns = [*needed, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
@@ -184,9 +173,8 @@ def known_columns(
 
 
 def refuse_unnamed_split(table: pd.DataFrame, place: object) -> None:
-    """Raise `DuplexError` for a table without `split` in which another column, otherwise ignored, lists splits.
-
-    Such a column has the names of at least two splits, and nothing else but empty cells.
+    """Raise `DuplexError` for a table without `split` in which another, ignored column holds names of several splits
+    alone.
     """
     for number, name in enumerate(table.columns if "split" not in table else ()):
         if name in NEEDED:
@@ -198,8 +186,7 @@ def refuse_unnamed_split(table: pd.DataFrame, place: object) -> None:
             )
 
 
-def _split_words(cells: pd.Series) -> list[str]:
-    """The distinct texts in a column; none if it has others than names of splits."""
+def _split_words(cells: pd.Series) -> list[str]:  # the distinct ones; none if there are other texts
     words: dict[str, None] = {}
     for cell in cells.dropna():
         word = str(cell).strip()
@@ -210,7 +197,6 @@ def _split_words(cells: pd.Series) -> list[str]:
 
 
 def _refuse_misspelt(header: Sequence[str], place: object, known: Sequence[str]) -> None:
-    """Raise `DuplexError` for a column, otherwise ignored, whose name looks like a misspelling of a missing column."""
     lacking = [name for name in known if name not in header]
     for name in header:
         word = "_".join(name.lower().split())
@@ -290,10 +276,7 @@ class LabelledImages:
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
-    """The states and objects in a table of images (manifest), and per split the pairs that its images show.
-
-    This is for data sets that do not come with lists of pairs.
-    """
+    """The states and objects in a manifest, and per split the pairs that its images show."""
     pairs = {}
     for split in SPLITS:
         rows = manifest.loc[manifest["split"] == split, ["state", "object"]].drop_duplicates()
@@ -307,12 +290,11 @@ def from_rows(
     place: object,
     contents: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> LabelledImages:
-    """Make a data set from a table with the columns image, state, object and, optionally, split.
-
-    Without the column split, the rows are split at random.
+    """Make a data set from a table with the columns image, state, object and, optionally, split (else made at random).
 
     Args:
-        contents: returns a key per image, equal for images of equal content, which a random split keeps together.
+        place: name of the table in messages.
+        contents: function from images to one key per image; images with equal keys stay in one split.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -343,19 +325,16 @@ def _split(frame: pd.DataFrame, keys: Sequence[str] | None, options: SplitOption
     return make_split(frame, options, place) if keys is None else split_by_content(frame, keys, options, place)
 
 
-FIRST_SEED = 1_000_000  # far from usual seeds of `split:`, which would give related splits
-
-
 def split_name(dataset: str, number: int) -> str:
-    """The name in params.yaml of a data set's re-split (same images, new random split), such as `zap-split1`."""
+    """Name of a data set's re-split (same images, new random split), such as `zap-split1`."""
     return f"{dataset}-split{number}"
 
 
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
-    """A data set with the same rows and another random split.
+    """A data set with the same rows and another random split; the same number gives the same split.
 
     Re-splits measure how much results depend on the choice of unseen pairs. The shares of unseen pairs and of held-out
-    images stay the same. `number`: number of the re-split; the same number gives the same split.
+    images stay the same.
     """
     rows = data.manifest
     result = _split(rows, data.contents, shares(rows, FIRST_SEED + number), "the data set")
@@ -365,10 +344,7 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
 
 
 def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """The split options that describe an existing split: shares of unseen pairs and of held-out images.
-
-    Raises UsageError if validation or test lacks seen or unseen pairs.
-    """
+    """The split options that describe an existing split: shares of unseen pairs and of held-out images."""
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []
@@ -392,8 +368,6 @@ class SplitCounts:
 
 @dataclass(frozen=True)
 class DatasetStatistics:
-    """Numbers of states, objects, pairs and images of a data set."""
-
     states: int
     objects: int
     splits: dict[str, SplitCounts]
@@ -412,7 +386,7 @@ class DatasetStatistics:
 
 
 def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> DatasetStatistics:
-    """Count the listed pairs of a data set, and its images if there is a table of them (manifest)."""
+    """Count the listed pairs of a data set, and its images if there is a manifest."""
     seen = labels.seen
     shares: dict[str, dict[str, float]] | None = None
     images: dict[str, int | None] = dict.fromkeys(SPLITS)
@@ -433,9 +407,8 @@ def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> D
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """A data set's statistics as text: a table of its counts, and the share of images in each frequency group.
-
-    Groups of compositions are head, medium, tail (by number of training images) and unseen.
+    """Counts as a table, and the share of images in each frequency group: head, medium, tail (of training) and
+    unseen.
     """
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train = stats.splits["train"]
@@ -470,10 +443,7 @@ PUBLISHED_COUNTS = {
 
 
 def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
-    """One line per count of a data set that differs from the published count.
-
-    The list is empty for a data set without published counts.
-    """
+    """One line per count that differs from the published count; none for a data set without published counts."""
     published = PUBLISHED_COUNTS.get(name)
     if published is None:
         return []

@@ -32,6 +32,7 @@ from duplex.labels import Bools, Ints, prompt_name
 
 LISTED = 10  # names in an error message
 HALVINGS = 100  # number of random halves
+BucketNumbers = NDArray[Any]  # [C] in the narrowest integer type that holds them
 ERRORS = 2  # standard errors that a gain must exceed: with one, a sixth of thresholds without effect would pass
 
 
@@ -120,7 +121,7 @@ def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Flo
     return np.linspace(min(low for low, _ in ends), max(high for _, high in ends), count)
 
 
-def buckets(feasible: FeasibilityValues, steps: Floats) -> NDArray[Any]:
+def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
     """Each composition's bucket [C]: the number of `steps`, ascending thresholds, that exclude it."""
     kind = np.min_scalar_type(-steps.size - 1)
     below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
