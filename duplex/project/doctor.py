@@ -1,7 +1,4 @@
-"""Check the machine and the project, for `duplex doctor`.
-
-Write a new project from the installed package: pipeline, parameters, and files for git and DVC.
-"""
+"""Check the machine and the project, for `duplex doctor`, and write a new project, for `duplex init`."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import subprocess
 import sys
 import timeit
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -42,7 +38,7 @@ FASTER = 1.3  # speed over that of fp32 from which a number format is worth its 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """Result of one check of `duplex doctor`. `remedy` is empty unless there is a problem."""
+    """Result of one check; `remedy` is empty unless there is a problem."""
 
     topic: str
     message: str
@@ -50,7 +46,7 @@ class DoctorFinding:
 
 
 def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
-    """Return the results of all checks of machine and project, passed or not. Changes and downloads nothing."""
+    """The results of all checks of machine and project, passed or not; nothing is changed or downloaded."""
     free = shutil.disk_usage(Path.cwd()).free
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
@@ -93,36 +89,33 @@ def _device() -> Iterator[DoctorFinding]:
     size = 768 if device == "cuda" else 256  # bf16 without the processor's instructions is a thousand times slower
     fp32 = _seconds(device, "fp32", size)
     for precision in ("bf16", "tf32") if device == "cuda" else ("bf16",):
-        yield DoctorFinding("formats", _speed_message(precision, fp32 / _seconds(device, precision, size)))
+        speedup = fp32 / _seconds(device, precision, size)
+        message = (
+            f"{precision} matrix products are {speedup:.1f} times as fast as fp32; use encoder precision {precision}"
+        )
+        if speedup < FASTER:
+            slower = "slower than" if speedup < 1 / FASTER else "about as fast as"
+            message = f"{precision} is {slower} fp32 here; stay with fp32"
+        yield DoctorFinding("formats", message)
 
 
-def _speed_message(precision: str, speedup: float) -> str:
-    if speedup < FASTER:
-        slower = "slower than" if speedup < 1 / FASTER else "about as fast as"
-        return f"{precision} is {slower} fp32 here; stay with fp32"
-    return f"{precision} matrix products are {speedup:.1f} times as fast as fp32; use encoder precision {precision}"
-
-
-def _seconds(device: str, precision: str, size: int, budget: float = 0.5) -> float:
-    """Time matrix products in a number format: return the shortest time, in seconds, of up to 20 products.
-
-    size: width of the square matrices. budget: seconds after which to stop.
-    """
-    a, times = torch.randn(size, size, device=device).to(dtype_of(precision)), list[float]()
+def _seconds(device: str, precision: str, size: int) -> float:
+    """The shortest time of up to 20 products of square matrices, which end after half a second."""
+    a = torch.randn(size, size, device=device).to(dtype_of(precision))
+    times: list[float] = []
     with float32_arithmetic(precision):
-        while len(times) < 2 or (len(times) < 20 and sum(times) < budget):
+        while len(times) < 2 or (len(times) < 20 and sum(times) < 0.5):
             times.append(timeit.timeit(lambda: (a @ a).sum().item(), number=1))
     return min(times)
 
 
 def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
-    """Yield the results of the checks of one data set: encoder weights, images and feature cache.
-
-    A missing file is a problem only in data sets of `run.datasets`.
-    """
-    entry, required = params.datasets[name], name in params.run.datasets
+    """Encoder weights, images and feature cache; a missing file is a problem only in data sets of `run.datasets`."""
+    entry = params.datasets[name]
+    required = name in params.run.datasets
     yield from _weights(name, entry, required)
-    root, features = entry.source.root, entry.features
+    root = entry.source.root
+    features = entry.features
     is_imported = features is not None or entry.encoder.name == IMPORTED
     if features is not None and not features.is_file():
         yield DoctorFinding(name, f"features {features}: missing", "correct `features` in params.yaml")
@@ -157,14 +150,16 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
 
 
 def _cache(entry: DatasetParams, paths: ArtifactPaths, name: str, command: str) -> DoctorFinding:
-    path, manifest = paths.features(name), paths.manifest(name)
+    path = paths.features(name)
     if not path.exists():
         return DoctorFinding(name, f"{path}: {'incomplete' if partial_path(path).exists() else 'missing'}", command)
     try:
         require_prepared(entry.source, paths.source(name))
         require_imported(entry.features, path)
         expected = {ROOT: entry.source.recorded_root}
-        features = open_features(path, expect=expected | ({"manifest": sha256(manifest)} if manifest.is_file() else {}))
+        if paths.manifest(name).is_file():
+            expected["manifest"] = sha256(paths.manifest(name))
+        features = open_features(path, expect=expected)
     except DuplexError as error:
         return DoctorFinding(name, f"{path} cannot be used", str(error))
     return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")
@@ -207,8 +202,8 @@ After an upgrade of duplex, `dvc repro` repeats the stages whose code has change
 
 
 def init(folder: Path) -> list[str]:
-    """Write a new project, and return a line of text per step. Raises `UsageError` instead of overwriting a file."""
-    files = contents(folder.resolve().name)
+    """Write a new project: a line of text per step; `UsageError` instead of overwriting a file."""
+    files = _contents(folder.resolve().name)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder")
     if taken := [name for name in files if (folder / name).exists()]:
@@ -217,43 +212,20 @@ def init(folder: Path) -> list[str]:
         raise DuplexError(f"DVC, which runs the pipeline, is not installed; {install_command('pipeline')}")
     inside = _inside_git(folder)
     steps = [f"{len(files)} files in {folder}"]
-    with _removed_on_failure(folder):
-        write(folder, files)
+    with report_write_errors(folder):
+        _write(folder, files)
         if not inside:
             _run(["git", "init", "--quiet"], folder)
             steps.append("git init")
         if not (folder / ".dvc").is_dir():
             options = [] if (folder / ".git").exists() else ["--subdir"]
             _run([sys.executable, "-m", "dvc", "init", "--quiet", *options], folder)
-            write(folder, {name: _text(name) for name in DVC_FILES})
+            _write(folder, {name: _text(name) for name in DVC_FILES})
             steps.append("dvc init")
     return steps
 
 
-@contextmanager
-def _removed_on_failure(folder: Path) -> Iterator[None]:
-    """Context manager: if the block fails, remove everything that it added to `folder`.
-
-    An `OSError` of the block is raised as `DuplexError`.
-    """
-    existed = folder.is_dir()
-    before = set(folder.rglob("*"))
-    try:
-        with report_write_errors(folder):
-            yield
-    except BaseException:
-        added = set(folder.rglob("*")) - before
-        for path in sorted(added, reverse=True):  # the files of a folder before the folder
-            with suppress(OSError):
-                path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        if not existed:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
-
-
-def contents(name: str) -> dict[str, str]:
-    """Return the files of a new project, as path -> text. name: the project's name, for its README."""
+def _contents(name: str) -> dict[str, str]:
     stages = sorted(path.name for path in (shipped_project() / "pipeline").glob("*.py"))
     return {
         "README.md": README.format(name=name, version=__version__),
@@ -262,7 +234,7 @@ def contents(name: str) -> dict[str, str]:
     }
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
+def _write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
@@ -273,7 +245,6 @@ def _text(name: str) -> str:
 
 
 def _inside_git(folder: Path) -> bool:
-    """Return whether a folder, or its nearest existing parent, is in a git working tree."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_dir())
     command = ["git", "rev-parse", "--is-inside-work-tree"]
     try:

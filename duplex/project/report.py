@@ -1,9 +1,4 @@
-"""Write the report: aggregate the metrics of all runs, draw figures and write the HTML page.
-
-Compute t-SNE maps of a data set's test images and prototypes, for one trained run.
-
-Write an HTML page on a data set: its best run's answers, and accuracy by number of training images.
-"""
+"""Write the pages of a project: the report of all runs, the t-SNE maps that it shows, and the page of one data set."""
 
 from __future__ import annotations
 
@@ -70,7 +65,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 
 
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Aggregate the metrics of every run that params.yaml names, write the report and return the HTML page's path.
+    """Write the report and the aggregated metrics of every run that params.yaml names: the path of its HTML page.
 
     A data set without evaluated runs is left out of the page, unless no data set has any.
 
@@ -104,8 +99,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
 def evaluated_runs(
     params: Params, paths: ArtifactPaths
 ) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
-    """The metrics of the runs that params.yaml names, by data set and method with one entry per seed; and the names of
-    the runs without metrics, by data set."""
+    """The metrics of each seed by (data set, method), and the names of the runs without metrics by data set."""
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
     for dataset in params.run.datasets:
@@ -166,14 +160,15 @@ def with_datasets(params: Params, evaluated: Set[str]) -> Params:
 
 
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
-    """The metrics of a data set's runs, as method -> metrics of each seed, and the names of runs without any.
+    """The metrics of each seed by method, and the names of the runs without any.
 
-    Metrics of a method with `shown_as: NAME` are returned under NAME, in the worlds of the method's option `world`.
+    Metrics of a method with `shown_as: NAME` are those of NAME, in the worlds of the method's option `world`.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
     for name, seed in product(params.run.methods, params.run.seeds):
-        entry, record = params.entry(name), read_numbers(paths.run(dataset, name, seed).metrics)
+        entry = params.entry(name)
+        record = read_numbers(paths.run(dataset, name, seed).metrics)
         if record is None:
             missing.append(f"{name} seed {seed}")
             continue
@@ -186,7 +181,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
-    """Read all that the report shows about the runs of params.yaml; `summary`: means of their metrics over seeds."""
+    """All that the report shows about the runs of params.yaml; `summary`: means of their metrics over seeds."""
     table = paths.ablations / "metrics.json"
     ablations = read_numbers(table) or {}
     datasets = [
@@ -254,9 +249,9 @@ def training_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
-    """A data set's report parts with example answers, errors, nearest images and t-SNE maps, from one run.
+    """Parts with examples, errors, nearest images and maps of one run, and the JSON files that they cite, by name.
 
-    A missing file becomes a note. The numbers that the parts cite are returned too, as file name -> JSON record.
+    A missing file becomes a note.
     """
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
@@ -279,8 +274,6 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[lis
 def _retrieved(
     params: Params, dataset: str, chosen: tuple[str, int], paths: ArtifactPaths, missing: list[Block]
 ) -> tuple[list[ReportPart], RetrievedTexts, dict[str, object]]:
-    """Parts with images nearest to prototypes, nearest texts, and numbers; a note if files or the text tower are
-    missing."""
     name = f"retrieval-{dataset}.json"
     try:
         context = load_featured_run(params, dataset, *chosen, paths).retrieval_context()
@@ -310,13 +303,13 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write the t-SNE coordinates of a data set's maps as a table; only a header without visual prototypes."""
-    chosen, out = run_with_prototypes(params, dataset, paths), paths.maps(dataset)
+    chosen = run_with_prototypes(params, dataset, paths)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
         scene = scene_of(load_featured_run(params, dataset, *chosen, paths), params.entry(chosen[0]).kind, chosen[1])
         with ProgressBar(f"{dataset} maps", map_count(scene) * (EARLY + STEPS)) as bar:
             table = compute_maps(scene, bar.show)
-    write_text(out, table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
+    write_text(paths.maps(dataset), table.to_csv(index=False, lineterminator="\n", float_format="%.4f"))
 
 
 def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
@@ -345,16 +338,20 @@ def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
 
 
 def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
-    """Write the HTML page of a data set to `artifacts/pages`, and return its path.
+    """Write the page of a data set to `artifacts/pages`: its path.
 
-    The page shows the answers of the run with the best validation AUC, with the labelled pairs as candidates. Raises
-    `UsageError` without a trained run that matches params.yaml.
+    The page shows the answers of the run with the best validation AUC, with the labelled pairs as candidates.
+
+    Raises:
+        UsageError: without a trained run that matches params.yaml.
     """
     entry = params.dataset(dataset)
     hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
     chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params).files
-    method, seed = chosen.root.parent.name, int(chosen.root.name)
-    record, trained = read_record(chosen.checkpoint), load_featured_run(params, dataset, method, seed, paths)
+    method = chosen.root.parent.name
+    seed = int(chosen.root.name)
+    record = read_record(chosen.checkpoint)
+    trained = load_featured_run(params, dataset, method, seed, paths)
     inputs = trained.inputs
     answers = listed_answers(trained.method, inputs.examples["test"], inputs.labels, record.confidence, "closed")
     frozen = load_inputs(params.model_copy(update={"device": "cpu"}), dataset, paths, InputRequest())

@@ -1,10 +1,9 @@
 """Rank the images of a data set by how likely their labels are wrong, and apply corrected labels.
 
-Find likely wrong labels by margins: the score of an image's label minus that of the best other label.
-
-The lower the margin, the more suspicious the label. Images are divided into folds, so that an image is not scored by
-itself: its score for a label is the cosine with the label's prototype, the mean of the unit features of the label's
-images in the other folds. `knn` replaces prototypes by votes of the nearest images of other folds, weighted by cosine.
+Labels are judged by margins: the score of an image's label minus that of the best other label. The lower the margin,
+the more suspicious the label. Images are divided into folds, so that an image is not scored by itself: its score for a
+label is the cosine with the label's prototype, the mean of the unit features of the label's images in the other folds.
+`knn` replaces prototypes by votes of the nearest images of other folds, weighted by cosine.
 """
 
 from __future__ import annotations
@@ -34,12 +33,16 @@ from duplex.labels import Ints, LabelSpace
 from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.paths import unit
 from duplex.project.runs import best_run, folder_difference
+from duplex.recognition.recognizer import Recognizer
+from duplex.recognition.trained import TrainedRun
 from duplex.report.blocks import Gallery, Group, Line, Report, ReportPart, ReportSection, Strip, Thumb, render_page
 from duplex.system.files import sha256, write_text
 
 Floats = NDArray[np.float64]
 Way = Literal["run", "knn"]
-FOLDS, NEIGHBOURS, SHARPNESS = 5, 20, 20.0
+FOLDS = 5
+NEIGHBOURS, SHARPNESS = 20, 20.0  # of `knn`: the images that vote, with the weights exp(SHARPNESS cosine)
+OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels that a list was made from
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,11 @@ class LabelMargins:
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
     """The best other label per image, and how much higher the image's label scores; 0 if the other folds lack it.
 
-    features: unit features of the images [n, d].
-    labels: class of each image [n].
-    way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
-    folds: number of parts that the images are divided into at random.
+    Args:
+        features: unit features of the images [n, d].
+        labels: class of each image [n].
+        way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
+        folds: number of parts that the images are divided into at random.
     """
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
@@ -90,7 +94,7 @@ def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Share [B, K] of the votes of the 20 nearest images, weighted by `exp(20 cosine)`; -inf for an absent class."""
+    """Share [B, K] of the votes of the nearest images; -inf for an absent class."""
     near, cosines = most_similar(queries, features, NEIGHBOURS)
     votes = np.zeros((len(queries), count))
     rows = np.repeat(np.arange(len(queries)), near.shape[1])
@@ -98,25 +102,12 @@ def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
     return np.where(np.bincount(labels, minlength=count) > 0, votes / votes.sum(1, keepdims=True), -np.inf)
 
 
-OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels that a list was made from
-
-
-@dataclass(frozen=True)
-class Relabelled:
-    """A data set's table of images with corrected labels; number of changes, new states and objects, skipped images."""
-
-    manifest: pd.DataFrame
-    changed: int  # number of images whose label changed
-    new: list[str]  # states and objects that the manifest did not have before
-    outdated: list[str]  # images left out, since their labels are no longer those that the list was made from
-
-
 def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
-    """Return a table of a data set's readable images, the labels most likely wrong first.
+    """A table of a data set's readable images, the labels most likely wrong first.
 
-    way: "run" scores labels by a trained run's features, "knn" by the labels of images with the nearest cached
-    features.
-    run: folder of the run; by default the data set's run with the best validation AUC.
+    Args:
+        way: "run" scores labels by a trained run's features, "knn" by the nearest cached features.
+        run: folder of the run; by default the data set's run with the best validation AUC.
     """
     paths = ArtifactPaths()
     require_prepared(params.dataset(dataset).source, paths.source(dataset))
@@ -137,13 +128,14 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
 
 
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Return `table` with rank, label margins and better labels, the labels most likely wrong first.
+    """`table` with rank, label margins and better labels, the labels most likely wrong first.
 
-    A margin is the score of an image's label minus that of the best other label. Images are ordered by the sum of their
-    three margins, each divided by its standard deviation. The better state or object is the label itself unless its
-    margin is negative. The labels are listed twice: one copy is for editing, the other shows which labels changed.
+    Images are ordered by the sum of their three margins, each divided by its standard deviation. The better state or
+    object is the label itself unless its margin is negative. The labels are listed twice: one copy is for editing, the
+    other shows which labels changed.
 
-    margins_by_kind: margins of the labels `composition`, `state` and `object`.
+    Args:
+        margins_by_kind: margins of the labels `composition`, `state` and `object`.
     """
     out = table[["image", "state", "object", "split"]].copy()
     for name, kind in margins_by_kind.items():
@@ -160,19 +152,11 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
 
 def write_suspects_page(path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path) -> None:
-    """Write an HTML page of images whose labels are likely wrong, each with its current and its suggested label.
-
-    Args:
-        rows: lines of the list of suspects, in the order of the page.
-        root: folder of the image files.
-    """
+    """Write an HTML page of the first rows of a list of suspects, whose images are in the folder `root`."""
     thumbs = []
     for row in rows:
         label = f"{row['state']} {row['object']}"
-        lines = [
-            Line(f"rather {row['better_state']} {row['better_object']}", False),
-            Line(str(row["image"])),
-        ]
+        lines = [Line(f"rather {row['better_state']} {row['better_object']}", False), Line(str(row["image"]))]
         name = f"{row['rank']}. {label}"
         thumbs.append(Thumb(thumbnail(root / row["image"]), name, f"image labelled {label}", lines=lines))
     caption = "Below each image: its rank and label, the label that fits better, and its file."
@@ -183,17 +167,11 @@ def write_suspects_page(path: Path, title: str, rows: Iterable[Mapping[str, Any]
 
 
 def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
-    """Return the unit features [n, d] by which labels are checked: three arrays, for compositions, states and objects.
-
-    way: "knn" takes the features of the cache, "run" those of a trained run.
-    """
+    """Unit features [n, d] of the images by which compositions, states and objects are judged: three arrays."""
     cls = cache.cls[rows]
     plain = cls / np.maximum(np.linalg.norm(cls, axis=1, keepdims=True), 1e-12)
     if way == "knn":
         return [plain] * 3
-    from duplex.recognition.recognizer import Recognizer
-    from duplex.recognition.trained import TrainedRun
-
     folder = run or best_run(dataset=dataset, hint="name one with --run", params=params).files.root
     recognizer = Recognizer.load(folder, device="cpu")
     recognizer.check_cache(cache)
@@ -223,14 +201,24 @@ def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str,
     return [features, *(factor.numpy() for factor in inspectable.factors(inputs))]
 
 
+@dataclass(frozen=True)
+class Relabelled:
+    """A data set's manifest with corrected labels."""
+
+    manifest: pd.DataFrame
+    changed: int  # number of images whose label changed
+    new: list[str]  # states and objects that the manifest did not have before
+    outdated: list[str]  # images left out, since their labels are no longer those that the list was made from
+
+
 def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelled:
-    """Return the manifest with labels replaced by those that a table lists per image.
+    """The manifest with the labels of the table `edited`, which `duplex data suspects` wrote and the user corrected.
 
     Rows whose columns `old_state` and `old_object` differ from the manifest are left out: they may undo a correction.
-    Other columns are ignored. Raises `UsageError` if no label changes, for misspelt columns, and for text that cannot
-    be a label.
+    Other columns are ignored.
 
-    edited: file of the table, as `duplex data suspects` writes it and the user corrects it.
+    Raises:
+        UsageError: if no label changes, for misspelt columns, and for text that cannot be a label.
     """
     require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
@@ -268,13 +256,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
 
 
 def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
-    """Return the images whose label in the data set has changed since the list of corrections was made.
-
-    Images that already have the corrected label are left out.
-
-    corrected: corrected state and object by image, with `old_state` and `old_object` if the list has them.
-    present: the data set's state and object by image.
-    """
+    """The images whose label in the data set has changed since the list was made, to another than the corrected one."""
     other = pd.Series(False, corrected.index)
     for name, old in OLD.items():
         if old in corrected:
