@@ -147,7 +147,7 @@ class Bench:
                 read_checkpoint(self.place(member, self.rate(member), seed).checkpoint).fingerprint
                 for member in entry.members
             ],
-            "code": [code_hash(f"duplex.stages.{stage}", module) for stage in ("train", "evaluate")],
+            "code": code_hash("train", "evaluate", modules=[module]),
             "torch": torch.__version__,
         }
         return json.dumps(settings, sort_keys=True)

@@ -89,8 +89,8 @@ STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of module
     "evaluate": ("training/run",),
     "ablations": ("report/aggregate",),  # their table
     "inventory": ("training/checkpoint",),
-    "maps": ("report/figures",),
-    "report": ("report",),
+    "maps": ("project/runs", "report/figures"),
+    "report": ("project/report", "project/runs", "report"),
 }
 FOLLOWED = (  # what decides numbers: no messages, no places of files, no settings, whose values are recorded instead
     "labels",

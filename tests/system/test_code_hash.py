@@ -52,26 +52,25 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("edited", "changed"),
     [
-        ("data/stats", {"prepare"}),
+        ("data/tables", {"prepare", "draw", "extract", *TRAIN, "evaluate duplex", "report"}),
         ("data/shapes", {"draw"}),
-        ("synthetic/scene", {"draw"}),
-        ("features/extraction", {"extract"}),
-        ("encoders/open_clip_source", {"extract", *TRAIN, "evaluate duplex"}),
-        ("encoders/blip", set()),
-        ("training/loop", TRAIN),
+        ("features/extract", {"extract", *TRAIN, "report"}),
+        ("encoders/open_clip", {"extract", *TRAIN, "evaluate duplex"}),
+        ("encoders/others", set()),
+        ("training/loop", {*TRAIN, "evaluate duplex", "report"}),
         ("training/scoring", {*TRAIN, "evaluate duplex", "report"}),
-        ("library/recipe_search", TRAIN),
+        ("training/recipes", TRAIN),
         ("methods/base", {*TRAIN, "evaluate duplex", "report"}),
-        ("methods/with_finetuning", {*TRAIN, "evaluate duplex", "report"}),
+        ("methods/finetuned", {*TRAIN, "evaluate duplex", "report"}),
         ("methods/duplex", {"train duplex", "evaluate duplex", "report"}),
         ("methods/prompts", {"train duplex", "train prompts", "evaluate duplex", "report"}),  # which duplex extends
         ("methods/closed_form", {"train closed_form", "report"}),
         ("methods/troika", set()),
-        ("layers/graph", {"train duplex", "evaluate duplex", "report"}),
-        ("evaluation/accumulator", {*TRAIN, "evaluate duplex", "report"}),
-        ("evaluation/metrics", {"evaluate duplex"}),
+        ("methods/gaussian", {*TRAIN, "evaluate duplex", "report"}),
+        ("evaluation/accumulate", {*TRAIN, "evaluate duplex", "report"}),
+        ("evaluation/metrics", {*TRAIN, "evaluate duplex", "report"}),
         ("report/tables", {"report"}),
-        ("stages/report", {"report"}),
+        ("project/report", {"report"}),
         ("config/params", set()),
         ("system/files", set()),
         ("cli/report", set()),
@@ -109,11 +108,11 @@ def test_all_modules_that_python_loads_are_followed() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     files = code_files("train", modules=["duplex.methods.duplex"])
     counted = {key.removesuffix(".py").removesuffix("/__init__") for key in files}
-    of_config = {"duplex/data/source_options", "duplex/data/dataset_source"}  # their values are recorded
-    loaded = {name.replace(".", "/") for name in done.stdout.split()} - of_config
+    others = {"duplex/data/sources", "duplex/features/inspect"}  # options, whose values are recorded, and texts
+    loaded = {name.replace(".", "/") for name in done.stdout.split()} - others
     rooms = tuple(f"duplex/{part}" for part in FOLLOWED)
     missing = {name for name in loaded - counted if name.startswith(rooms)}
-    assert "duplex/layers/graph" in loaded
+    assert "duplex/methods/prompts" in loaded
     assert not {name for name in missing if (ROOT / f"{name}.py").is_file()}
 
 
@@ -167,7 +166,7 @@ def test_a_plugin_has_the_files_of_its_package_and_imported_ones_beside_it_unles
 def test_a_plugin_method_depends_on_the_layers_of_this_package_that_it_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_kind.py").write_text("from duplex.layers import graph\n")
+    (tmp_path / "my_kind.py").write_text("from duplex.methods import duplex\n")
     monkeypatch.chdir(tmp_path)
     assert {"my_kind.py", "duplex/methods/duplex.py"} <= set(code_files("train", modules=["my_kind"]))
     assert plugin_hash("duplex.methods.prompts") is None
