@@ -15,7 +15,6 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.shapes import render_images, shapes_manifest
 from duplex.project import stages
-from duplex.project import stages as train
 from duplex.project.stages import extract, prepare
 from duplex.training import loop
 from duplex.training.inputs import InputsCache
@@ -82,7 +81,7 @@ def make_project(
         extract(params, "own", paths, num_workers=0)
         for method in methods:
             for seed in seeds:
-                train.train_stage(params, "own", method, seed, paths, load=load)
+                stages.train_stage(params, "own", method, seed, paths, load=load)
                 stages.evaluate_stage(params, "own", method, seed, paths, load=load)
     return params
 

@@ -23,7 +23,6 @@ from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
 from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions
 from duplex.project import runs, stages
-from duplex.project import stages as train
 from duplex.project import suspects as suspects_module
 from duplex.project.runs import load_featured_run, model_card_facts
 from duplex.project.stages import extract, prepare
@@ -80,7 +79,7 @@ def project(tmp_path_factory) -> Project:
     found = Project(folder)
     prepare(found.params(), "own", found.paths)
     extract(found.params(), "own", found.paths, num_workers=0)
-    train.train_stage(found.params(), "own", "deep", 0, found.paths)
+    stages.train_stage(found.params(), "own", "deep", 0, found.paths)
     stages.evaluate_stage(found.params(), "own", "deep", 0, found.paths)
     return found
 
@@ -123,7 +122,7 @@ def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: P
     params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
     prepare(params, "own", paths)
     extract(params, "own", paths, num_workers=0)
-    train.train_stage(params, "own", "eight", 0, paths)
+    stages.train_stage(params, "own", "eight", 0, paths)
     run = paths.run("own", "eight", 0)
     recognizer, kept = Recognizer.load(run.root, device="cpu"), read_record(run.checkpoint)
     assert (kept.encoder["block_inputs"], kept.encoder["bits"]) == ("2", "8")
@@ -230,10 +229,10 @@ def test_the_report_shows_finetuned_features(project) -> None:
 
 def test_training_and_evaluation_from_the_disk_equal_those_from_memory(project, monkeypatch) -> None:
     wanted = stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths)
-    held = train.train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
+    held = stages.train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
     monkeypatch.setattr(inputs_module, "read_tokens", lambda path, name, limit: read_tokens(path, name, 0))
     assert stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths) == wanted
-    streamed = train.train_stage(
+    streamed = stages.train_stage(
         project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0)
     )
     assert streamed.history == held.history  # so few images are one block, in the order that those in memory have
@@ -253,7 +252,7 @@ def test_the_memory_budget_decides_which_tokens_stay_on_the_disk(project) -> Non
 
 
 def test_a_cache_with_block_inputs_serves_methods_without_finetuning(project) -> None:
-    train.train_stage(project.params(), "own", "flat", 0, project.paths)
+    stages.train_stage(project.params(), "own", "flat", 0, project.paths)
     assert read_record(project.checkpoint("flat")).finetune is None
 
 
@@ -261,7 +260,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
     with pytest.raises(
         UsageError, match=r"finetune\.blocks is 3 and .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`"
     ):
-        train.train_stage(project.params(), "own", "deeper", 0, project.paths)
+        stages.train_stage(project.params(), "own", "deeper", 0, project.paths)
 
 
 def test_more_blocks_than_the_encoder_has_are_reported_with_its_number(project) -> None:

@@ -185,8 +185,8 @@ def test_stored_runs_are_not_repeated(params, tmp_path, monkeypatch):
         done.append("evaluate")
         out.metrics.write_text("{}")
 
-    monkeypatch.setattr(study.train, "run", trained)
-    monkeypatch.setattr(study.evaluate, "run", tested)
+    monkeypatch.setattr(study.stages, "train_stage", trained)
+    monkeypatch.setattr(study.stages, "evaluate_stage", tested)
     bench = Bench(params, "shapes", tmp_path)
     for is_tested in (False, False, True, True):
         bench.run("cso", 0, tested=is_tested, rate=1e-3)

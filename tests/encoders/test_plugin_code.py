@@ -15,7 +15,6 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features import extract
 from duplex.features.file import PartialCache, open_features
 from duplex.recognition import fit
-from duplex.recognition import fit as folder_recipes
 from duplex.recognition.update import update_model
 from tests.recognition.drawn_folder import draw_folder, draw_pair
 from tests.recognition.searches import only_the_first
@@ -90,7 +89,7 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
 def test_a_fit_encodes_again_and_an_update_is_refused(
     change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     root, out = draw_folder(tmp_path / "shop", images=6), tmp_path / "model"
     draw_pair(tmp_path / "more", "red", "star", range(20, 24))
     fit.fit_folder(root, out, encoder="mine", say=lambda _: None)

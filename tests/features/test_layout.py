@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features import file as checks
 from duplex.features import file as layout
 from duplex.features.file import (
     FIRST_BAD,
@@ -91,7 +90,7 @@ def test_no_file_stays_open(cache: Path) -> None:
 
 FOREIGN = {
     "text": b"features",
-    "other HDF5": checks.HDF5_SIGNATURE + bytes(99),
+    "other HDF5": layout.HDF5_SIGNATURE + bytes(99),
     "ours in a text": b"this is about " + layout.FORMAT.encode(),
 }
 

@@ -8,7 +8,6 @@ import pytest
 
 from duplex.errors import UsageError
 from duplex.recognition import fit
-from duplex.recognition import fit as fit_folder
 from duplex.recognition.fit import choose_encoder, read_labelled_folder
 from tests.recognition.drawn_folder import draw_folder
 
@@ -60,7 +59,7 @@ def test_without_any_encoder_one_line_says_what_to_do(offers, tmp_path):
     (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
     offers(set(), reachable=False)
     with pytest.raises(UsageError, match="--encoder local-dir:FOLDER") as caught:
-        fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", say=lambda _: None)
+        fit.fit_folder(tmp_path / "shop", tmp_path / "model", say=lambda _: None)
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["shop"]
     offers(set(), reachable=True)
@@ -72,7 +71,7 @@ def test_words_that_the_encoder_lacks_are_named(tmp_path):
     draw_folder(tmp_path / "shop", images=4)
     (tmp_path / "shop" / "red").rename(tmp_path / "shop" / "rusty")
     with pytest.raises(UsageError, match="does not know the words rusty"):
-        fit_folder.fit_folder(tmp_path / "shop", tmp_path / "model", encoder="tiny", say=lambda _: None)
+        fit.fit_folder(tmp_path / "shop", tmp_path / "model", encoder="tiny", say=lambda _: None)
 
 
 def test_words_longer_than_the_context_are_refused_before_anything_is_encoded(drawn, tmp_path):
@@ -80,7 +79,7 @@ def test_words_longer_than_the_context_are_refused_before_anything_is_encoded(dr
     shutil.copytree(drawn, shop)
     (shop / "red").rename(shop / " ".join(["red"] * 12))
     with pytest.raises(UsageError, match="pairs have a longer prompt than tiny reads, the first 'red red"):
-        fit_folder.fit_folder(shop, tmp_path / "model", encoder="tiny", say=lambda line: None)
+        fit.fit_folder(shop, tmp_path / "model", encoder="tiny", say=lambda line: None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"]
 
 
@@ -91,5 +90,5 @@ def test_words_longer_than_the_context_are_refused_before_anything_is_encoded(dr
 )  # fmt: skip
 def test_weights_that_make_no_model_are_refused_before_any_work(tmp_path, drawn, encoder, weights, message):
     with pytest.raises(UsageError, match=message):
-        fit_folder.fit_folder(drawn, tmp_path / "out", encoder=encoder, weights=weights, say=lambda _: None)
+        fit.fit_folder(drawn, tmp_path / "out", encoder=encoder, weights=weights, say=lambda _: None)
     assert list(tmp_path.iterdir()) == []

@@ -16,8 +16,6 @@ from duplex.data import contents
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction
 from duplex.recognition import fit
-from duplex.recognition import fit as folder_recipes
-from duplex.recognition import fit as labelled_folder
 from duplex.recognition.export import read_fit
 from duplex.training import recipes
 from duplex.training.checkpoint import read_record
@@ -212,7 +210,7 @@ def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, 
     (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
     encoded = []
     monkeypatch.setattr(extraction, "_encode_pending", lambda cache, job: encoded.append(job))
-    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     assert not encoded
     assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
@@ -230,7 +228,7 @@ def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
         "duplex.recognition.cache.extract",
         lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1],
     )
-    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     (report,) = reports
     assert report.rows - report.resumed == 3
@@ -250,7 +248,7 @@ def test_a_second_fit_decodes_no_image_to_compare_pixels(fitted, drawn, monkeypa
 
 def test_a_damaged_file_of_pixel_digests_is_made_again(fitted, drawn):
     model, _ = fitted
-    file = fit.cache_folder(model) / labelled_folder.PIXELS
+    file = fit.cache_folder(model) / fit.PIXELS
     before, pixels = model_bytes(model), file.read_bytes()
     file.write_bytes(pixels[:-100])
     fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
@@ -262,7 +260,7 @@ def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):
     folder, images = tmp_path / "shop", 8 * (len(STATES) * len(OBJECTS) - len(LACKING))
     shutil.copytree(drawn, folder)
     (folder / "red" / "star" / "0003.png").write_bytes(b"no image")
-    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     lines: list[str] = []
     model = fit.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
     record = read_fit(model)
@@ -278,7 +276,7 @@ def test_images_left_out_are_listed_with_the_reason(drawn, tmp_path, monkeypatch
     folder = tmp_path / "shop"
     shutil.copytree(drawn, folder)
     (folder / "red" / "star" / "0003.png").write_bytes(b"no image")
-    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     lines: list[str] = []
     fit.fit_folder(folder, tmp_path / "model", encoder="tiny", say=lines.append)
     assert "1 images cannot be used and are left out: red/star/0003.png (not an image)" in lines

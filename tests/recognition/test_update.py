@@ -20,7 +20,6 @@ from duplex.features.file import open_features
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, GroupPosterior
 from duplex.methods.paths import unit, word_vectors
 from duplex.recognition import fit, update
-from duplex.recognition import fit as folder_recipes
 from duplex.recognition.export import STATISTICS, read_fit, read_statistics
 from duplex.recognition.trained import ExportedModel
 from duplex.recognition.update import NewImages, update_model, updated_model
@@ -43,7 +42,7 @@ def model(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in closed form, nothing trained."""
     out = tmp_path_factory.mktemp("fitted") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+        patch.setattr(fit.FolderRecipes, "levels", only_the_first)
         return fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
 
 
@@ -154,12 +153,12 @@ def test_updates_in_place_add_up(model, further, tmp_path):
 
 
 def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_path, monkeypatch):
-    def with_blocks(self: folder_recipes.FolderRecipes, began: float):
-        spec = self._spec(folder_recipes.PROMPTS)
+    def with_blocks(self: fit.FolderRecipes, began: float):
+        spec = self._spec(fit.PROMPTS)
         ((recipe,),) = finetuned_recipes(spec, [2], [1e-3])
         yield [recipe]
 
-    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", with_blocks)
+    monkeypatch.setattr(fit.FolderRecipes, "levels", with_blocks)
     tuned = fit.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
     assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001"
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
@@ -215,7 +214,7 @@ def test_an_image_that_was_saved_again_is_not_counted_twice(model, drawn, furthe
 
 
 def test_a_copy_that_the_fit_left_out_is_in_the_model(drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(folder_recipes.FolderRecipes, "levels", only_the_first)
+    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     shop = shutil.copytree(drawn, tmp_path / "shop")
     copies = saved_again(shop / "red", tmp_path / "copies" / "red")
     shutil.copytree(copies, shop / "red", dirs_exist_ok=True)

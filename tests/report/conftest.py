@@ -10,7 +10,6 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.project import report, stamps
-from duplex.project import report as maps
 from tests.commands import command
 from tests.projects import inside, make_project
 
@@ -34,7 +33,7 @@ def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     params = make_project(folder, seeds=(0, 1))
     with inside(folder):
         stamps.inventory_stage(params, "own", paths)
-        maps.maps_stage(params, "own", paths)
+        report.maps_stage(params, "own", paths)
         report.report_stage(params, paths)
     return Project(folder, params, paths)
 

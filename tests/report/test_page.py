@@ -13,7 +13,6 @@ import pytest
 from ruamel.yaml import YAML
 
 from duplex.project import report, stamps
-from duplex.project import report as maps
 from duplex.report import blocks
 from duplex.report.blocks import Chart, Mark, Series, draw, render_markdown, render_page
 from tests.projects import inside
@@ -170,7 +169,7 @@ def test_methods_without_prototypes_have_a_page_without_maps(project, copy):
     params = project.params.model_copy(update={"run": run})
     stamps.inventory_stage(params, "own", project.paths)
     assert json.loads((project.paths.inventory("own") / "featured.json").read_text()) == {}
-    maps.maps_stage(params, "own", project.paths)
+    report.maps_stage(params, "own", project.paths)
     text = report.report_stage(params, project.paths).read_text()
     assert "No method of `run:` has visual prototypes to map" in text
     assert "no state and object factors to swap" in text

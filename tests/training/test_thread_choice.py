@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from duplex.system.threads import threads
 from duplex.training import loop
-from duplex.training import loop as thread_choice
 from duplex.training.loop import MARGIN, ResumePoint, choose_threads, fastest_count, time_threads
 from tests.methods.world import small_method
 from tests.training.test_loop import DUPLEX, SETTINGS, examples, images, run, same
@@ -94,7 +93,7 @@ def test_timing_changes_no_result(monkeypatch):
     monkeypatch.setattr(loop, "choose_threads", lambda *_: (1, {}))
     untimed, _ = run()
     monkeypatch.undo()
-    monkeypatch.setattr(thread_choice, "fastest_count", lambda _: 1)
+    monkeypatch.setattr(loop, "fastest_count", lambda _: 1)
     timed, outcome = run()
     assert same(untimed, timed)
     assert outcome.timing["threads"] == 1
