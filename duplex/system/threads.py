@@ -23,8 +23,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-import torch
-
 from duplex.errors import require
 
 if TYPE_CHECKING:
@@ -53,6 +51,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
     Without this, larger models that the process trained before would count in the next measurement.
     """
+    import torch
+
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # Linux only
@@ -104,6 +104,8 @@ Threads = int | Literal["auto"]
 @contextmanager
 def threads(wanted: Threads) -> Iterator[None]:
     """Let torch use `wanted` CPU threads in the `with` block; "auto" keeps torch's own number, one per core."""
+    import torch
+
     before = torch.get_num_threads()
     if wanted != "auto":
         torch.set_num_threads(wanted)
@@ -116,6 +118,8 @@ def threads(wanted: Threads) -> Iterator[None]:
 @contextmanager
 def initial_modes() -> Iterator[None]:
     """Gradients on, autocast off, new tensors float32 on the CPU; a context manager or a decorator."""
+    import torch
+
     dtype = torch.get_default_dtype()
     on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     autocast = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]

@@ -118,7 +118,7 @@ def test_an_ablation_is_a_method_with_changed_options():
             ["duplex and duplex_open are both shown as duplex", "closed"],
         ),
         ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is a circle"]),
-        ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.loop", "unknown key", "epochs"]),
+        ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.epoch", "unknown key", "epochs"]),
         ("momentum: 0.9", "training: 3", ["methods.duplex.training is 3"]),
         (
             "momentum: 0.9",
@@ -194,7 +194,7 @@ def test_the_largest_seed_and_whole_numbers_as_fractions_are_valid(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("", "is a folder; expected a file"), ("params.yaml", "run from the project's folder")]
+    ("name", "words"), [("", "cannot be read: Is a directory"), ("params.yaml", "run from the project's folder")]
 )
 def test_a_folder_and_a_missing_file_are_reported(tmp_path, name, words):
     with pytest.raises(UsageError, match=words):

@@ -20,8 +20,7 @@ from ruamel.yaml import YAML
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params, load_params
-from duplex.project import stages as evaluate
-from duplex.project import stages as train
+from duplex.project import stages
 from duplex.project import sweep as sweep_module
 from duplex.project.sweep import DvcRepo, commit_targets, grid, missing_tasks, run_in_processes, sweep
 from duplex.project.trials import RunExecutor, RunId, RunResult, RunTask, missing_stages
@@ -46,8 +45,8 @@ def by_stages(params: Params, project: Path, runs: list[RunId]) -> dict[str, byt
         for file in ("manifest.csv", "labels.json", "features.h5"):
             shutil.copy(project / "artifacts" / name / file, paths.root / name / file)
     for run in runs:
-        train.train_stage(params, run.dataset, run.method, run.seed, paths)
-        evaluate.evaluate_stage(params, run.dataset, run.method, run.seed, paths)
+        stages.train_stage(params, run.dataset, run.method, run.seed, paths)
+        stages.evaluate_stage(params, run.dataset, run.method, run.seed, paths)
     return files(paths.root)
 
 
@@ -127,8 +126,8 @@ def test_stages_use_the_threads_of_their_training_options(params):
 
     torch.set_num_threads(3)
     try:
-        for stage in (train, evaluate):
-            stage.run(params, "own", "closed_form", 0, load=load)
+        for stage in (stages.train_stage, stages.evaluate_stage):
+            stage(params, "own", "closed_form", 0, load=load)
         assert (used, torch.get_num_threads()) == ([1, 1], 3)
     finally:
         torch.set_num_threads(before)
