@@ -219,7 +219,7 @@ def saved(path: Path) -> int:
 
 def trained_content(run: RunPaths) -> list[Any]:
     """Return a run's history, and its checkpoint with the digest of its tensors but without that of all features."""
-    metadata = dict(read_checkpoint(run.checkpoint).metadata)
+    metadata = dict(read_checkpoint(run.checkpoint).header.fields)
     training = {name: value for name, value in metadata["training"].items() if name != "features"}
     return [run.history.read_bytes(), {**metadata, "training": training, "checksum": None}]
 

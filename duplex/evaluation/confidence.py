@@ -20,12 +20,14 @@ probability of unseen pairs is `r`, because the derivative by `k` is their diffe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from duplex.evaluation.accumulate import Floats
@@ -39,18 +41,13 @@ STEPS, HALVINGS = 200, 40
 BINS = 15
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Confidence:
     """Temperature and prior that turn a method's log probabilities into calibrated probabilities of its candidates."""
 
-    temperature: float = 1.0  # T, by which log probabilities are divided
-    unseen_log_odds: float = 0.0  # k, log-odds added to unseen pairs
-    new_share: float = NEW_SHARE  # r, expected share of images of unseen pairs
-
-    def __post_init__(self) -> None:
-        if not (1e-6 <= self.temperature <= 1e6 and abs(self.unseen_log_odds) <= 1e3 and 0 < self.new_share < 1):
-            limits = "1e-6 <= temperature <= 1e6, |unseen_log_odds| <= 1000, 0 < new_share < 1"
-            raise ValueError(f"{self}: expected {limits}")
+    temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0  # T, by which log probabilities are divided
+    unseen_log_odds: Annotated[float, Field(ge=-1e3, le=1e3)] = 0.0  # k, log-odds added to unseen pairs
+    new_share: Annotated[float, Field(gt=0, lt=1)] = NEW_SHARE  # r, expected share of images of unseen pairs
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
         """Log prior [C] of the candidates, given masks of seen and of plausible ones; -inf for implausible ones."""
@@ -61,13 +58,6 @@ class Confidence:
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Confidence:
-        """Create a `Confidence` from untrusted JSON values; raises `ValueError` or `TypeError` for invalid ones."""
-        if flags := [name for name, value in record.items() if isinstance(value, bool)]:
-            raise TypeError(f"confidence.{flags[0]} is {record[flags[0]]}; expected a number")
-        return cls(**{name: float(value) for name, value in record.items()})
 
 
 UNFITTED = Confidence()  # leaves the probabilities of a method as they are, besides the prior

@@ -39,7 +39,6 @@ from duplex.system.files import sha256
 from duplex.training.checkpoint import (
     Record,
     check_inputs,
-    is_checkpoint,
     load_checkpoint,
     read_checkpoint,
     read_record,
@@ -253,7 +252,7 @@ def _with_factors(params: Params, dataset: str) -> str:
     """Return advice for an error message: the trained methods whose features have a state and an object part."""
     paths, seed = ArtifactPaths(), params.run.seeds[0]
     checkpoints = {name: paths.run(dataset, name, seed).checkpoint for name in params.run.methods}
-    able = [name for name, file in checkpoints.items() if is_checkpoint(file) and _has_factors(file)]
+    able = [name for name, file in checkpoints.items() if _has_factors(file)]
     return f"use --method {' or '.join(able)}" if able else "train one that has them, such as `cso` or `duplex`"
 
 

@@ -43,8 +43,8 @@ from duplex.recognition.trained import (
     first_line,
     read_config,
 )
-from duplex.system.files import refuse_existing, replace_folder, save_tensors, sha256, sole_writer
-from duplex.training.checkpoint import digest, with_checksum
+from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_tensors
+from duplex.training.model_file import digest, with_checksum
 
 SCORE_TERMS = {  # with the tensor that each needs
     "visual": "visual",
@@ -257,7 +257,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
         "shape": [fitted.statistics.states, fitted.statistics.objects],
         "settings": asdict(fitted.settings),
     }
-    save_tensors(folder / STATISTICS, tensors, {"duplex": json.dumps(record, sort_keys=True)})
+    write_tensors(folder / STATISTICS, tensors, {"duplex": json.dumps(record, sort_keys=True)})
     (folder / STATISTICS).chmod(0o644)
 
 
@@ -321,7 +321,7 @@ def export(
     tensors = exported_tensors(trained, world)
     options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
     with replace_folder(out.resolve()) as folder:  # a link to a folder stays
-        save_tensors(folder / TENSORS, tensors)
+        write_tensors(folder / TENSORS, tensors)
         (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
         add_files(folder)
         fields = {

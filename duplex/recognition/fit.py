@@ -75,10 +75,11 @@ from duplex.recognition.trained import TENSORS, TrainedRun
 from duplex.report.own import OwnData, write_page
 from duplex.system.files import json_digest, refuse_existing, sole_writer, with_own_name, write_json
 from duplex.system.plugins import code_hash, provider
-from duplex.training.checkpoint import Record, with_checksum
+from duplex.training.checkpoint import Record
 from duplex.training.fit import deterministic
 from duplex.training.inputs import InputRequest, RunInputs, long_prompts
 from duplex.training.loop import ResumePoint, TrainingResult, saved_epoch, train
+from duplex.training.model_file import with_checksum
 from duplex.training.recipes import (
     BlockCost,
     ImageCounts,

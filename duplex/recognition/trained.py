@@ -47,14 +47,8 @@ from duplex.options import FinetuneOptions
 from duplex.recognition.answers import Candidates, sum_of
 from duplex.recognition.words import portable_terms
 from duplex.system.files import checked_path, json_digest, sha256
-from duplex.training.checkpoint import (
-    WORD_VECTORS,
-    digest,
-    load_checkpoint,
-    read_checkpoint,
-    read_known_images,
-    with_checksum,
-)
+from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_known_images
+from duplex.training.model_file import digest, with_checksum
 from duplex.training.scoring import PREFIX, Calibration, KnownImages, feasible_compositions
 
 
@@ -246,8 +240,8 @@ class ExportedModel(TrainedModel):
         self.where, self.kind = str(folder), config["kind"]
         self.fingerprint = json_digest(config)
         self.labels = LabelSpace.from_dict(config["labels"])
-        self.calibration = {config["world"]: Calibration.from_dict(config["calibration"])}
-        self.confidence = Confidence.from_dict(config["confidence"])
+        self.calibration = {config["world"]: Calibration(**config["calibration"])}
+        self.confidence = Confidence(**config["confidence"])
         self.needs = frozenset({"cls"})
         self.backbone = Backbone(config["encoder"], str(device))
         self.known_images = KnownImages.from_tensors(tensors, device)

@@ -55,8 +55,8 @@ from duplex.recognition.onnx import TRAINED
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.trained import CONFIG, TENSORS, ExportedModel
 from duplex.recognition.words import find_or_append, with_rows
-from duplex.system.files import replace_folder, save_tensors, with_own_name
-from duplex.training.checkpoint import digest, with_checksum
+from duplex.system.files import replace_folder, with_own_name, write_tensors
+from duplex.training.model_file import digest, with_checksum
 from duplex.training.scoring import KnownImages
 
 BATCH = 64
@@ -287,7 +287,7 @@ def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[
         for path in model.iterdir():
             if path.is_file() and path.name in EXPORTED and path.name not in changed:
                 shutil.copyfile(path, folder / path.name)
-        save_tensors(folder / TENSORS, updated.tensors)
+        write_tensors(folder / TENSORS, updated.tensors)
         (folder / TENSORS).chmod(0o644)
         (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         card = model_card(config, updated.tensors, facts, read_notes(model / README))

@@ -133,21 +133,16 @@ def write_json(path: Path, record: object) -> None:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file, whole or not at all."""
-    with replace_file(path) as scratch:
-        save_tensors(scratch, tensors, metadata)
-
-
-def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file in place. Raises `OSError` for system errors, instead of safetensors' exception."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:
-        if match := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
-        raise
+    with replace_file(path) as scratch:
+        try:
+            save_file(tensors, scratch, metadata)
+        except SafetensorError as error:
+            if match := re.search(r"os error (\d+)", str(error)):
+                raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
+            raise
 
 
 @contextmanager

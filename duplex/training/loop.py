@@ -17,7 +17,6 @@ State of an unfinished training run in one safetensors file, from which a killed
 from __future__ import annotations
 
 import copy
-import json
 import math
 import statistics
 import sys
@@ -32,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -40,10 +38,10 @@ from duplex.errors import DuplexError, UsageError, shown
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
-from duplex.system.files import write_tensors
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
+from duplex.training.model_file import read_header, read_tensors, write_model
 from duplex.training.scoring import check_shapes
 
 
@@ -194,7 +192,6 @@ def fastest_count(seconds: dict[int, float]) -> int:
     return best
 
 
-FORMAT = 5
 SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
 
 
@@ -216,7 +213,7 @@ class TrainingState:
     best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
 
     def save(self, path: Path) -> None:
-        """Write the training state to a file atomically."""
+        """Write the training state to a file, whole or not at all."""
         moments = self.optimiser.state_dict()
         tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
@@ -225,55 +222,41 @@ class TrainingState:
         tensors |= {"random.order": self.order.get_state(), "random.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state()
-        record = {
-            "format": FORMAT,
-            **{
-                name: getattr(self, name) for name in ("key", "threads", "epoch", "best_epoch", "best_value", "history")
-            },
-            "groups": moments["param_groups"],
-            "schedule": self.schedule.state_dict(),
-        }
-        on_cpu = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        write_tensors(path, on_cpu, {"duplex": json.dumps(record)})
+        fields = {name: getattr(self, name) for name in SAVED}
+        fields |= {"groups": moments["param_groups"], "schedule": self.schedule.state_dict()}
+        write_model(path, "unfinished training", fields, tensors)
 
-    def load(self, path: Path) -> str | None:
-        """Restore the training state from a file and return None, or return the reason why the file does not fit.
+    def load(self, path: Path) -> None:
+        """Restore the training state from a file.
 
-        A file of another format or of another run changes nothing. Raises `DuplexError` if the file cannot be read.
+        Raises `DuplexError`, and changes nothing, if the file is of another run or version, or damaged.
         """
-        try:
-            with safe_open(path, "pt") as file:
-                record = json.loads(file.metadata()["duplex"])
-                if record.get("format") != FORMAT:
-                    return f"has format {record.get('format')}, this version reads format {FORMAT}"
-                if record["key"] != self.key:
-                    return "belongs to another run"
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise DuplexError(f"{path} cannot be read ({error}); delete it to start from the beginning") from error
+        header = read_header(path, "unfinished training")
+        fields = header.fields
+        if fields["key"] != self.key:
+            raise DuplexError(f"{path} belongs to another run; training starts from the beginning")
+        tensors = read_tensors(header)
         self.method.load_state_dict(_under("method.", tensors))
         moments: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimiser.", tensors).items():
             row, key = name.split(".")
             moments.setdefault(int(row), {})[key] = tensor
-        self.optimiser.load_state_dict({"state": moments, "param_groups": record["groups"]})
-        self.schedule.load_state_dict(record["schedule"])
+        self.optimiser.load_state_dict({"state": moments, "param_groups": fields["groups"]})
+        self.schedule.load_state_dict(fields["schedule"])
         self.best = {name: tensor.to(self.device) for name, tensor in _under("best.", tensors).items()}
         self.order.set_state(tensors["random.order"])
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["random.cuda"])
-        self.threads, self.epoch, self.best_epoch = record["threads"], record["epoch"], record["best_epoch"]
-        self.best_value, self.history = record["best_value"], record["history"]
-        return None
+        for name in SAVED:
+            setattr(self, name, fields[name])
 
 
 def saved_epoch(path: Path) -> int:
-    """Return the number of finished epochs in the file of an unfinished run; 0 if there is none."""
+    """The number of finished epochs in the file of an unfinished run; 0 if there is none."""
     try:
-        with safe_open(path, "pt") as file:
-            return int(json.loads(file.metadata()["duplex"])["epoch"])
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return int(read_header(path, "unfinished training").fields["epoch"])
+    except DuplexError:
         return 0
 
 
@@ -555,11 +538,12 @@ def _begin(
     state = TrainingState(resume.key, method, optimiser, schedule, order, images.compositions.device)
     torch.manual_seed(seed)
     if resume.path is not None and resume.path.exists():
-        reason = state.load(resume.path)
-        if reason is None:
+        try:
+            state.load(resume.path)
             print(f"{resume.label}: continuing after epoch {state.epoch}", file=sys.stderr)
             return state
-        print(f"{resume.label}: {resume.path} {reason}; starting from the beginning", file=sys.stderr)
+        except DuplexError as error:
+            print(f"{resume.label}: {error}", file=sys.stderr)
     _keep_best(state, _as_metrics(validate(method)), {}, hooks)
     return state
 

@@ -25,16 +25,17 @@ from __future__ import annotations
 
 import math
 import numbers
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
@@ -382,15 +383,15 @@ FeasibilitySource = Literal["words", "likelihood"]
 FeasibilityRule = Literal["auto", "words", "likelihood", "none"]  # of `evaluation.feasibility`
 FEASIBILITY_SOURCES: tuple[FeasibilitySource, ...] = get_args(FeasibilitySource)
 FEWEST_PAIRS = 2  # unseen pairs with validation images that `auto` needs
-NUMBERS = ("bias", "threshold", "val_auc_all_feasible", "val_auc_at_threshold", "val_auc_gain", "val_auc_gain_se")
 LARGEST_BIAS = 1e6  # beyond it float32 scores of about 1 vanish beside the bias
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Calibration:
     """Bias on unseen scores and threshold that excludes implausible pairs, for one world, chosen by validation."""
 
-    bias: float  # added to the scores of unseen compositions: maximises the validation harmonic mean
+    # Bias: added to the scores of unseen compositions; it maximises the validation harmonic mean
+    bias: Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
     threshold: float | None = None  # of feasibility; None: every composition is feasible
     val_auc_all_feasible: float | None = None  # percent, without a threshold
     val_auc_at_threshold: float | None = None  # percent
@@ -399,34 +400,10 @@ class Calibration:
     feasibility_source: FeasibilitySource = "words"
     alternatives: tuple[Calibration, ...] = ()  # choices by other sources, or those that `auto` did not adopt
 
-    def __post_init__(self) -> None:
-        for name in NUMBERS:
-            value = getattr(self, name)
-            if value is None and name != "bias":
-                continue
-            limit = LARGEST_BIAS if name == "bias" else sys.float_info.max
-            if not isinstance(value, float) or not abs(value) <= limit:
-                raise ValueError(f"calibration.{name} is {value!r}; expected a number from {-limit:g} to {limit:g}")
-        if self.feasibility_source not in FEASIBILITY_SOURCES:
-            known = " or ".join(FEASIBILITY_SOURCES)
-            raise ValueError(f"calibration.feasibility_source is {self.feasibility_source!r}; expected {known}")
-        if any(other.alternatives for other in self.alternatives):
-            raise ValueError("calibration.alternatives has nested alternatives; expected none")
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the calibration as a dictionary for JSON, without fields that have their default values."""
-        changed = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-        values = {name: value for name, value in vars(self).items() if name in changed}
-        others = [other.to_dict() for other in self.alternatives]
-        return {**values, "alternatives": others} if others else values
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Calibration:
-        """Return the calibration in a JSON record of unknown origin; raise `ValueError` or `TypeError` if invalid."""
-        values: dict[str, Any] = {
-            name: float(value) if type(value) is int else value for name, value in dict(record).items()
-        }
-        return cls(**{**values, "alternatives": tuple(map(cls.from_dict, values.get("alternatives", ())))})
+        """The calibration as values for JSON, without fields that have their defaults."""
+        values: dict[str, Any] = TypeAdapter(Calibration).dump_python(self, mode="json", exclude_defaults=True)
+        return values
 
 
 def calibrate(

@@ -23,7 +23,7 @@ from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.project import doctor, sweep
 from duplex.recognition import inputs
 from duplex.system.entry import escape_unprintable
-from duplex.system.files import replace_folder, save_tensors
+from duplex.system.files import replace_folder, write_tensors
 from tests.hostile.conftest import Command, files
 
 HUGE = 10**22
@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_no_half_made_folder(tmp_path: Path, monkeypatch: pyt
         pytest.raises(DuplexError, match="cannot be written: File too large"),
         replace_folder(tmp_path / "new") as folder,
     ):
-        save_tensors(folder / "a.safetensors", {"a": torch.zeros(1000)})
+        write_tensors(folder / "a.safetensors", {"a": torch.zeros(1000)})
     assert not list(tmp_path.iterdir())
 
 

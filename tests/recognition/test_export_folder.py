@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer, open_features
 from duplex.errors import UsageError
-from duplex.training.checkpoint import digest, with_checksum
+from duplex.training.model_file import digest, with_checksum
 from tests.recognition.hub import Hub
 
 pytestmark = pytest.mark.slow  # five models are exported, some with their encoders

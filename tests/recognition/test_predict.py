@@ -21,7 +21,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.cli.model import _checked_format
 from duplex.errors import UsageError
 from duplex.recognition.inputs import list_images
-from duplex.training.checkpoint import with_checksum
+from duplex.training.model_file import with_checksum
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
 

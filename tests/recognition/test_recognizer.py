@@ -28,7 +28,8 @@ from duplex.errors import UsageError
 from duplex.methods.base import MethodContext
 from duplex.recognition.answers import UnreadableImage
 from duplex.recognition.words import encode_prompts
-from duplex.training.checkpoint import load_checkpoint, read_record, with_checksum
+from duplex.training.checkpoint import load_checkpoint, read_record
+from duplex.training.model_file import with_checksum
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
 
@@ -255,10 +256,10 @@ def test_a_damaged_run_is_reported(trained, tmp_path):
     with pytest.raises(UsageError, match="damaged"):
         Recognizer.load(damaged(trained, tmp_path, twist))
     (tmp_path / "checkpoint.safetensors").write_bytes(b"no checkpoint")
-    with pytest.raises(UsageError, match="not a checkpoint"):
+    with pytest.raises(UsageError, match="is not a file that duplex wrote"):
         Recognizer.load(tmp_path)
     save_file({}, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match="no record of a run; for an exported model, name its folder"):
+    with pytest.raises(UsageError, match="has no header"):
         Recognizer.load(tmp_path / "model.safetensors")
     with pytest.raises(UsageError, match="holds neither"):
         Recognizer.load(trained.folder)
