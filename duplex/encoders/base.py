@@ -1,11 +1,7 @@
-"""Frozen backbones: an image tower and a text tower behind one small interface.
+"""Frozen encoders: an image tower and a text tower behind one small interface, found by name.
 
     encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda", precision="bf16")
     features = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in images]))
-
-Other backbones are added as an encoder family (`duplex.encoders.base`).
-
-Encoder families (CLIP, timm, …) by name: entry points of the group `duplex.encoders`, built-in and third-party.
 
 An encoder's name is `FAMILY:REST` (`timm:resnet18`) or a family's own name (`tiny`); every other name belongs to the
 family `clip`. A distribution adds a family with a subclass of `EncoderFamily` and one line of its metadata:
@@ -13,19 +9,8 @@ family `clip`. A distribution adds a family with a subclass of `EncoderFamily` a
     [project.entry-points."duplex.encoders"]
     my_family = "my_package.my_module:MyFamily"
 
-The files and options that an encoder is built from: architecture, preprocessing and weights.
-
-The base class of encoders: image transform, normalisation of pixels, and access to the image and text towers.
-
-The interface of text towers: prompts of token embeddings in, text features out.
-
-Encoders with random instead of trained weights, to test an architecture without a download.
-
-The features of such an encoder carry no information about the image's content.
-
-encoder: {name: ViT-B-32, weights: "random:3"}     # the seed is part of the identity; `random` is `random:0`
-
-Find the files of published weights on disk, or download them; without a network, raise an error within seconds.
+Weights are found on disk or downloaded; without a network, an error is raised within seconds. `random:SEED` stands for
+random weights, to test an architecture without a download; the seed is part of the encoder's identity.
 """
 
 from __future__ import annotations
@@ -67,14 +52,21 @@ from duplex.system.plugins import installed_plugins, load_plugin, module_of, plu
 from duplex.system.threads import PRECISIONS, dtype_of
 
 if TYPE_CHECKING:
-    from PIL import Image
-    from torch import Tensor
-
     from duplex.encoders.prompt_tree import Prompts, PromptTree
-
 
 GROUP = "duplex.encoders"
 DEFAULT = "clip"  # the family of names that no other family claims
+PACKAGED = "tiny"  # the encoder that ships with the package
+RANDOM = "random"
+TOWERS = ("both", "image", "text")
+LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]  # of open_clip's preprocessing
+MAX_ASPECT = 50  # longer images are cropped before they are resized; only their middle can reach the centre crop
+DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
+FORM = "local-dir:FOLDER"  # name of an open_clip encoder whose weights are in a folder
+TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
+WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the preferred one first
+Config = dict[str, Any]
+warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm in notebooks; no bar here needs its widget
 
 
 @dataclass(frozen=True)
@@ -87,7 +79,7 @@ class MissingWeights:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """An encoder as `duplex encoders list` shows it: name, width of features, published weights."""
+    """An encoder as `duplex encoders list` shows it."""
 
     name: str
     dim: int  # width of the features
@@ -99,7 +91,7 @@ class CatalogEntry:
 
 
 class EncoderFamily(ABC):
-    """Base class of encoder families; a subclass finds, loads and lists the encoders of one family."""
+    """Finds, loads and lists the encoders of one family."""
 
     usage = ""  # forms of names that `catalog` does not list, for `duplex encoders list`
 
@@ -107,17 +99,12 @@ class EncoderFamily(ABC):
     def find(self, name: str, weights: str | None) -> EncoderSource:
         """The architecture, preprocessing and weights file of an encoder; weights are downloaded if necessary.
 
-        Raises UsageError for a name or weights that do not exist.
-
-        weights: tag of published weights, or a file.
+        Raises UsageError for a name, or for weights (a tag of published ones, or a file), that do not exist.
         """
 
     @abstractmethod
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
-        """Build the frozen encoder that `source` describes.
-
-        towers: "both", "image" or "text".
-        """
+        """Build the frozen encoder that `source` describes; towers: "both", "image" or "text"."""
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
         """Weights that loading an encoder would download; None if they are on disk or unknown."""
@@ -143,7 +130,6 @@ def family_code(encoder: str) -> str | None:
 
 
 def find_family(encoder: str) -> EncoderFamily:
-    """The family that an encoder belongs to."""
     require_type(encoder, str, "encoder")
     return _load(_entry_point(encoder))
 
@@ -156,7 +142,6 @@ def _entry_point(encoder: str) -> EntryPoint:
 
 
 def all_families() -> list[EncoderFamily]:
-    """All installed encoder families, sorted by name."""
     return [_load(point) for point in installed_plugins(GROUP).values()]
 
 
@@ -165,14 +150,9 @@ def _load(point: EntryPoint) -> EncoderFamily:
     return family
 
 
-warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm in notebooks; no bar here needs its widget
-PACKAGED = "tiny"  # the encoder that ships with the package
-TOWERS = ("both", "image", "text")
-
-
 @dataclass(frozen=True)
 class EncoderIdentity:
-    """Everything that an encoder's features depend on (name, weights, precision, …); each feature cache stores it."""
+    """Everything that an encoder's features depend on; each feature cache stores it."""
 
     encoder: str  # name
     architecture: str  # hash of the architecture's options
@@ -190,7 +170,6 @@ class EncoderIdentity:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, str]) -> EncoderIdentity:
-        """The encoder identity stored in the dict `record` by `to_dict`; other keys of the dict are ignored."""
         values = {field.name: record[field.name] for field in fields(cls) if field.name not in ("dim", "code")}
         return cls(**values, dim=int(record["dim"]), code=record.get("code"))
 
@@ -208,10 +187,10 @@ class Encoder(Protocol):
         """An RGB image as the pixels that the image tower takes: [3, R, R] uint8."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """The features [B, d] of images given as pixels [B, 3, R, R]: float32, not L2-normalised."""
+        """Features [B, d] of pixels [B, 3, R, R]: float32, not L2-normalised."""
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """The features [B, d] and patch tokens [B, T, w], float32, of images given as pixels [B, 3, R, R]."""
+        """Features [B, d] and patch tokens [B, T, w], float32, of pixels [B, 3, R, R]."""
 
     @property
     def patch_shape(self) -> tuple[int, int]:
@@ -234,8 +213,7 @@ def load_encoder(
 
     Args:
         name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
-        weights: a published tag or a file, or `random:SEED` to try an architecture; missing weights raise an error and
-            are never replaced by random ones.
+        weights: a published tag or a file, or `random:SEED` to try an architecture; missing weights raise an error.
         towers: "image" or "text" drops the other tower as soon as the weights are read.
         device: cpu, cuda or cuda:NUMBER.
         precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
@@ -264,21 +242,19 @@ def missing_weights(name: str, weights: str | None = None) -> MissingWeights | N
 
 
 def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
-    """The distinct words in `texts` that an encoder's text tower has no embedding for."""
     return find_family(name).unknown_words(texts)
 
 
 def resolve_device(device: str) -> str:
     """`device`, with "auto" replaced by "cuda" where there is a GPU and "cpu" elsewhere."""
-    import torch
-
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        kind, index = torch.device(str(device)).type, torch.device(str(device)).index or 0
+        found = torch.device(str(device))
     except RuntimeError:
-        kind, index = "meta", 0
-    if kind == "meta":  # tensors without values
+        found = torch.device("meta")  # tensors without values
+    kind, index = found.type, found.index or 0
+    if kind == "meta":
         raise UsageError(f"device is {device!r}; expected auto, cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {device}, but torch sees no GPU; set it to auto or cpu")
@@ -287,15 +263,9 @@ def resolve_device(device: str) -> str:
     return str(device)
 
 
-Config = dict[str, Any]
-
-
 @dataclass(frozen=True)
 class EncoderSource:
-    """The architecture, preprocessing and weights file from which an encoder is built.
-
-    Raises DuplexError if the weights file does not exist.
-    """
+    """The architecture, preprocessing and weights file from which an encoder is built."""
 
     name: str
     architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
@@ -314,9 +284,8 @@ class EncoderSource:
         return int(self.architecture["embed_dim"])
 
     def identity(self, precision: str) -> EncoderIdentity:
-        """This encoder's `EncoderIdentity` at a precision, such as "bf16".
-
-        The weights file is hashed once per process.
+        """This encoder's `EncoderIdentity` at a precision, such as "bf16"; the weights file is hashed once per
+        process.
         """
         return EncoderIdentity(
             encoder=self.name,
@@ -352,18 +321,13 @@ def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
 
 
 def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
-    """Raise DuplexError if `config`, the content of the JSON file `path`, lacks one of `keys`."""
     missing = [key for key in keys if not isinstance(config, dict) or key not in config]
     if missing:
         raise DuplexError(f"{path} lacks the key {missing[0]!r}; an encoder cannot be built without it")
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError if weights are named for an encoder whose weights are fixed.
-
-    Args:
-        weights: as the user named them; allowed are None and `own`, the tag of the encoder's weights.
-    """
+    """Raise UsageError if other weights than `own`, a tag, are named for an encoder whose weights are fixed."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
@@ -377,8 +341,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, at most 200 characters; without a message, the error's type."""
+def first_line(error: BaseException) -> str:  # of its message; without one, its type
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
@@ -397,12 +360,8 @@ def _version(library: str) -> str:
         return "unknown"
 
 
-LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]
-MAX_ASPECT = 50  # longer images are cropped before they are resized; only their middle can reach the centre crop
-
-
 class ImageTransform:
-    """Function from an RGB image to pixels [3, R, R] uint8, with open_clip's resize and crop.
+    """From an RGB image to pixels [3, R, R] uint8, with open_clip's resize and crop.
 
     As uint8, pixels take a quarter of float32's bytes between processes; `FrozenEncoder.normalise` normalises them.
     """
@@ -428,10 +387,10 @@ class ImageTransform:
 
 
 class FrozenEncoder:
-    """Base class of encoders: the interface `duplex.encoders.Encoder` without a model.
+    """The interface `Encoder` without a model.
 
-    Subclasses build the model, set `_visual` and `_text` to the requested towers (None for the others), and
-    implement `encode_patches`.
+    Subclasses build the model, set `_visual` and `_text` to the requested towers (None for the others), and implement
+    `encode_patches`.
     """
 
     logit_scale = 0.0
@@ -453,28 +412,20 @@ class FrozenEncoder:
 
     @property
     def visual(self) -> Any:
-        """The image tower; raises DuplexError if it was not loaded."""
         if self._visual is None:
             raise DuplexError(f"encoder {self.name!r} was loaded without its image tower; load it with towers='both'")
         return self._visual
 
     @property
     def text(self) -> Any:
-        """The text tower; raises DuplexError if it was not loaded."""
         if self._text is None:
             raise DuplexError(f"encoder {self.name!r} was loaded without its text tower; load it with towers='both'")
         return self._text
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """The features [B, d] of images given as uint8 pixels [B, 3, R, R]: float32, not L2-normalised."""
         return self.encode_patches(pixels)[0]
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """The features [B, d] and the last layer's patch tokens [B, T, w] of images, both float32.
-
-        Args:
-            pixels: [B, 3, R, R] uint8.
-        """
         raise NotImplementedError
 
     @property
@@ -484,10 +435,7 @@ class FrozenEncoder:
         return count, width
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize.
-
-        Raise `UsageError` for pixels of another type or shape than `image_transform` returns.
-        """
+        """Uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize."""
         is_tensor = isinstance(pixels, Tensor)
         if not is_tensor or pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
             found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "") if is_tensor else shown(pixels)
@@ -512,11 +460,11 @@ class TextTower(Protocol):
 
     @property
     def start(self) -> int:
-        """Token id that begins every text."""
+        pass
 
     @property
     def end(self) -> int:
-        """Token id that ends every text."""
+        pass
 
     def tokens(self, text: str) -> list[int]:
         """The token ids of a text without start and end; raises DuplexError for a word without an embedding."""
@@ -525,27 +473,21 @@ class TextTower(Protocol):
         """The frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """The text features `[P, dim]` of prompts: not normalised, differentiable in `lexicon`.
+        """Text features `[P, dim]` of prompts: not normalised, differentiable in `lexicon`.
 
         `tree` stores the prompts by their common prefixes, each of which is encoded once where the tower allows it.
         `checkpoint` recomputes activations in the backward pass to save memory.
         """
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """The text features `[P, dim]` of prompts, each encoded by itself, to check `encode` against."""
+        """Text features `[P, dim]` of prompts, each encoded by itself, to check `encode` against."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
-        """The text features `[P, dim]` of prompts without gradients, encoding `block` prompts at a time."""
-
-
-RANDOM = "random"
+        """Text features `[P, dim]` of prompts without gradients, encoding `block` prompts at a time."""
 
 
 def random_seed(weights: str | None) -> int | None:
-    """The seed of weights written as `random` or `random:SEED`; None for all other weights.
-
-    Raises UsageError if the seed is no whole number.
-    """
+    """The seed of weights written as `random` or `random:SEED`; None for all other weights."""
     if weights is None or weights.partition(":")[0] != RANDOM:
         return None
     found = re.fullmatch(r"random(?::([0-9]{1,18}))?", weights)
@@ -560,27 +502,14 @@ def is_random(weights: str | None) -> bool:
 
 @contextmanager
 def initialised_by(seed: int) -> Iterator[None]:
-    """Context manager: seed torch's random generator, so that models built inside have the same weights every time.
-
-    The generator's state is restored afterwards.
-    """
+    """Seed torch's random generator, so that models built in the `with` block have the same weights every time."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
-DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
-FORM = "local-dir:FOLDER"  # name of an open_clip encoder whose weights are in a folder
-TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
-WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the preferred one first
-
-
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """The path of published weights if they are on this disk, else None.
-
-    Args:
-        published: an entry of open_clip's table of published weights.
-    """
+    """Path of published weights, an entry of open_clip's table, if they are on this disk."""
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -589,7 +518,7 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """The path of the first of the files `names` of a Hugging Face repository that is on disk, or None."""
+    """Path of the first of the files `names` of a Hugging Face repository that is on disk."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -598,20 +527,14 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def download_address(published: dict[str, Any]) -> str:
-    """The URL from which published weights would be downloaded.
-
-    Args:
-        published: an entry of open_clip's table of published weights.
-    """
+    """URL from which published weights, an entry of open_clip's table, would be downloaded."""
     owner, names = _repository(published)
     return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """The path of published weights, downloading them if necessary.
-
-    Args:
-        published: an entry of open_clip's table of published weights. what: name of the weights in error messages.
+    """Path of published weights, an entry of open_clip's table, downloading them if necessary; `what` names them in
+    messages.
     """
     if file := weights_on_disk(published):
         return file
@@ -620,10 +543,9 @@ def fetch_weights(published: dict[str, Any], what: str) -> Path:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
-    """The path of the first of the files `names` in a Hugging Face repository, downloading it if necessary.
+    """Path of the first of the files `names` in the Hugging Face repository `owner`, downloading it if necessary.
 
-    Args:
-        owner: the repository, OWNER/NAME. what: name of the weights in error messages. form: as in `download_error`.
+    what, form: as in `download_error`.
     """
     if file := hub_file_on_disk(owner, names):
         return file
@@ -639,10 +561,9 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM
 
 
 def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
-    """The error to raise if weights cannot be downloaded.
+    """The error if weights cannot be downloaded.
 
-    Args:
-        what: name of the weights in the message. form: how an encoder's name says which folder holds its weights.
+    what: name of the weights. form: how an encoder's name says which folder holds its weights.
     """
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
@@ -671,7 +592,6 @@ def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _check_reachable(url: str, what: str, form: str = FORM) -> None:
-    """Raise DuplexError unless a URL's server responds to one request; the hub's own client retries for a minute."""
     if _offline():
         raise download_error(what, OSError("no network is used"), form)
     import requests

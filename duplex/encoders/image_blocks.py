@@ -61,9 +61,8 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 @contextmanager
 def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
-    """Yield a list that collects the activations entering the last `count` blocks whenever the encoder encodes images.
-
-    Collection ends with the `with` block. For a count of 0, the list stays empty.
+    """Yield a list that collects the activations entering the last `count` blocks whenever the encoder encodes
+    images.
     """
     inputs: list[Tensor] = []
     if count == 0:
@@ -77,9 +76,8 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
-    """The shape of one image's activations that enter the last `count` blocks: (T, w) or (C, H, W).
-
-    The shape is found by encoding a blank image.
+    """Shape of one image's activations that enter the last `count` blocks: (T, w) or (C, H, W), found with a blank
+    image.
     """
     from PIL import Image
 

@@ -1,6 +1,4 @@
-"""CLIP models of open_clip as frozen encoders.
-
-Find open_clip's encoders by name: architecture, preprocessing and weights from the hub, a folder or a file.
+"""CLIP models of open_clip as frozen encoders: architecture, preprocessing and weights of hub, folder or file.
 
 Weights files can be converted to folders that load on any machine: safetensors beside `open_clip_config.json`.
 """
@@ -53,12 +51,11 @@ LOCAL, HUB = "local-dir:", "hf-hub:"
 CONFIG = "open_clip_config.json"
 USUAL_STEMS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # of weights files
 SUFFIXES = (".safetensors", ".bin", ".pth")
+NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
 
 
 def find_source(name: str, weights: str | None = None) -> EncoderSource:
     """The architecture, preprocessing and weights file of an open_clip encoder, downloading them if necessary.
-
-    Raises UsageError or DuplexError if the name or the weights do not exist.
 
     Args:
         name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip.
@@ -127,11 +124,7 @@ def model_arguments(architecture: Config) -> Config:
 
 
 def build_model(source: EncoderSource) -> Any:
-    """Build a frozen open_clip model with its weights; raises DuplexError if the weights file does not fit.
-
-    Args:
-        source: architecture and weights file of the model.
-    """
+    """Build a frozen open_clip model with its weights; raises DuplexError if the weights file does not fit."""
     kind, config = open_clip_class(source.architecture), model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
@@ -193,7 +186,6 @@ def _weights_in(folder: Path) -> Path | None:
 
 
 def _file_source(name: str, architecture: Config, path: Path) -> EncoderSource:
-    """An encoder's architecture, preprocessing and weights from a weights file, which names no preprocessing."""
     convert = f"`duplex encoders convert {path} FOLDER --encoder {name} --tag TAG` converts it to a complete folder"
     if is_torchscript(path):
         raise DuplexError(f"{path} is a TorchScript archive, which is not loaded; {convert}")
@@ -213,16 +205,13 @@ def _tags(name: str) -> str:
     return ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none published"
 
 
-NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
-
-
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
     """Write a weights file as a folder that loads as encoder `local-dir:FOLDER`, and load it once as a check.
 
     Args:
         archive: a weights file, or a TorchScript archive of OpenAI.
         name: an architecture of open_clip.
-        tag: the published weights whose preprocessing to use; default for a TorchScript archive: "openai".
+        tag: published weights whose preprocessing to use; default for a TorchScript archive: "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:
@@ -257,7 +246,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
 
 
 class ClipFamily(EncoderFamily):
-    """Encoder family of all open_clip architectures, and of folders and hub repositories in open_clip's format."""
+    """All open_clip architectures, and folders and hub repositories in open_clip's format."""
 
     usage = "local-dir:FOLDER and hf-hub:OWNER/NAME of open_clip"
 

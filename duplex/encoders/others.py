@@ -1,15 +1,12 @@
-"""BLIP (Li et al., 2022): the unimodal vision and text models of its image-text retrieval model.
+"""BLIP and classifiers of timm as frozen encoders.
 
     encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a Hugging Face repository, or blip:FOLDER
+    encoder: {name: "timm:resnet18", weights: a1_in1k}         # a tag that timm publishes, a file, or random:SEED
 
-The feature of an image or text is the projected class token of the vision or text model; the temperature is the
-initial one of BLIP's contrastive loss. Needs this package's extra `blip`.
-
-Classifiers of timm, without their heads, as frozen encoders of images.
-
-    encoder: {name: "timm:resnet18", weights: a1_in1k}     # a tag that timm publishes, a file, or random:SEED
-
-ResNet-18 is the backbone of the methods without CLIP. There is no text tower: word vectors come from a file.
+BLIP (Li et al., 2022) means the unimodal vision and text models of its image-text retrieval model; the feature of an
+image or text is the projected class token, the temperature the initial one of BLIP's contrastive loss. It needs this
+package's extra `blip`. timm's classifiers, without their heads, encode images alone: word vectors come from a file.
+ResNet-18 is the backbone of the methods without CLIP.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ from duplex.encoders.upstream import timm
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.system.threads import dtype_of, float32_arithmetic
 
-BLIP_PREFIX = "blip:"
+BLIP_PREFIX, TIMM_PREFIX = "blip:", "timm:"
 FORM = f"{BLIP_PREFIX}FOLDER"  # name of an encoder whose weights are in a folder
 TEMPERATURE = 0.07
 MISSING_LIBRARY = f"BLIP needs the transformers library; run {install_command('blip')}"
@@ -54,7 +51,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
 class BlipFamily(EncoderFamily):
-    """Encoder family of BLIP models, named `blip:FOLDER`, or `blip:OWNER/MODEL` on the Hugging Face hub."""
+    """BLIP models, named `blip:FOLDER`, or `blip:OWNER/MODEL` on the Hugging Face hub."""
 
     usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 
@@ -67,7 +64,8 @@ class BlipFamily(EncoderFamily):
         is_local = folder.is_dir()
         if not is_local:
             files = ("config.json", "preprocessor_config.json", "model.safetensors")
-            folder = [fetch_from_hub(place, (file,), name, FORM) for file in files][-1].parent
+            for file in files:
+                folder = fetch_from_hub(place, (file,), name, FORM).parent
             fetch_from_hub(place, TOKENIZER_FILES, name, FORM)
         config = read_config(folder / "config.json")
         image_config = read_config(folder / "preprocessor_config.json")
@@ -179,11 +177,8 @@ def _build_blip(source: EncoderSource) -> Any:
     return model.eval().requires_grad_(False)
 
 
-TIMM_PREFIX = "timm:"
-
-
 class TimmFamily(EncoderFamily):
-    """Encoder family of timm's classifiers, named `timm:MODEL`, with weights from a published tag or a file."""
+    """timm's classifiers, named `timm:MODEL`, with weights from a published tag or a file."""
 
     usage = "timm:MODEL (images alone)"
 

@@ -2,14 +2,13 @@
 
 A prompt is a sequence of *lexicon rows* (token embeddings, frozen or learned); a node of the tree is one distinct
 prefix, and its depth is the position of its last token. Nodes are numbered depth first, so that a run of consecutive
-nodes has few ancestors beside the run itself (see `text_attention`).
+nodes has few ancestors beside the run itself.
 
-Attention in a prefix tree of prompts (`PromptTree`): each node attends to its ancestors and itself.
-
-With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i = Σ_{j ∈ A(i)} p_ij v_j` and
-`p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: the result of causal attention for that token in every
-prompt that contains the node. The backward pass is explicit: only the inputs and `p` are saved, and gradients of shared
-keys are summed in a fixed order on every device, since `embedding_dense_backward` sorts instead of adding atomically.
+Each node attends to its ancestors and itself. With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i =
+Σ_{j ∈ A(i)} p_ij v_j` and `p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: the result of causal attention
+for that token in every prompt that contains the node. The backward pass is explicit: only the inputs and `p` are saved,
+and gradients of shared keys are summed in a fixed order on every device, since `embedding_dense_backward` sorts instead
+of adding atomically.
 
 Consecutive queries share most ancestors: one *block* of queries shares one set of keys under a mask, and all blocks are
 small matrix products of one size.
@@ -36,10 +35,11 @@ Ints = NDArray[np.int64]
 Prompts = Sequence[Sequence[int]] | NDArray[np.integer]
 
 PAD = -1
+BLOCK = 16  # queries per block, about: larger blocks waste products, smaller ones gather ancestors more often
 
 
 def pad_prompts(sequences: Prompts) -> Ints:
-    """Prompts as an array `[P, L]` of token numbers (lexicon rows) with `PAD` after each prompt's end."""
+    """Prompts as an array `[P, L]` of lexicon rows with `PAD` after each prompt's end."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
         lengths = (rows != PAD).sum(1)
@@ -58,7 +58,6 @@ def pad_prompts(sequences: Prompts) -> Ints:
 
 
 def check_length(tokens: int, context_length: int) -> None:
-    """Raise DuplexError for prompts longer than a text tower's context."""
     if tokens > context_length:
         raise DuplexError(
             f"a prompt has {tokens} tokens; this text tower reads at most {context_length}: "
@@ -77,7 +76,7 @@ class PromptTree:
 
     @classmethod
     def of(cls, sequences: Prompts) -> PromptTree:
-        """Build the tree of prompts, given as lists of token numbers or as an array `[P, L]` padded with -1."""
+        """The tree of prompts, given as lists of token numbers or as an array `[P, L]` padded with -1."""
         rows = pad_prompts(sequences)
         order = np.lexsort(rows.T[::-1])  # sorted prompts reach nodes in depth-first order
         rows = rows[order]
@@ -131,7 +130,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Split prompts into blocks of at most `size` prompts; yield each block's indices of prompts and prefix tree.
+    """Yield blocks of at most `size` prompts: their indices and prefix tree.
 
     Prompts are sorted first, so that those of a block share prefixes.
     """
@@ -143,11 +142,9 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """The attention outputs [Q, width] of tokens in a prefix tree of prompts; softmax is in float32 or wider.
+    """Attention outputs [Q, width] of tokens in a prefix tree of prompts; softmax is in float32 or wider.
 
-    Args:
-        states: query, key and value of each token side by side, [R, 3 * width].
-        plan: index tensors that list the Q querying tokens and the tokens that each attends to.
+    states: query, key and value of each token side by side, [R, 3 * width].
     """
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
@@ -155,10 +152,7 @@ def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
 
 
 class TreeAttention(torch.autograd.Function):
-    """Attention in a prefix tree of prompts as an autograd function with an explicit backward pass.
-
-    Differentiable once, in `states` (queries, keys and values of the tokens).
-    """
+    """Attention in a prefix tree with an explicit backward pass, differentiable once in `states`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, plan: AttentionPlan) -> Tensor:
@@ -201,12 +195,10 @@ class Gathered:
         return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
 
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
-        """The gradients of queries, keys and values as one tensor; to save memory, they overwrite `self.rows`.
+        """Gradients of queries, keys and values as one tensor; to save memory, they overwrite `self.rows`.
 
-        Args:
-            p: attention weights `p_ij` of key j for query i. grad: gradient `do` of the output [Q, H * e]. With `ds`
-                the gradient of the scores: `dv_j = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij
-                k_j / √e`.
+        With `p_ij` the weight of key j for query i, `do` the gradient of the output and `ds` that of the scores: `dv_j
+        = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij k_j / √e`.
         """
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
         if plan.unused_slots:
@@ -218,9 +210,6 @@ class Gathered:
         torch.bmm(ds, self.k, out=self.q)
         self.k.copy_(dk)
         return self.rows
-
-
-BLOCK = 16  # queries per block, about: larger blocks waste products, smaller ones gather ancestors more often
 
 
 @dataclass(frozen=True)
@@ -276,10 +265,7 @@ class QueryBlocks:
 
     @classmethod
     def of(cls, tree: PromptTree, queries: Ints) -> QueryBlocks:
-        """Divide attention queries into blocks of equal size, smaller if only some nodes of the tree are queries.
-
-        Equal sizes leave few places of a block without a query.
-        """
+        """Divide queries into blocks of equal size, smaller if only some nodes of the tree are queries."""
         total = len(queries)
         size = math.ceil(total / math.ceil(tree.tokens / BLOCK))
         count = math.ceil(total / size)

@@ -3,8 +3,6 @@
 Prompts are encoded as a prefix tree (`PromptTree`): matrix products run once per distinct prefix, attention runs over
 each prefix's ancestors, and the last layer runs for each prompt's end token alone. `docs/text.md` has the derivation
 and timings.
-
-The text part of an open_clip model of any class, and its tokenizer with frozen token embeddings.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ from duplex.encoders.prompt_tree import (
 from duplex.errors import DuplexError, require
 from duplex.system.threads import dtype_of, float32_arithmetic
 
+QUICK = 1.702  # QuickGELU's constant
 CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can replace
 
 
@@ -134,7 +133,7 @@ class TextParts:
         )
 
     def finish(self, x: Tensor) -> Tensor:
-        """The text features [n, dim] of pooled hidden states [n, width], after norm and projection."""
+        """Text features [n, dim] of pooled hidden states [n, width], after norm and projection."""
         x = self.norm(x)
         if self.projection is None:
             return x
@@ -180,7 +179,6 @@ class Vocabulary:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's own tokenizer, else CLIP's byte-pair tokenizer; loaded on first use."""
         if self._tokenizer is not None:
             return self._tokenizer
         from duplex.encoders.upstream import SimpleTokenizer
@@ -193,7 +191,7 @@ class Vocabulary:
 
     @cached_property
     def frame(self) -> TokenFrame:
-        """Token ids that the tokenizer adds to a text (start, end, padding), found by tokenizing one word."""
+        """The ids that the tokenizer adds, found by tokenizing one word."""
         ids = [int(i) for i in self.tokenizer(["a"], context_length=16)[0]]
         word = self._ids("a")
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
@@ -215,7 +213,6 @@ class Vocabulary:
         return ids
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """The frozen embeddings [n, width] of token ids."""
         index = torch.as_tensor(ids, dtype=torch.long, device=self.table.device)
         for token in index.flatten().tolist():
             if not 0 <= token < len(self.table):
@@ -235,9 +232,6 @@ class Vocabulary:
             f"this encoder's text tower was trained without the word {word!r}; "
             "name another encoder (see `duplex encoders list`) or leave the word out"
         )
-
-
-QUICK = 1.702  # QuickGELU's constant
 
 
 class ClipTextTower:
@@ -298,7 +292,6 @@ class ClipTextTower:
         return features
 
     def _shared(self, layout: TreeLayout, lexicon: Tensor, checkpoint: bool) -> Tensor:
-        """The text features [P, dim] of the P prompts in a prefix tree, computing every distinct prefix once."""
         x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
         x = x + self.parts.positions[layout.entry_depths]  # [E, width]
         for block, plan in zip(self.parts.blocks, layout.layers, strict=True):
@@ -309,10 +302,6 @@ class ClipTextTower:
         return F.embedding(layout.ends, self.parts.finish(x))
 
     def _layer(self, block: Any, x: Tensor, plan: AttentionPlan) -> Tensor:
-        """Run a transformer block on hidden states `x` [R, width]; return the outputs [Q, width] of Q tokens.
-
-        plan: index tensors of the attention, which list the Q tokens (queries) and the tokens that each attends to.
-        """
         dtype, attention = self.parts.dtype, block.attn
         states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
         o = attention.out_proj(attend(states, plan))
@@ -323,7 +312,6 @@ class ClipTextTower:
         return output
 
     def _layout(self, tree: PromptTree, device: torch.device) -> TreeLayout:
-        """The index tensors by which a prefix tree of prompts is encoded; built once per tree and device."""
         layouts = self._layouts.setdefault(tree, {})
         if device not in layouts:
             layouts[device] = TreeLayout.of(tree, len(self.parts.blocks), self.parts.heads, device)
@@ -340,13 +328,12 @@ class ClipTextTower:
 def encode_separately(
     parts: TextParts, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
 ) -> Tensor:
-    """The text features [P, dim] of prompts, each encoded by itself in the tower's own blocks.
+    """Text features [P, dim] of prompts, each encoded by itself in the tower's own blocks.
 
     Args:
         sequences: row in `lexicon` (the table of token embeddings) of each prompt's tokens [P, L], padded with -1.
         padding: embedding `[width]` of the padding token, to fill prompts up to the context length as the model's
             tokenizer does; None to fill them up to the longest, enough in a causal tower pooled at the end token.
-        checkpoint: whether to recompute blocks in the backward pass.
     """
     device = lexicon.device
     rows = torch.from_numpy(sequences).to(device)
@@ -374,10 +361,7 @@ def encode_separately(
 
 
 def _mask(parts: TextParts, real: Tensor, x: Tensor) -> Tensor | None:
-    """The mask that is added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too.
-
-    None if every token attends to every other. P: number of prompts. L: tokens per prompt.
-    """
+    # added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too; None if there is none
     length = x.shape[1]
     mask = None if parts.mask is None else parts.mask[:length, :length].to(x)
     if parts.cls is None and not parts.mask_padding:
@@ -398,13 +382,10 @@ def _single(ids: tuple[int, ...], name: str) -> int:
 
 
 def _mlp(mlp: Any, h: Tensor) -> Tensor:
-    """The output [n, width] of the MLP of a transformer block.
-
-    QuickGELU, `x σ(1.702 x)`, is computed as `silu(z) / 1.702` with `z = 1.702 x`: one pass and one tensor saved for
-    the gradient; open_clip's code takes three of each.
-    """
     if type(mlp.gelu).__name__ != "QuickGELU":
         output: Tensor = mlp(h)
         return output
+    # QuickGELU, x sigmoid(1.702 x), is silu(z) / 1.702 with z = 1.702 x: one pass and one tensor saved,
+    # where open_clip's code takes three of each
     z = torch.addmm(mlp.c_fc.bias, h, mlp.c_fc.weight.t(), beta=QUICK, alpha=QUICK)  # [n, 4 * width]
     return torch.add(mlp.c_proj.bias, F.linear(F.silu(z), mlp.c_proj.weight), alpha=1 / QUICK)

@@ -5,7 +5,9 @@ torchvision then fails at two unregistered operators. Nothing in this package ca
 suffices.
 
 torchvision and timm import torch's compiler for one function each, which takes two thirds of the time of
-`import open_clip` (2 of 3 seconds); the compiler is not imported until it is used.
+`import open_clip` (2 of 3 seconds); stubs replace both functions, and the compiler is not imported until it is used.
+timm keeps a function of its NaFlex models out of compiled code by one of them, so do not compile such models in this
+process; nothing in this package compiles.
 """
 
 from __future__ import annotations
@@ -27,9 +29,8 @@ _declared: list[torch.library.Library] = []  # a schema lives as long as the lib
 
 
 def ensure_torchvision() -> bool:
-    """Make `import torchvision` work: load its compiled library, or declare the library's operators if that fails.
-
-    Return whether operators were declared.
+    """Make `import torchvision` work; returns whether operators were declared because its compiled library cannot be
+    loaded.
     """
     if _declared:
         return True
@@ -51,13 +52,6 @@ def import_open_clip() -> None:
 
 @contextmanager
 def _compiler_deferred() -> Iterator[None]:
-    """During the `with` block, replace the two functions that torchvision and timm import from torch's compiler.
-
-    Stubs replace them, so that the compiler, slow to import, is not loaded; nothing is done if it is loaded already.
-
-    timm keeps a function of its NaFlex models out of compiled code by one of these functions, so do not compile such
-    models with `torch.compile` in this process. Nothing in this package compiles.
-    """
     names = ("torch._dynamo", "torch._dynamo.utils")
     if names[0] in sys.modules:
         yield
@@ -85,7 +79,6 @@ def _registered() -> bool:
 
 
 def _load_compiled_library() -> bool:
-    """Load `torchvision/_C*` without importing torchvision; return False if it cannot be loaded or lacks operators."""
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("torchvision is not installed", name="torchvision")

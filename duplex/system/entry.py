@@ -32,10 +32,10 @@ class Terminated(KeyboardInterrupt):
 
 
 def run_script(usage: str, work: Callable[..., object]) -> None:
-    """Call `work` with the script's command-line arguments if they match `usage`.
+    """Call `work` with the script's command-line arguments if they match `usage`; else end with exit code 2.
 
-    In `usage`, lower-case words stand for themselves, capitals for any value, and `|` separates alternatives:
-    `row NAME | table`. Other arguments end the program with exit code 2 and the usage line.
+    In `usage`, lower-case words stand for themselves, capitals for any value, and `|` separates alternatives: `row NAME
+    | table`.
     """
     words = sys.argv[1:]
     patterns = [alternative.split() for alternative in usage.split("|")]
@@ -62,7 +62,6 @@ def run_command(work: Callable[[], object]) -> None:
 
 @contextmanager
 def report_errors() -> Iterator[None]:
-    """End the program with one line for an error that a user can fix; name the plug-in in which another occurred."""
     try:
         yield
         print(end="", flush=True)
@@ -84,9 +83,8 @@ def report_errors() -> Iterator[None]:
 
 
 def escape_unprintable(text: str) -> str:
-    """`text` with escapes such as `\\x1b` for control characters and for bytes that are not text.
-
-    Names of strangers' files could otherwise steer the terminal.
+    """`text` with escapes such as `\\x1b` for control characters and bytes that are no text, which could steer a
+    terminal.
     """
     return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 

@@ -28,9 +28,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 def checked_path(path: object, noun: str) -> Path:
-    """A path that a user gave, with `~` expanded; raises `UsageError` if it is empty or no path.
-
-    noun: name of the path in the message, such as "the feature cache".
+    """A path that a user gave, with `~` expanded; raises `UsageError` if it is empty or no path. noun: its name in
+    messages.
     """
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
@@ -50,9 +49,9 @@ def refuse_existing(path: Path, *, force: bool = False) -> None:
 def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Yield a scratch path beside `path`; the file that the block writes there is renamed to `path` at its end.
 
-    If the block fails, `path` stays as it was and no scratch file remains. The file's mode follows the umask. A link is
-    replaced by the file: its target, which may be DVC's cache, is never written to. `sync=False` is for many small
-    files that can be written again: a power cut may leave them empty. Raises `DuplexError` for any `OSError`.
+    If the block fails, `path` stays as it was and no scratch file remains. A link is replaced by the file: its target,
+    which may be DVC's cache, is never written to. `sync=False` is for many small files that can be written again: a
+    power cut may leave them empty. Raises `DuplexError` for any `OSError`.
     """
     with report_write_errors(path):
         scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
@@ -121,13 +120,11 @@ def _replace(scratch: Path, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file with the line ends of `text`."""
     with replace_file(path) as scratch:
         scratch.write_bytes(text.encode("utf-8"))
 
 
 def write_json(path: Path, record: object) -> None:
-    """Write a value as an indented JSON file."""
     write_text(path, json.dumps(record, indent=2) + "\n")
 
 
@@ -162,7 +159,6 @@ def with_own_name(path: Path) -> Path:
 
 
 def sha256(path: Path) -> str:
-    """sha256 of a file's bytes, as hexadecimal text."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -204,7 +200,6 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process with this id exists on this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -216,14 +211,12 @@ def is_running(process: int) -> bool:
 
 @contextmanager
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
-    """Hold the lock for writing `path` during the `with` block; raise `DuplexError` if another process holds it.
+    """Hold the lock for writing `path` during the `with` block; raises `DuplexError` if another process holds it.
 
     It is a record lock, which the system releases when the process ends: decoding workers that outlive a killed parent
     for a moment do not keep it, as they would keep a lock on an inherited descriptor.
 
-    Args:
-        work: what writers of the file do, such as "extraction", for the message.
-        instead: what the user can do instead of waiting, for the message.
+    work: what writers of the file do, such as "extraction". instead: what the user can do instead of waiting.
     """
     lock = path.with_name(path.name + ".lock.partial")
     with report_write_errors(lock):

@@ -1,9 +1,7 @@
-"""Worker processes that each create one callable object and call it.
+"""Worker processes that each create one callable object and call it, and progress bars on stderr (hidden in files).
 
-Each is a `ProcessPoolExecutor` of its own: a pool of several processes is lost when one of them dies. The children
+Each worker is a `ProcessPoolExecutor` of its own: a pool of several processes is lost when one of them dies. Workers
 ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it exits.
-
-Progress bar on stderr, hidden if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -54,15 +52,14 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The worker's process id; 0 before the first call."""
         process = self._context.process
         return 0 if process is None else process.pid or 0
 
     def submit(self, *args: Any) -> Future[Any]:
         """Schedule a call of the worker's object with `args`; without arguments, the object is only created.
 
-        The future raises `BrokenProcessPool` if the process dies during the call (see `describe_end`), and
-        `ProcessFailed` if the object could not be created. A process that has died before is replaced first.
+        The future raises `BrokenProcessPool` if the process dies during the call, and `ProcessFailed` if the object
+        could not be created. A process that has died before is replaced first.
         """
         try:
             return self._executor.submit(_call, *args)
@@ -78,7 +75,6 @@ class WorkerProcess:
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
 
     def kill(self) -> None:
-        """Kill the worker process, whatever it is doing."""
         process = self._context.process
         if process is not None and process.pid:
             process.kill()
@@ -147,8 +143,7 @@ Item = TypeVar("Item")
 class ProgressBar:
     """A progress bar with values behind it: `with ProgressBar("epochs", 9) as bar: bar.show(3, {"loss": 0.2})`.
 
-    label: text before the bar.
-    total: number of steps; 0 hides the bar.
+    A total of 0 hides the bar.
     """
 
     def __init__(self, label: str, total: int) -> None:
@@ -167,7 +162,6 @@ class ProgressBar:
         self._task = self._progress.add_task(label, total=total, values="")
 
     def show(self, done: int, values: Mapping[str, float] | None = None) -> None:
-        """Set the number of finished steps and the values displayed behind the bar."""
         text = "  ".join(f"{name.removeprefix('loss_')} {value:.4g}" for name, value in (values or {}).items())
         self._progress.update(self._task, completed=done, values=text)
 

@@ -1,14 +1,8 @@
-"""Keep freed memory in the process (glibc only), which makes convolutional encoders on a CPU up to three times faster.
+"""The state of a process that torch computes in: freed memory, peak memory, precision, threads and modes.
 
-By default glibc returns large freed blocks to the kernel, which clears their pages again for the next layer's output.
-
-Peak memory of this process.
-
-Precisions that a frozen encoder can run in; TF32 on GPUs only on request.
-
-Number of CPU threads that torch uses. Sums are split among threads, so their number affects the last bits.
-
-PyTorch's initial modes (gradients, autocast, default dtype and device), whatever the caller's are.
+By default glibc returns large freed blocks to the kernel, which clears their pages again for the next layer's output;
+keeping them makes convolutional encoders on a CPU up to three times faster. Sums are split among CPU threads, so their
+number affects the last bits. torch is imported in functions: every command imports this module.
 """
 
 from __future__ import annotations
@@ -28,7 +22,9 @@ from duplex.errors import require
 if TYPE_CHECKING:
     import torch
 
-
+Threads = int | Literal["auto"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of mallopt, from malloc.h
 MAPPED = 1 << 30  # bytes; larger blocks still come from the kernel
 KEPT = (1 << 31) - 1  # free bytes at the heap's end that stay; the largest value that mallopt takes
@@ -47,10 +43,7 @@ def keep_freed_memory() -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak memory of this process, and of its GPU if `device` is one.
-
-    Without this, larger models that the process trained before would count in the next measurement.
-    """
+    """Reset the peak memory of this process, and of its GPU if `device` is one, before the next measurement."""
     import torch
 
     if device.type == "cuda":
@@ -68,12 +61,7 @@ def peak_resident() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-
-
 def dtype_of(precision: str) -> torch.dtype:
-    """The torch dtype of numbers in a precision."""
     import torch
 
     types = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -96,9 +84,6 @@ def float32_arithmetic(precision: str) -> Iterator[None]:
         yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32 = before
-
-
-Threads = int | Literal["auto"]
 
 
 @contextmanager

@@ -1,9 +1,7 @@
-"""The packaged tiny CLIP as an encoder.
+"""The packaged tiny CLIP: an open_clip model small enough to ship, for the embedded benchmark `shapes`.
 
 `benchmarks/train_tiny_encoder.py` made the weights. They hold only the token embeddings of words in its training
 captions; texts with other words are refused.
-
-The packaged tiny CLIP: an open_clip model small enough to ship, for the embedded benchmark `shapes`.
 """
 
 from __future__ import annotations
@@ -38,9 +36,8 @@ _tokenizer = cache(SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
-    """The tiny CLIP's float32 state dict and the vocabulary ids of trained tokens.
-
-    The token embedding has full size with NaN in untrained rows; the text tower raises an error for their tokens.
+    """The tiny CLIP's float32 state dict, with NaN in untrained rows of the token embedding, and the ids of trained
+    tokens.
     """
     stored = read_weights(path)
     rows = stored.pop("token_rows").long()
@@ -52,7 +49,7 @@ def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
 
 
 class TinyFamily(EncoderFamily):
-    """Encoder family with one encoder, the tiny CLIP that ships with this package; its name is `tiny`."""
+    """One encoder, the tiny CLIP that ships with this package; its name is `tiny`."""
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         if name != PACKAGED:
@@ -78,10 +75,7 @@ class TinyFamily(EncoderFamily):
 
 
 class TinyEncoder(ClipEncoder):
-    """The tiny CLIP that is part of the package.
-
-    Of the token embeddings, its weights file holds only those that were trained.
-    """
+    """The tiny CLIP that is part of the package."""
 
     def build(self, source: EncoderSource) -> Any:
         model = CLIP(**source.architecture)
