@@ -27,7 +27,7 @@ from benchmarks.gpu_holds import holds
 from benchmarks.gpu_times import TIMES, Look
 from benchmarks.measure import emit, options, say
 from duplex.system.files import write_text
-from duplex.training.inputs import make_deterministic
+from duplex.training.run import reproducible
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu.md"
 LIMIT = 480  # seconds after which no further part begins
@@ -35,9 +35,9 @@ Part = Callable[[Look, Path], Any]
 PARTS: dict[str, Part] = {"holds": holds, **TIMES}
 
 
+@reproducible()  # as the stages run, so that times are theirs
 def measure(look: Look, limit: float = LIMIT) -> dict[str, Any]:
     """Run all parts within the time limit; a part that fails is recorded and does not stop the others."""
-    make_deterministic()  # as the stages run, so that times are theirs
     began = time.perf_counter()
     record: dict[str, Any] = {"device": device_name(look.device), "torch": torch.__version__, "quick": look.quick}
     record |= {"left_out": [], "broken": {}}

@@ -42,7 +42,7 @@ from duplex.system.threads import initial_modes
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.inputs import RunInputs
 from duplex.training.loop import make_optimiser, optimiser_step
-from duplex.training.run import MethodSpec, calibration_for, evaluate_world, term_metrics, train_method
+from duplex.training.run import MethodSpec, calibration_for, evaluate_world, term_metrics, train_run
 
 IMAGES, PATCHES, WIDTH = 40, 4, 8
 CPU = torch.device("cpu")
@@ -273,7 +273,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
     inputs = small_inputs()
     settings = EvaluationParams(bootstrap=10)
     spec = MethodSpec(kind, kind, options, SETTINGS, WORLDS, "closed")
-    run = train_method(spec, inputs, 0, CPU, settings)
+    run = train_run(spec, inputs, 0, CPU, settings)
     checkpoint = RunPaths(run.save(folder)).checkpoint
     method = load_checkpoint(checkpoint, inputs.context(), inputs.encoder)
     for world in WORLDS:

@@ -50,9 +50,8 @@ from duplex.methods.registry import find_method
 from duplex.options import AutoFinetune
 from duplex.project.stamps import outdated_member, require_current_run, run_records
 from duplex.system.files import json_digest, sha256, sole_writer, write_json, write_text
-from duplex.system.threads import threads
 from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint
-from duplex.training.inputs import InputRequest, LoadInputs, RunInputs, load_inputs, make_deterministic, require_inputs
+from duplex.training.inputs import InputRequest, LoadInputs, RunInputs, load_inputs, require_inputs
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.members import find_members
@@ -62,8 +61,9 @@ from duplex.training.run import (
     calibration_for,
     evaluate_world,
     frequency_accuracies,
+    reproducible,
     term_metrics,
-    train_method,
+    train_run,
 )
 
 
@@ -236,10 +236,9 @@ def train_stage(
     """
     out = out or paths.run(dataset, method, seed)
     require_inputs(params, dataset, method)
-    make_deterministic()
     spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
-    with threads(spec.training.threads):
+    with reproducible(spec.training.threads):
         spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
         if difference := outdated_member(spec.options, params, dataset, paths):
             raise DuplexError(
@@ -257,7 +256,7 @@ def train_stage(
                 trained = train_chosen_blocks(spec, auto, runs, partial(print, file=sys.stderr))
             else:
                 hooks = TrainingHooks(log=log)
-                trained = train_method(spec, inputs, seed, device, params.evaluation, resume, hooks)
+                trained = train_run(spec, inputs, seed, device, params.evaluation, resume, hooks)
             if members.headers:
                 training = {**trained.record.training, "members": members.fingerprints}
                 trained = replace(trained, record=replace(trained.record, training=training))
@@ -315,10 +314,9 @@ def evaluate_stage(
     checkpoint = read_checkpoint(out.checkpoint)
     record = checkpoint.record
     require_current_run(checkpoint, params, dataset, method, seed, paths)
-    make_deterministic()
     device = torch.device(resolve_device(params.device))
     needs = find_method(record.kind).needs(record.options)
-    with threads(training.threads):
+    with reproducible(training.threads):
         inputs = load(params, dataset, paths, InputRequest(needs, training.precision, record.finetune, training.memory))
         inputs.examples["test"] = inputs.examples["test"].to(device)
         model = load_checkpoint(checkpoint, inputs.context(), inputs.encoder).to(

@@ -25,9 +25,8 @@ from duplex.errors import DuplexError, UsageError
 from duplex.project.sweep import most_threads, refuse_duplicates, run_in_processes, workers_and_gpus
 from duplex.report.aggregate import standard_error
 from duplex.system.processes import ProgressBar
-from duplex.system.threads import threads
-from duplex.training.inputs import InputsCache, make_deterministic
-from duplex.training.run import MethodSpec, train_method
+from duplex.training.inputs import InputsCache
+from duplex.training.run import MethodSpec, reproducible, train_run
 
 
 @dataclass(frozen=True)
@@ -85,12 +84,11 @@ class TrialExecutor:
         return TrialResult(task, error=reason)
 
     def _train(self, trial: Trial) -> Any:
-        make_deterministic()
         spec = trial.spec(self.params)
         device = torch.device(resolve_device(self.params.device))
-        with threads(spec.training.threads):
+        with reproducible(spec.training.threads):
             inputs = self.inputs(self.params, trial.dataset, self.paths, spec.request)
-            return train_method(spec, inputs, trial.seed, device, self.params.evaluation)
+            return train_run(spec, inputs, trial.seed, device, self.params.evaluation)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from duplex.evaluation.confidence import AnsweredImages, Confidence, log_probabi
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace, World
 from duplex.methods.base import Inputs, Method, Scorer, ScoreTerms
-from duplex.training.scoring import KnownImages, ScoringTask
+from duplex.training.scoring import NoveltyDetector, ScoringTask
 
 DIGITS = 6  # of numbers in JSON; scores are float32
 
@@ -65,7 +65,7 @@ class Answer:
     states: Mapping[str, float]  # probability of every state, most likely first; they sum to 1
     objects: Mapping[str, float]  # the same of every object
     in_distribution: bool = True  # False: the image resembles no training image; perhaps it shows none of the pairs
-    distance: float | None = None  # Mahalanobis distance to the nearest pair (training/known_images.py)
+    distance: float | None = None  # Mahalanobis distance to the nearest pair (`NoveltyDetector`)
 
     @property
     def best(self) -> Guess:
@@ -120,7 +120,7 @@ class Candidates:
     terms: ScoreTerms | None  # computes the summands of the score; None if the score is not a sum
     probabilities: Callable[[Tensor], Tensor]  # scores [B, C] -> the method's probabilities, before the temperature
     trained_words: Mapping[int, TrainedWords]  # of compositions that the user added, by index
-    known_images: KnownImages | None = None  # finds images that resemble no training image
+    novelty: NoveltyDetector | None = None  # finds images that resemble no training image
 
     @classmethod
     def of(
@@ -184,7 +184,7 @@ class Candidates:
         share = shares.gather(1, best).cpu().numpy()
         by_state = _marginals(shares, self.state_of, len(self.states))
         by_object = _marginals(shares, self.object_of, len(self.objects))
-        near = self.known_images
+        near = self.novelty
         distances: list[Any] = [None] * len(best) if near is None else near.distances(inputs["cls"]).tolist()
         for row, positions in enumerate(best.cpu().numpy()):
             guesses = tuple(

@@ -358,7 +358,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
     candidates = trained.candidates(world)
     masks = {"seen": candidates.seen, "feasible": candidates.feasible}
     tensors = {**tensors, **{name: torch.from_numpy(mask.copy()) for name, mask in masks.items()}}
-    tensors |= {} if trained.known_images is None else trained.known_images.tensors()
+    tensors |= {} if trained.novelty is None else trained.novelty.tensors()
     tensors["log_prior"] = torch.from_numpy(candidates.confidence.log_prior(**masks))
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 

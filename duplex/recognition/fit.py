@@ -56,8 +56,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.confidence import AnsweredImages
 from duplex.features.file import status_reason
 from duplex.features.tokens import Examples
-from duplex.labels import WORLDS, LabelSpace, World, prompt_name
-from duplex.methods.base import Method
+from duplex.labels import LabelSpace, World, prompt_name
 from duplex.methods.registry import method_source, parse_options
 from duplex.options import TrainingOptions
 from duplex.recognition.answers import listed_answers
@@ -74,11 +73,9 @@ from duplex.recognition.export import (
 from duplex.recognition.trained import TENSORS, TrainedRun
 from duplex.report.own import OwnData, write_page
 from duplex.system.files import json_digest, refuse_existing, sole_writer, with_own_name, write_json
-from duplex.system.plugins import code_hash, provider
-from duplex.training.checkpoint import Record
-from duplex.training.fit import deterministic
+from duplex.system.plugins import code_hash
 from duplex.training.inputs import InputRequest, RunInputs, long_prompts
-from duplex.training.loop import ResumePoint, TrainingResult, saved_epoch, train
+from duplex.training.loop import ResumePoint
 from duplex.training.model_file import with_checksum
 from duplex.training.recipes import (
     BlockCost,
@@ -93,8 +90,8 @@ from duplex.training.recipes import (
     plan_search,
     search_recipes,
 )
-from duplex.training.run import MethodSpec, Run, evaluate_world, initialised_method
-from duplex.training.scoring import Calibration, KnownImages
+from duplex.training.run import MethodSpec, Run, evaluate_world, reproducible, train_on_all_images
+from duplex.training.scoring import Calibration
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
 
@@ -515,22 +512,6 @@ class FolderRecipes:
         return self.inputs.with_manifest(manifest, labels_of(manifest)).read(recipe.spec.request)
 
 
-@dataclass
-class LastEpochValidation:
-    """Replacement for validation when no image is left for it: every epoch counts as better than the one before.
-
-    auc: validation AUC of an earlier run, to be displayed.
-    epoch: number of the last finished epoch.
-    """
-
-    auc: float
-    epoch: int
-
-    def __call__(self, method: Method[Any]) -> dict[str, float]:
-        self.epoch += 1
-        return {"auc": self.auc, "epoch": float(self.epoch)}
-
-
 def fit_chosen(recipes: FolderRecipes, recipe: Recipe) -> Run:
     """Train the final model of `duplex fit` on all labelled images and return it as a run.
 
@@ -543,56 +524,9 @@ def fit_chosen(recipes: FolderRecipes, recipe: Recipe) -> Run:
     files = recipes.final_files(recipe)
     resume = ResumePoint("all images", files.unfinished_training, recipes.runs.files(recipe).root.name)
     inputs = recipes.all_images(recipe)
-    run = fit_all_images(recipe.spec, record, method.tuned_options(), inputs, recipes.device, resume)
+    run = train_on_all_images(recipe.spec, record, method.tuned_options(), inputs, recipes.device, resume)
     run.write(files)
     return run
-
-
-def fit_all_images(
-    spec: MethodSpec,
-    chosen: Record,
-    tuned: Mapping[str, Any],
-    inputs: RunInputs,
-    device: torch.device,
-    resume: ResumePoint,
-) -> Run:
-    """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
-
-    spec: the method and its options.
-    chosen: checkpoint metadata of the earlier run; its number of epochs, bias and thresholds are used.
-    tuned: values of options that the earlier run chose on validation images (`Method.tuned_options`).
-    inputs: data set with every image in the training split.
-    resume: file from which an interrupted training continues.
-    """
-    options = replace(spec.options, **tuned)
-    training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
-    method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
-    images = inputs.examples["train"].to(device)
-    if chosen.epoch:
-        begun = saved_epoch(resume.path) if resume.path is not None else 0
-        result = train(method, images, training, chosen.seed, LastEpochValidation(chosen.val_auc, begun), resume)
-    else:  # the untrained method was the best
-        result = TrainingResult(0, chosen.val_auc, [], {})
-    bias = next(iter((chosen.calibration or {}).values())).bias
-    record = replace(
-        chosen,
-        options=options,
-        provider=provider(method_source(spec.kind)),
-        labels=inputs.labels,
-        encoder=inputs.encoder,
-        calibration={world: Calibration(bias) for world in WORLDS},
-        known_images=None if chosen.known_images is None else _known_images(images, inputs, chosen.known_images),
-    )
-    return Run(spec.name, method.eval(), record, training, result)
-
-
-def _known_images(images: Examples, inputs: RunInputs, chosen: KnownImages) -> KnownImages:
-    """Return the final model's detector of images unlike the training images.
-
-    Its pair means and covariance are of all images, its distance threshold is that of `chosen`, the detector of the run
-    that validation chose.
-    """
-    return replace(KnownImages.fit(images, images, inputs.labels), threshold=chosen.threshold)
 
 
 MINUTES = 30.0
@@ -642,7 +576,7 @@ def fit_folder(
             f"{len(long):,} pairs have a longer prompt than {choice.entry.name} reads, the first {long[0]!r}; shorten "
             "the names of their states or objects"
         )
-    with deterministic(), sole_writer(cache_folder(out) / "fit", "fit", "or give this one another --out"):
+    with reproducible(), sole_writer(cache_folder(out) / "fit", "fit", "or give this one another --out"):
         return _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out, force)
 
 

@@ -177,7 +177,7 @@ class Recognizer:
         world = self.worlds[0] if world is None else world
         require(world, WORLDS, "world")
         if world not in self._candidates:
-            candidates = replace(self.trained.candidates(world), known_images=self.trained.known_images)
+            candidates = replace(self.trained.candidates(world), novelty=self.trained.novelty)
             if self.new_share is not None:
                 confidence = replace(candidates.confidence, new_share=self.new_share)
                 candidates = replace(candidates, confidence=confidence)

@@ -47,9 +47,9 @@ from duplex.options import FinetuneOptions
 from duplex.recognition.answers import Candidates, sum_of
 from duplex.recognition.words import portable_terms
 from duplex.system.files import checked_path, json_digest, sha256
-from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_known_images
+from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_novelty
 from duplex.training.model_file import digest, with_checksum
-from duplex.training.scoring import PREFIX, Calibration, KnownImages, feasible_compositions
+from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector, feasible_compositions
 
 
 @dataclass
@@ -113,7 +113,7 @@ class TrainedModel(ABC):
     backbone: Backbone
     calibration: Mapping[str, Calibration]  # world -> bias and feasibility threshold
     confidence: Confidence  # temperature and prior of the answers' probabilities
-    known_images: KnownImages | None  # finds images that resemble no training image
+    novelty: NoveltyDetector | None  # finds images that resemble no training image
     needs: frozenset[str]  # inputs of the method, such as "cls" and "patch"
     finetuned: FinetunedBlocks | None = None  # computes features with the fine-tuned blocks; None if there are none
 
@@ -196,7 +196,7 @@ class TrainedRun(TrainedModel):
             context = replace(context, finetuned_blocks=make_blocks, member_blocks=members)
         self.method: Method[Any] = load_checkpoint(checkpoint, context, record.encoder).to(device)
         self.finetuned = self.method.blocks if isinstance(self.method, WithFinetuning) else None
-        self.known_images = read_known_images(checkpoint, device)
+        self.novelty = read_novelty(checkpoint, device)
 
     @property
     def reads_block_inputs(self) -> bool:
@@ -244,7 +244,7 @@ class ExportedModel(TrainedModel):
         self.confidence = Confidence(**config["confidence"])
         self.needs = frozenset({"cls"})
         self.backbone = Backbone(config["encoder"], str(device))
-        self.known_images = KnownImages.from_tensors(tensors, device)
+        self.novelty = NoveltyDetector.from_tensors(tensors, device)
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith(PREFIX)}
         if config.get("finetune"):
             self.finetuned = self._load_finetuned(config, device)

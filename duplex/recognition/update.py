@@ -57,7 +57,7 @@ from duplex.recognition.trained import CONFIG, TENSORS, ExportedModel
 from duplex.recognition.words import find_or_append, with_rows
 from duplex.system.files import replace_folder, with_own_name, write_tensors
 from duplex.training.model_file import digest, with_checksum
-from duplex.training.scoring import KnownImages
+from duplex.training.scoring import NoveltyDetector
 
 BATCH = 64
 STALE = (TRAINED, ONNX_EXAMPLE)  # what holds or reads the scores of before; encoder.onnx stays as it is
@@ -209,7 +209,7 @@ def updated_model(
     kept = fitted.statistics.relabelled(torch.arange(len(labels.states)), torch.arange(len(labels.objects)), shape)
     total = replace(fitted, statistics=kept + own)
     enlarged = LabelSpace(tuple(states), tuple(objects), {"train": total.statistics.pairs.numpy()})
-    tensors = {name: value.cpu() for name, value in stored.items() if not name.startswith("known_images.")}
+    tensors = {name: value.cpu() for name, value in stored.items() if not name.startswith("novelty.")}
     present = tensors["state_of"].numpy() * shape[1] + tensors["object_of"].numpy()
     wanted = enlarged.candidates(world, "train")
     missing = np.setdiff1d(wanted, present)
@@ -222,8 +222,8 @@ def updated_model(
     feasible = np.concatenate([tensors["feasible"].numpy(), np.ones(len(missing), dtype=bool)]) | seen
     tensors |= {"seen": torch.from_numpy(seen), "feasible": torch.from_numpy(feasible)}
     tensors["log_prior"] = torch.from_numpy(trained.confidence.log_prior(seen, feasible))
-    if trained.known_images is not None:
-        tensors |= _known_images(trained.known_images, kept, new.inputs["cls"].cpu(), compositions).tensors()
+    if trained.novelty is not None:
+        tensors |= _novelty(trained.novelty, kept, new.inputs["cls"].cpu(), compositions).tensors()
     return UpdatedModel(enlarged, {name: value.contiguous() for name, value in tensors.items()}, total)
 
 
@@ -253,7 +253,7 @@ def closed_form_tensors(
     return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
 
 
-def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> KnownImages:
+def _novelty(known: NoveltyDetector, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> NoveltyDetector:
     """Return the detector of images unlike the training images, with its pair means updated by added images.
 
     Its covariance and distance threshold stay.
@@ -267,7 +267,7 @@ def _known_images(known: KnownImages, before: ClassStatistics, cls: Tensor, comp
     values = torch.cat([known.means.cpu(), whitened.cpu()]).double()
     total = counts.new_zeros(len(pairs)).index_add_(0, place, counts)
     sums = values.new_zeros(len(pairs), values.shape[1]).index_add_(0, place, values * counts[:, None])
-    return KnownImages(known.whitening, (sums / total[:, None]).float(), known.threshold)
+    return NoveltyDetector(known.whitening, (sums / total[:, None]).float(), known.threshold)
 
 
 def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages) -> None:

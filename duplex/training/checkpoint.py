@@ -22,7 +22,7 @@ from duplex.methods.registry import find_method, make_method, method_source, par
 from duplex.options import FinetuneOptions, Options
 from duplex.system.plugins import UNKNOWN_CODE, module_of, plugin_hash
 from duplex.training.model_file import ModelHeader, read_header, read_tensors, write_model
-from duplex.training.scoring import PREFIX, Calibration, KnownImages
+from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector
 
 # Fields of an encoder's identity that change features or prompts
 COMPARED = ("encoder", "architecture", "weights", "code", "preprocessing", "precision", "text_precision")
@@ -50,10 +50,10 @@ class Record:
     val_auc_all: float | None = None  # validation AUC with every composition a candidate; None: not for the open world
     recipes: tuple[Mapping[str, float], ...] = ()  # rows of the recipes that `finetune: auto` tried
     training: Mapping[str, Any] = field(default_factory=dict)  # training options, and the manifest's sha256
-    known_images: KnownImages | None = field(default=None, compare=False, repr=False)  # stored among the tensors
+    novelty: NoveltyDetector | None = field(default=None, compare=False, repr=False)  # stored among the tensors
 
     def to_dict(self) -> dict[str, Any]:
-        stored = {name: value for name, value in vars(self).items() if name != "known_images"}
+        stored = {name: value for name, value in vars(self).items() if name != "novelty"}
         return {
             **stored,
             "options": self.options.to_dict(),
@@ -99,7 +99,7 @@ class CheckpointHeader:
 
 def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
     """Write a method's checkpoint, whole or not at all; equal runs give equal bytes."""
-    known = {} if record.known_images is None else record.known_images.tensors()
+    known = {} if record.novelty is None else record.novelty.tensors()
     write_model(path, "checkpoint", record.to_dict(), {**method.state_dict(), **known})
 
 
@@ -114,11 +114,11 @@ def read_record(path: Path) -> Record:
     return read_checkpoint(path).record
 
 
-def read_known_images(checkpoint: CheckpointHeader, device: torch.device) -> KnownImages | None:
+def read_novelty(checkpoint: CheckpointHeader, device: torch.device) -> NoveltyDetector | None:
     """Read a checkpoint's detector of images unlike the training images; None if it has none."""
     with safe_open(checkpoint.path, "pt") as file:
         names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118
-        return KnownImages.from_tensors({name: file.get_tensor(name) for name in names}, device)
+        return NoveltyDetector.from_tensors({name: file.get_tensor(name) for name in names}, device)
 
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:

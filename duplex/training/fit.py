@@ -8,9 +8,7 @@
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -31,12 +29,11 @@ from duplex.options import AutoFinetune, TrainingOptions, finetune_options
 from duplex.report.aggregate import mean_curve
 from duplex.report.blocks import Chart, Series, draw
 from duplex.system.entry import LARGEST_SEED
-from duplex.system.threads import initial_modes, threads
 from duplex.training.checkpoint import check_inputs
 from duplex.training.dataset import Dataset
-from duplex.training.inputs import InputRequest, RunInputs, make_deterministic
+from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks, TrainingLog, open_log
-from duplex.training.run import MethodSpec, Run, calibration_for, evaluate_world, train_method
+from duplex.training.run import MethodSpec, Run, calibration_for, evaluate_world, reproducible, train_run
 from duplex.training.scoring import ChooseBy
 
 TRAINING_KEYS = tuple(field.name for field in fields(TrainingOptions))
@@ -107,11 +104,11 @@ def fit(
     if training_log is None:
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
     hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
-    with deterministic(), threads(spec.training.threads):
+    with reproducible(spec.training.threads):
         inputs = data.inputs(spec.request)
         require_both_groups(inputs, "val", data.name)
         device = torch.device(resolve_device(data.device))
-        return train_method(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
+        return train_run(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
 
 
 def _check_functions(**functions: Any) -> None:
@@ -135,28 +132,6 @@ def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -
         raise UsageError(
             f"precision is {precision}, which is that of the text tower, and {spec.name} uses none; leave it out"
         )
-
-
-_one_thread = threading.RLock()  # these settings and the random generator are those of the process
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    """Context manager: use PyTorch's deterministic algorithms and initial modes; other threads wait for their turn.
-
-    The initial modes are gradients on, autocast off, new tensors of float32 on the CPU. At the end, the caller's
-    settings and the states of PyTorch's random generators are restored.
-    """
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
-    with _one_thread, initial_modes(), torch.random.fork_rng(gpus):
-        mode = torch.get_deterministic_debug_mode()
-        fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-        make_deterministic()
-        try:
-            yield
-        finally:
-            torch.set_deterministic_debug_mode(mode)
-            torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
@@ -358,7 +333,7 @@ def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "
     record, training = run.record, run.training
     calibration = calibration_for(record, world, f"the run {run.name}")
     needs = find_method(record.kind).needs(record.options)
-    with deterministic(), threads(training.threads):
+    with reproducible(training.threads):
         inputs = data.inputs(InputRequest(needs, training.precision, record.finetune, training.memory))
         try:
             check_inputs(f"the run {run.name}", record, inputs.labels, inputs.encoder)

@@ -10,7 +10,6 @@ Find pairs whose prompt is longer than an encoder's text tower accepts, before a
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,16 +145,6 @@ class InputsByRequest:
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the methods' inputs in memory: a text tower cannot be pickled."""
         return {**vars(self), "_inputs": {}}
-
-
-def make_deterministic() -> None:
-    """Make PyTorch deterministic: the same seed gives the same checkpoint, on a GPU too.
-
-    Call it before anything runs on the GPU.
-    """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
 
 
 def load_inputs(

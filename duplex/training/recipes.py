@@ -52,11 +52,10 @@ from duplex.features.tokens import Examples
 from duplex.methods.base import Method
 from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.system.files import json_digest, sha256, write_text
-from duplex.training.checkpoint import CheckpointHeader, Record, load_checkpoint, read_checkpoint, read_known_images
+from duplex.training.checkpoint import CheckpointHeader, Record, load_checkpoint, read_checkpoint, read_novelty
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.loop import ResumePoint, TrainingResult
-from duplex.training.run import MethodSpec, Run, train_method
-from duplex.training.scoring import validation_margins
+from duplex.training.run import MethodSpec, Run, train_run
 
 FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
 
@@ -440,11 +439,12 @@ class RecipeRuns:
         start, inputs = time.monotonic(), self.read(recipe.spec.request)
         label = ", ".join(filter(None, (self.label, recipe.name)))
         resume = ResumePoint(label, files.unfinished_training, files.root.name)
-        run = train_method(recipe.spec, inputs, self.seed, self.device, self.settings, resume)
+        run = train_run(recipe.spec, inputs, self.seed, self.device, self.settings, resume)
         val = inputs.examples["val"].to(self.device)
         accuracy = self.accuracy(run, val)
         run.write(files)
-        np.savez(margins, **asdict(validation_margins(run.method, val, inputs.labels)))
+        assert run.margins is not None
+        np.savez(margins, **asdict(run.margins))
         record = {
             "epoch": run.record.epoch,
             "accuracy": accuracy,
@@ -477,7 +477,7 @@ class RecipeRuns:
         with report_damage(files.root):
             header = self._header(recipe)
             method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
-            record = replace(header.record, known_images=read_known_images(header, self.device))
+            record = replace(header.record, novelty=read_novelty(header, self.device))
         return record, method, inputs
 
     def plan(self, minutes: float, make: Callable[[], SearchPlan]) -> SearchPlan:

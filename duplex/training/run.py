@@ -1,48 +1,64 @@
-"""Train one method on a data set: the code that `duplex.fit` and the pipeline stage `train` share.
+"""Train one method on a data set, and evaluate it on one split: what the pipeline, searches and `duplex.fit` share.
 
-Evaluate a trained method on one split: the code that `duplex.evaluate` and the pipeline stage `evaluate` share.
+    spec = MethodSpec.of(params, dataset, method)          # the method with its options
+    with reproducible(spec.training.threads):
+        run = train_run(spec, inputs, seed, device, params.evaluation)
+        run.save(folder)
+        result = evaluate_world(run.method, inputs, params.evaluation, world, calibration)
+
+After training, the validation images are scored once per world: bias, feasibility threshold, confidence and the
+validation AUC come from that pass (`finish`).
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams, MethodEntry, Params
 from duplex.errors import UsageError, require
 from duplex.evaluation.accumulate import TopCompetitors
+from duplex.evaluation.confidence import Confidence
 from duplex.evaluation.metric_table import METRICS
 from duplex.evaluation.metrics import Curve, Margins, Metrics, group_table, harmonic_mean, measure
 from duplex.evaluation.sampled import sampled_metrics
 from duplex.features.tokens import Examples
-from duplex.labels import Bools, LabelSpace, World, frequency_groups
+from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
 from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import checked_path, refuse_existing, sha256, write_json, write_text
 from duplex.system.plugins import provider
+from duplex.system.threads import Threads, initial_modes, threads
 from duplex.training.checkpoint import Record, save_checkpoint
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.logs import TrainingHooks
-from duplex.training.loop import ResumePoint, TrainingResult, train
+from duplex.training.loop import ResumePoint, TrainingResult, saved_epoch, train
 from duplex.training.scoring import (
     FEWEST_PAIRS,
+    Calibrated,
     Calibration,
     ChooseBy,
-    KnownImages,
+    NoveltyDetector,
     ScoringResult,
     ScoringTask,
     Validation,
     calibrate,
+    defined_auc,
     feasible_compositions,
     fit_confidence,
     metric_name,
@@ -50,9 +66,9 @@ from duplex.training.scoring import (
     score_term_sums,
     tune,
     unseen_pairs,
-    validation_auc,
 )
 
+_one_thread = threading.RLock()  # PyTorch's settings and its random generators are those of the process
 EXPORTED_MODEL = "config.json"  # a folder with this file is read as an exported model
 
 
@@ -119,6 +135,7 @@ class Run:
     record: Record
     training: TrainingOptions
     result: TrainingResult
+    margins: Margins | None = field(default=None, repr=False)  # of the validation images, closed world
 
     @property
     def val_auc(self) -> float:
@@ -176,7 +193,29 @@ class Run:
         return f"Run({self.name}, seed {self.record.seed}, {epoch}, val AUC {self.val_auc:.2f})"
 
 
-def train_method(
+@contextmanager
+def reproducible(wanted: Threads = "auto") -> Iterator[None]:
+    """Context manager in which a seed decides every bit of a training run: what training and evaluation run in.
+
+    PyTorch uses deterministic algorithms, its initial modes (gradients on, autocast off, new tensors float32 on the
+    CPU) and `wanted` CPU threads. At the end, the caller's settings and the states of PyTorch's random generators are
+    restored. Other threads wait for their turn.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    fill: Any = torch.utils.deterministic
+    with _one_thread, initial_modes(), torch.random.fork_rng(gpus), threads(wanted):
+        before = torch.get_deterministic_debug_mode(), fill.fill_uninitialized_memory
+        torch.use_deterministic_algorithms(True)
+        fill.fill_uninitialized_memory = False  # only costs time
+        try:
+            yield
+        finally:
+            torch.set_deterministic_debug_mode(before[0])
+            fill.fill_uninitialized_memory = before[1]
+
+
+def train_run(
     spec: MethodSpec,
     inputs: RunInputs,
     seed: int,
@@ -188,37 +227,38 @@ def train_method(
 ) -> Run:
     """Train a method and keep its best epoch by validation; choose bias and feasibility threshold on validation images.
 
+    Callers run it, and whatever of it is compared, in the context `reproducible`.
+
     spec: the method and its options. inputs: features, labels and text tower. settings: `evaluation:` of params.yaml.
     resume: file from which a killed training continues. hooks: the caller's functions, optimiser and log.
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
     code = method_code(spec.kind)  # before training: the file may be edited while it runs
-    images, val = (inputs.examples[split].to(device) for split in ("train", "val"))
+    images = inputs.examples["train"].to(device)
+    val = inputs.examples["val"].to(device)
     on_device = replace(inputs, examples={**inputs.examples, "train": images})
     method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), on_device, seed, device)
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
     validate = Validation(val, inputs.labels, selecting, choose_by)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
-    tune(method, val, inputs.labels)
-    calibration = _calibrate(spec, settings, method, inputs, val)
-    source = method_source(spec.kind)
+    choices = finish(spec, method, inputs, val, settings)
     record = Record(
         kind=spec.kind,
-        provider=provider(source),
+        provider=provider(method_source(spec.kind)),
         options=spec.options,
         labels=inputs.labels,
         encoder=inputs.encoder,
         seed=seed,
         epoch=result.best_epoch,
-        val_auc=validation_auc(method, val, inputs.labels),
+        val_auc=choices.val_auc,
         selected_by=result.selected_by,
         world=spec.trained_for,
-        val_auc_all=_auc_all_pairs(calibration, method, inputs, val),
-        calibration=calibration,
+        val_auc_all=choices.val_auc_all,
+        calibration=choices.calibration,
         inspectable=method.inspectable().present_fields,
         finetune=spec.finetune,
-        confidence=fit_confidence(method, val, inputs.labels),
-        known_images=KnownImages.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
+        confidence=choices.confidence,
+        novelty=NoveltyDetector.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
         training=spec.training.result_settings()
         | {
             "manifest": inputs.identity.get("manifest"),
@@ -227,7 +267,50 @@ def train_method(
             "plugin": code,
         },
     )
-    return Run(spec.name, method, record, spec.training, result)
+    return Run(spec.name, method, record, spec.training, result, choices.margins)
+
+
+def train_on_all_images(
+    spec: MethodSpec,
+    chosen: Record,
+    tuned: Mapping[str, Any],
+    inputs: RunInputs,
+    device: torch.device,
+    resume: ResumePoint = ResumePoint(),
+) -> Run:
+    """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
+
+    spec: the method and its options.
+    chosen: checkpoint metadata of the earlier run; its number of epochs, bias and distance threshold are used.
+    tuned: values of options that the earlier run chose on validation images (`Method.tuned_options`).
+    inputs: data set with every image in the training split.
+    resume: file from which an interrupted training continues.
+    """
+    options = replace(spec.options, **tuned)
+    training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
+    method = initialised_method(spec.kind, options, inputs.context(spec.trained_for), inputs, chosen.seed, device)
+    images = inputs.examples["train"].to(device)
+    if chosen.epoch:
+        done = saved_epoch(resume.path) if resume.path is not None else 0
+        numbers = count(done + 2 if done else 1)  # the untrained method is validated, too, unless training continues
+        last_is_best = lambda _: {"auc": chosen.val_auc, "epoch": float(next(numbers))}  # noqa: E731
+        result = train(method, images, training, chosen.seed, last_is_best, resume)
+    else:  # the untrained method was the best
+        result = TrainingResult(0, chosen.val_auc, [], {})
+    bias = next(iter((chosen.calibration or {}).values())).bias
+    novelty = chosen.novelty
+    if novelty is not None:
+        novelty = replace(NoveltyDetector.fit(images, images, inputs.labels), threshold=novelty.threshold)
+    record = replace(
+        chosen,
+        options=options,
+        provider=provider(method_source(spec.kind)),
+        labels=inputs.labels,
+        encoder=inputs.encoder,
+        calibration={world: Calibration(bias) for world in WORLDS},
+        novelty=novelty,
+    )
+    return Run(spec.name, method.eval(), record, training, result)
 
 
 def calibration_settings(settings: EvaluationParams) -> dict[str, Any]:
@@ -246,34 +329,54 @@ def initialised_method(
     return method
 
 
-def _calibrate(
-    spec: MethodSpec, settings: EvaluationParams, method: Method[Any], inputs: RunInputs, val: Examples
-) -> dict[str, Calibration]:
-    """Choose the bias on unseen pairs and the feasibility threshold on validation data, per world (closed, open)."""
-    rule = settings.feasibility
-    if rule == "likelihood" and "open" in spec.worlds and method.likelihood() is None:
-        print(f"{spec.name} has no likelihood of compositions; feasibility is from word vectors", file=sys.stderr)
-    if rule == "auto" and "open" in spec.worlds and (pairs := unseen_pairs(val, inputs.labels)) < FEWEST_PAIRS:
-        few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
-        needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
-        print(f"{few}, {needed}: all pairs stay candidates", file=sys.stderr)
-    return {
-        world: calibrate(
-            method, val, inputs.labels, world, inputs.words if world == "open" else None, settings.thresholds, rule
-        )
-        for world in spec.worlds
-    }
+@dataclass(frozen=True)
+class Choices:
+    """What validation images decide after training: bias and threshold per world, confidence, and validation AUC."""
+
+    margins: Margins  # of the validation images, closed world
+    val_auc: float  # fraction, closed world
+    val_auc_all: float | None  # fraction, with every composition a candidate; None: not for the open world
+    calibration: dict[str, Calibration]
+    confidence: Confidence
 
 
-def _auc_all_pairs(
-    calibration: Mapping[str, Calibration], method: Method[Any], inputs: RunInputs, val: Examples
-) -> float | None:
-    """Return the validation AUC (fraction) with every composition a candidate; None for a run of the closed world."""
-    if "open" not in calibration:
-        return None
-    choices = calibration["open"], *calibration["open"].alternatives
-    known = [choice.val_auc_all_feasible for choice in choices if choice.val_auc_all_feasible is not None]
-    return known[0] / 100 if known else validation_auc(method, val, inputs.labels, "open")
+def finish(
+    spec: MethodSpec, method: Method[Any], inputs: RunInputs, val: Examples, settings: EvaluationParams
+) -> Choices:
+    """Let a trained method choose its settings, then score the validation images once per world for all `Choices`."""
+    labels, rule = inputs.labels, settings.feasibility
+    tune(method, val, labels)
+    kept: list[Tensor] = []
+
+    def keep(scores: Tensor, rows: slice) -> None:
+        if len(scores) == len(val):
+            kept.append(scores)
+
+    by_world = {"closed": calibrate(method, val, labels, "closed", None, settings.thresholds, rule, keep)}
+    if "open" in spec.worlds:
+        if rule == "likelihood" and method.likelihood() is None:
+            print(f"{spec.name} has no likelihood of compositions; feasibility is from word vectors", file=sys.stderr)
+        if rule == "auto" and (pairs := unseen_pairs(val, labels)) < FEWEST_PAIRS:
+            few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
+            needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
+            print(f"{few}, {needed}: all pairs stay candidates", file=sys.stderr)
+        by_world["open"] = calibrate(method, val, labels, "open", inputs.words, settings.thresholds, rule)
+    margins = by_world["closed"].margins
+    return Choices(
+        margins,
+        defined_auc(margins),
+        _auc_all_pairs(by_world["open"]) if "open" in by_world else None,
+        {world: by_world[world].calibration for world in spec.worlds},
+        fit_confidence(method, val, labels, *kept),
+    )
+
+
+def _auc_all_pairs(found: Calibrated) -> float:
+    """Return the validation AUC (fraction) of the open world with every composition a candidate."""
+    for choice in (found.calibration, *found.calibration.alternatives):
+        if choice.val_auc_all_feasible is not None:
+            return choice.val_auc_all_feasible / 100
+    return defined_auc(found.margins)
 
 
 FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility

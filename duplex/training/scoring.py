@@ -172,6 +172,9 @@ def _cut(inputs: Inputs, limit: int) -> Iterator[tuple[slice, Inputs]]:
         yield rows, {name: values[rows] for name, values in inputs.items()}
 
 
+ScoreReader = Callable[[Tensor, slice], None]  # scores [b, C], images
+
+
 @dataclass(frozen=True)
 class ScoringResult:
     """Result of scoring a split: score statistics (the numbers per image that metrics need) and best candidates."""
@@ -193,6 +196,7 @@ def score_split(
     top: int = 0,
     bias: float = 0.0,
     further: Sequence[BucketNumbers | Bools] = (),
+    reader: ScoreReader | None = None,
 ) -> ScoringResult:
     """Score a split in one pass; return score statistics (the numbers per image that metrics need) and best candidates.
 
@@ -202,6 +206,7 @@ def score_split(
     feasible_mask: [C] whether a candidate is feasible; others score -inf.
     top: number of best compositions to keep per image, after adding `bias` to unseen ones.
     further: other bucket numbers [C], for each of which top-1 statistics are accumulated from the same scores.
+    reader: called with each block of scores and its images, unless blocks hold only some of the candidates.
     """
     candidates = task.candidates
     if not len(examples):
@@ -220,6 +225,8 @@ def score_split(
     for rows, first, scores in task.column_blocks(examples.inputs):
         for each in (accumulator, *others):
             each.add(scores, rows, first)
+        if reader is not None and scores.shape[1] == len(candidates):
+            reader(scores, rows)
         if top:
             shifts = _score_shifts(seen, feasible_mask, bias, slice(first, first + scores.shape[1]))
             best.add(scores + torch.from_numpy(shifts).to(device, non_blocking=True), rows, first)
@@ -406,6 +413,14 @@ class Calibration:
         return values
 
 
+@dataclass(frozen=True)
+class Calibrated:
+    """The `Calibration` of a method in one world, and the validation images' margins with every pair a candidate."""
+
+    calibration: Calibration
+    margins: Margins
+
+
 def calibrate(
     method: Method[Any],
     val: Examples,
@@ -414,8 +429,9 @@ def calibrate(
     words: PrimitiveVectors | None,
     points: int,
     rule: FeasibilityRule = "auto",
-) -> Calibration:
-    """Return the `Calibration` (bias on unseen pairs, feasibility threshold) chosen in one pass over validation images.
+    reader: ScoreReader | None = None,
+) -> Calibrated:
+    """Choose the bias on unseen pairs and the feasibility threshold in one pass over the validation images.
 
     val: validation images.
     words: word vectors, from which feasibility (how plausible a composition is) is computed.
@@ -424,6 +440,7 @@ def calibrate(
         threshold with the best validation AUC. "auto" uses a threshold only if its cross-fitted gain (gain in AUC on
         pairs that had no part in choosing it) exceeds twice its standard error; of two sources, the one with the larger
         gain. "none" uses no threshold.
+    reader: called with each block of scores.
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
     sources: dict[FeasibilitySource, FeasibilityValues] = {}
@@ -431,7 +448,9 @@ def calibrate(
         both = feasibility_by_words(labels, words), feasibility_by_likelihood(method)
         sources = {name: values for name, values in zip(FEASIBILITY_SOURCES, both, strict=True) if values is not None}
     if not sources:
-        return Calibration(best_bias(Margins.of(score_split(task, val, labels).accumulator.competitors())))
+        result = score_split(task, val, labels, reader=reader)
+        margins = Margins.of(result.accumulator.competitors())
+        return Calibrated(Calibration(best_bias(margins)), margins)
     choices = choose_feasible(task, val, labels, list(sources.values()), points)
     calibrations = {source: _at_threshold(choice, source) for source, choice in zip(sources, choices, strict=True)}
     used: FeasibilitySource | None = "likelihood" if rule == "likelihood" and "likelihood" in sources else "words"
@@ -441,7 +460,7 @@ def calibrate(
     chosen = calibrations.pop(used, None) if used is not None else None
     if chosen is None:
         chosen = Calibration(best_bias(choices[0].margins_all))
-    return replace(chosen, alternatives=tuple(calibrations.values()))
+    return Calibrated(replace(chosen, alternatives=tuple(calibrations.values())), choices[0].margins_all)
 
 
 def _at_threshold(choice: FeasibilityChoice, source: FeasibilitySource) -> Calibration:
@@ -517,19 +536,23 @@ def best_bias(margins: Margins) -> float:
     return bias
 
 
-def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Confidence:
+def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, scores: Tensor | None = None) -> Confidence:
     """Fit the two numbers that turn a method's scores into probabilities: a temperature and log-odds of unseen pairs.
 
     Log probabilities are divided by the temperature; the log-odds are added to those of pairs without training images.
     Both are fitted on validation images, among the candidates of the closed world. Of many images, evenly spaced ones
     are used, as many as can be scored at once in memory: enough for two numbers.
+
+    scores: those of all validation images [V, C], if they were computed at once; they are not computed again.
     """
     candidates = labels.candidates("closed", "val")
-    images = len(val.rows)
-    rows = np.linspace(0, images - 1, min(images, max(1, BLOCK_SCORES // len(candidates)))).astype(int)
-    chosen = Batch(val.inputs, val.compositions)[torch.from_numpy(rows)]
+    chosen = Batch(val.inputs, val.compositions)
     with torch.no_grad():
-        scores = method.eval().scorer(candidates.copy())(chosen.inputs)
+        if scores is None:
+            images = len(val.rows)
+            rows = np.linspace(0, images - 1, min(images, max(1, BLOCK_SCORES // len(candidates)))).astype(int)
+            chosen = chosen[torch.from_numpy(rows)]
+            scores = method.eval().scorer(candidates.copy())(chosen.inputs)
         log_p = log_probabilities(method.probabilities, scores).cpu()
     if not log_p.isfinite().all():
         raise DuplexError(
@@ -539,13 +562,13 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace) -> Co
     return fit_probabilities(log_p, target, labels.is_seen(candidates))
 
 
-PREFIX = "known_images."
+PREFIX = "novelty."
 PASSING = 0.95  # share of the validation images that count as known
 FIELDS = ("whitening", "means", "threshold")
 
 
 @dataclass(frozen=True)
-class KnownImages:
+class NoveltyDetector:
     """Detector of images unlike the training images: known ones are at most `threshold` away from a pair's mean."""
 
     whitening: Tensor  # W [d, d]
@@ -553,7 +576,7 @@ class KnownImages:
     threshold: Tensor  # []
 
     @classmethod
-    def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> KnownImages:
+    def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
         """Compute pair means and covariance from training images, the distance threshold from validation images.
 
         passing: share of the validation images that count as known.
@@ -576,7 +599,7 @@ class KnownImages:
         return {PREFIX + name: getattr(self, name).detach().cpu().contiguous() for name in FIELDS}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> KnownImages | None:
+    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> NoveltyDetector | None:
         """Return the detector of images unlike the training images, from a checkpoint's or an exported model's tensors.
 
         None if the tensors contain no detector.

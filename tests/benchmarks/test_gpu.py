@@ -61,7 +61,6 @@ def test_failures_are_reported_and_stop_no_other_part(monkeypatch: pytest.Monkey
         "graph": lambda look, folder: {"batch 8": {"ms": 1234.4, "dense, ms": None}},
     }
     monkeypatch.setattr(gpu, "PARTS", parts)
-    monkeypatch.setattr(gpu, "make_deterministic", lambda: None)
     record = gpu.measure(Look("cpu", True))
     assert gpu.failures(record) == ["text broke off: ValueError: no such kernel", "water failed"]
     page = gpu.page(record)

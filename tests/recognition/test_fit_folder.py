@@ -99,7 +99,7 @@ def test_a_second_fit_trains_nothing_and_gives_the_same_bytes(fitted, drawn, mon
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(recipes, "train_method", refuse)
+    monkeypatch.setattr(recipes, "train_run", refuse)
     fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
     assert model_bytes(model) == before
 
@@ -307,7 +307,7 @@ def test_time_must_be_more_than_nothing(tmp_path, drawn):
 
 
 def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "train_method", None)
+    monkeypatch.setattr(recipes, "train_run", None)
     page = tmp_path / "model-page.html"
     page.write_text("<html>my own page</html>")
     with pytest.raises(UsageError, match=r"model-page\.html exists; .*--force"):

@@ -179,8 +179,8 @@ def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_
 def test_only_images_enter_the_distance_from_known_ones(model, further, tmp_path):
     update_model(model, further, tmp_path / "out", say=lambda _: None)
     before, after = (Recognizer.load(place, device="cpu") for place in (model, tmp_path / "out"))
-    assert torch.equal(before.trained.known_images.threshold, after.trained.known_images.threshold)
-    assert len(after.trained.known_images.means) == len(before.trained.known_images.means) + 2
+    assert torch.equal(before.trained.novelty.threshold, after.trained.novelty.threshold)
+    assert len(after.trained.novelty.means) == len(before.trained.novelty.means) + 2
     images = sorted(further.glob("green/cloud/*.png"))
     nearer = [after(image)[0].distance < before(image)[0].distance for image in images]
     assert all(nearer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,10 @@ from duplex.labels import LabelSpace
 from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.feasibility import feasibility
+from duplex.training import scoring
 from duplex.training.scoring import (
     LARGEST_BIAS,
     Calibration,
-    calibrate,
     feasibility_by_likelihood,
     feasibility_by_words,
     feasible_compositions,
@@ -42,6 +43,10 @@ VAL = Examples(
 
 def method():
     return small_method(Options(width=5)).eval()
+
+
+def calibrate(*arguments: Any) -> Calibration:
+    return scoring.calibrate(*arguments).calibration
 
 
 class WithLikelihood(Duplex):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from duplex.errors import DuplexError
 from duplex.features.tokens import Examples
 from duplex.methods.duplex import DuplexOptions
-from duplex.training.run import _calibrate
+from duplex.training.run import finish
 from tests.methods.field import words
 from tests.methods.world import features, small_labels, small_method
 
@@ -36,7 +37,11 @@ def test_auto_without_unseen_validation_pairs_says_that_all_pairs_compete(pairs,
     spec = SimpleNamespace(name="m", worlds=("open",))
     settings = SimpleNamespace(feasibility="auto", thresholds=7)
     inputs = SimpleNamespace(labels=LABELS, words=words())
-    found = _calibrate(spec, settings, small_method(DuplexOptions(width=5)), inputs, val)  # type: ignore[arg-type]
+    if not message or len(pairs) > len(SEEN):
+        found = finish(spec, small_method(DuplexOptions(width=5)), inputs, val, settings)  # type: ignore[arg-type]
+        assert found.calibration["open"].threshold is None or not message
+    else:
+        with pytest.raises(DuplexError, match="validation AUC is undefined"):
+            finish(spec, small_method(DuplexOptions(width=5)), inputs, val, settings)  # type: ignore[arg-type]
     error = capsys.readouterr().err
     assert error.startswith(message) and bool(error) == bool(message) and error.count("\n") <= 1
-    assert found["open"].threshold is None or not message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
+from duplex.training.run import finish
 from duplex.training.scoring import ScoringTask, fit_confidence, score_split, score_term_sums, tune, validation_auc
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
@@ -308,3 +310,16 @@ def test_further_statistics_are_those_of_passes_of_their_own():
     ):
         for name in ("label", "seen", "unseen", "unseen_column"):
             assert np.array_equal(getattr(one, name), getattr(other, name))
+
+
+@pytest.mark.parametrize("scores_at_once", [2**24, 11])
+def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, scores_at_once: int):
+    monkeypatch.setattr(scoring, "BLOCK_SCORES", scores_at_once)
+    labels, val, method = small_labels(), eight("val"), small_method(Options(width=5))
+    inputs = SimpleNamespace(labels=labels, words=None)
+    spec = SimpleNamespace(name="m", worlds=("closed", "open"))
+    settings = SimpleNamespace(feasibility="auto", thresholds=7)
+    found = finish(spec, method, inputs, val, settings)  # type: ignore[arg-type]
+    assert found.val_auc == validation_auc(method, val, labels)
+    assert found.val_auc_all == validation_auc(method, val, labels, "open")
+    assert found.confidence == fit_confidence(method, val, labels)

@@ -9,7 +9,7 @@ import torch
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
-from duplex.training.scoring import KnownImages
+from duplex.training.scoring import NoveltyDetector
 
 LABELS = LabelSpace.from_pairs(
     {"train": [("a", "x"), ("b", "y"), ("a", "y")], "val": [("b", "x")], "test": [("b", "x")]}
@@ -27,7 +27,7 @@ def examples(images: int, seed: int, scale: float = 0.3) -> Examples:
 
 def test_distances_are_those_of_the_inverse_covariance() -> None:
     train, val = examples(200, 1), examples(50, 2)
-    model = KnownImages.fit(train, val, LABELS)
+    model = NoveltyDetector.fit(train, val, LABELS)
     z, pairs = (
         (torch.nn.functional.normalize(x, dim=1).double().numpy() for x in (train.cls, val.cls)),
         train.compositions,
@@ -44,21 +44,21 @@ def test_distances_are_those_of_the_inverse_covariance() -> None:
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.95, 1.0])
 def test_the_stated_share_of_validation_images_passes(share) -> None:
     val = examples(100, 2)
-    model = KnownImages.fit(examples(200, 1), val, LABELS, share)
+    model = NoveltyDetector.fit(examples(200, 1), val, LABELS, share)
     passing = float((model.distances(val.cls) <= model.threshold).double().mean())
     assert share <= passing <= share + 0.02
 
 
 def test_images_of_something_else_are_farther_than_the_threshold() -> None:
-    model = KnownImages.fit(examples(200, 1), examples(100, 2), LABELS)
+    model = NoveltyDetector.fit(examples(200, 1), examples(100, 2), LABELS)
     others = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(3))
     assert float((model.distances(others) > model.threshold).double().mean()) > 0.9
 
 
 def test_the_tensors_are_read_back() -> None:
-    model = KnownImages.fit(examples(200, 1), examples(100, 2), LABELS)
-    again = KnownImages.from_tensors(model.tensors(), torch.device("cpu"))
+    model = NoveltyDetector.fit(examples(200, 1), examples(100, 2), LABELS)
+    again = NoveltyDetector.from_tensors(model.tensors(), torch.device("cpu"))
     assert again is not None and float(again.threshold) == float(model.threshold)
     z = examples(20, 4).cls
     assert torch.equal(again.distances(z), model.distances(z))
-    assert KnownImages.from_tensors({"other": z}, torch.device("cpu")) is None
+    assert NoveltyDetector.from_tensors({"other": z}, torch.device("cpu")) is None
