@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,7 +36,6 @@ from duplex.training.logs import EpochReport, StepReport, TrainingHooks, Trainin
 from duplex.training.run import MethodSpec, Run, calibration_for, evaluate_world, reproducible, train_run
 from duplex.training.scoring import ChooseBy
 
-TRAINING_KEYS = tuple(field.name for field in fields(TrainingOptions))
 MISSING = {
     "text": "needs the text tower of the encoder that made the features; give `encoder=` its name, or choose a kind "
     "that needs no text (`duplex methods`)",
@@ -178,24 +177,20 @@ def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, set
 
     Raises `UsageError` for an unknown setting, and for `finetune: auto` (validation chooses the number of blocks).
     """
-    known = [field.name for field in fields(find_method(entry.kind).Options)]
-    for key in settings:
-        require(key, dict.fromkeys([*TRAINING_KEYS, *known]), f"setting of training or of {name}")
-    training = {key: value for key, value in settings.items() if key in TRAINING_KEYS}
-    options = {key: value for key, value in settings.items() if key not in TRAINING_KEYS}
     dataset = data.name if data.in_project else ""
     finetune = finetune_options(entry.finetune_for(dataset))
     if isinstance(finetune, AutoFinetune):
         raise UsageError(f"{name} has `finetune: auto`, which only `duplex train` supports; set the number of blocks")
-    return MethodSpec(
+    spec = MethodSpec(
         name,
         entry.kind,
-        parse_options(entry.kind, {**entry.options_for(dataset), **options}),
-        TrainingOptions.from_dict({**data.training.to_dict(), **entry.training_for(dataset), **training}),
+        parse_options(entry.kind, entry.options_for(dataset)),
+        TrainingOptions.from_dict({**data.training.to_dict(), **entry.training_for(dataset)}),
         entry.worlds if world is None else (world,),
         world or entry.trained_for,
         finetune,
     )
+    return spec.with_settings(settings)
 
 
 SHARED_COLUMNS = ["image", "label", "seen"]  # of predictions; must agree between results that are compared

@@ -1,17 +1,7 @@
 """The training loop of all methods, which keeps the tensors of the epoch with the best validation metric.
 
-Train a method for one epoch: one pass over the training images, with an optimiser step every few batches.
-
-The result is the mean of each loss term over the epoch.
-
-The optimiser of a method's parameter groups and the schedule of its learning rates.
-
-Choose the number of CPU threads for `training.threads: auto`, by timing a few steps with one thread and with all.
-
-Steps on a small encoder's features are so short that threads spend more time waiting for each other than working,
-above all while other programs run.
-
-State of an unfinished training run in one safetensors file, from which a killed run continues.
+From the top: the optimiser and the schedule of its learning rates, the number of CPU threads, the state of an
+unfinished training (one safetensors file, from which a killed run continues), one epoch, all epochs (`train`).
 """
 
 from __future__ import annotations
@@ -48,7 +38,7 @@ from duplex.training.scoring import check_shapes
 def make_optimiser(
     method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.Optimizer:
-    """Return the optimiser of the method's parameter groups; for a method without groups, of one unused parameter.
+    """The optimiser of the method's parameter groups; for a method without groups, of one unused parameter.
 
     hooks: `hooks.optimiser`, if given, builds the optimiser; otherwise the training options choose it.
     """
@@ -68,7 +58,6 @@ def make_optimiser(
 
 
 def _check_parameters(optimiser: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    """Raise `DuplexError` if a user's optimiser misses a parameter that is to be trained, or is LBFGS."""
     place = "the function given as `optimiser`"
     if isinstance(optimiser, torch.optim.LBFGS):
         raise DuplexError(f"{place} returned LBFGS, which computes losses itself; expected an optimiser such as Adam")
@@ -81,7 +70,7 @@ def _check_parameters(optimiser: torch.optim.Optimizer, groups: list[dict[str, A
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Return the schedule of an optimiser's learning rates, a factor per epoch.
+    """The schedule of an optimiser's learning rates, a factor per epoch.
 
     The factor is `hooks.schedule(epoch)` or, without this hook, follows the training option `schedule` (`rate_share`).
     """
@@ -98,7 +87,7 @@ def make_schedule(
 
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
-    """Return the factor of the learning rate in an epoch (counted from 0), by the training option `schedule`.
+    """The factor of the learning rate in an epoch (counted from 0), by the training option `schedule`.
 
     The factor rises in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every
     `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant`
@@ -114,6 +103,7 @@ def rate_share(epoch: int, settings: TrainingOptions) -> float:
     return 1.0
 
 
+# Steps on a small encoder's features are so short that threads wait for each other longer than they work.
 ROUNDS = 5  # timed steps per number of threads, taken in turn; their median counts
 FAR_SLOWER = 4.0  # a number of threads that needs this many times the fastest's time is not tried again
 PRODUCTS = 20  # threads meet after each; one wait alone may happen to be short
@@ -121,7 +111,7 @@ MARGIN = 0.9  # all threads are taken where they need at most this share of one 
 
 
 def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
-    """Return the number of CPU threads for a method's training, and the measured seconds of each number that was tried.
+    """The number of CPU threads for a method's training, and the measured seconds of each number that was tried.
 
     Small matrix products are timed first: beside a busy core a single step of all threads can take forty times as long
     as one of a single thread, and products show that in a tenth of a second. If all threads are not far slower,
@@ -157,7 +147,7 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 
 
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
-    """Return the median seconds of a step, such as a training step, for each number of threads in `counts`.
+    """The median seconds of a step, such as a training step, for each number of threads in `counts`.
 
     The numbers take turns, so that the load of other programs affects all of them equally. A number whose fastest step
     takes more than `FAR_SLOWER` times the fastest of all is left out of further rounds.
@@ -178,7 +168,7 @@ def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int 
 
 
 def fastest_count(seconds: dict[int, float]) -> int:
-    """Return the smallest number of threads whose step time no larger number undercuts by 10 % or more.
+    """The smallest number of threads whose step time no larger number undercuts by 10 % or more.
 
     seconds: time of a step, by number of threads.
 
@@ -369,7 +359,6 @@ def optimiser_step(
 
 
 def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
-    """Return the learning rate of each parameter group of an optimiser."""
     return tuple(float(group["lr"]) for group in optimiser.param_groups)
 
 
@@ -451,7 +440,6 @@ def train(
 
 
 def check_labels(method: AnyMethod, examples: Examples) -> None:
-    """Raise `UsageError` for a training image whose composition is not in the method's label space."""
     wrong = (examples.compositions < 0) | (examples.compositions >= method.labels.size)
     if bool(wrong.any()):
         place = int(wrong.nonzero()[0])
@@ -532,7 +520,6 @@ def _begin(
     resume: ResumePoint,
     hooks: TrainingHooks,
 ) -> TrainingState:
-    """Return a new training state or, if `resume` names a matching file, the state that a killed run saved there."""
     optimiser, order = make_optimiser(method, settings, hooks), torch.Generator().manual_seed(seed)
     schedule = make_schedule(optimiser, settings, hooks)
     state = TrainingState(resume.key, method, optimiser, schedule, order, images.compositions.device)
@@ -565,7 +552,7 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
 
 
 def _validated(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
-    """Return a method's validation metrics after an epoch; raise `DuplexError` if one of its tensors is not finite."""
+    """A method's validation metrics after an epoch; raise `DuplexError` if one of its tensors is not finite."""
     for name, tensor in state.method.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DuplexError(
@@ -580,7 +567,6 @@ def _as_metrics(result: float | Mapping[str, float]) -> dict[str, float]:
 
 
 def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str, float], hooks: TrainingHooks) -> None:
-    """Add an epoch to the history and call the hooks; copy the method's tensors if the epoch is the best so far."""
     row = {"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}}
     state.history.append(row)
     value = metrics[_selection_metric(row)]
@@ -593,5 +579,4 @@ def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str
 
 
 def _selection_metric(row: Mapping[str, float]) -> str:
-    """Return the name of the metric that chooses the best epoch: the last column of a `row` of the training history."""
     return list(row)[-1].removeprefix("val_")

@@ -86,10 +86,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Return a method of params.yaml with its options on a data set, including the entry `per_dataset`.
-
-        With `finetune: auto`, the result's `finetune` is None: training chooses the number of fine-tuned blocks.
-        """
+        """A method of params.yaml as it is trained on a data set; its `finetune` is None with `finetune: auto`."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(
@@ -103,10 +100,7 @@ class MethodSpec:
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
-        """Return a method to train with some options changed by name: training options, or options of its kind (class).
-
-        Raises `UsageError` for an unknown name.
-        """
+        """The method with training options or options of its kind changed; `UsageError` for an unknown name."""
         training = {field.name for field in fields(TrainingOptions)}
         known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
         for key in settings:
@@ -314,14 +308,14 @@ def train_on_all_images(
 
 
 def calibration_settings(settings: EvaluationParams) -> dict[str, Any]:
-    """Return the evaluation settings that a run's feasibility threshold depends on; checkpoints store them."""
+    """The evaluation settings that a run's feasibility threshold depends on; checkpoints store them."""
     return {"feasibility": settings.feasibility, "thresholds": settings.thresholds}
 
 
 def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
-    """Return an untrained method, initialised from the training images."""
+    """An untrained method, initialised from the training images."""
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
     images = inputs.examples["train"].to(device)
@@ -372,7 +366,6 @@ def finish(
 
 
 def _auc_all_pairs(found: Calibrated) -> float:
-    """Return the validation AUC (fraction) of the open world with every composition a candidate."""
     for choice in (found.calibration, *found.calibration.alternatives):
         if choice.val_auc_all_feasible is not None:
             return choice.val_auc_all_feasible / 100
@@ -395,7 +388,7 @@ class WorldResult:
 
 
 def calibration_for(record: Record, world: World, place: object) -> Calibration:
-    """Return the bias and feasibility threshold that a run's validation chose for a world, closed or open.
+    """The bias and feasibility threshold that a run's validation chose for a world, closed or open.
 
     Raises `UsageError` if the run was not trained for that world.
 
@@ -416,7 +409,7 @@ def evaluate_world(
     calibration: Calibration,
     split: str = "test",
 ) -> WorldResult:
-    """Return a method's metrics, curve and predictions on one split in one world, closed or open.
+    """A method's metrics, curve and predictions on one split in one world, closed or open.
 
     In the open world, compositions below the feasibility threshold chosen on validation data score -inf, if there is
     one; the metric `auc_all` is the AUC with every composition a candidate.
@@ -463,7 +456,7 @@ def evaluate_world(
 
 
 def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
-    """Return how implausible compositions are excluded: threshold, number of compositions left, validation AUCs.
+    """How implausible compositions are excluded: threshold, number of compositions left, validation AUCs.
 
     feasible: number of compositions above the threshold.
     """
@@ -474,17 +467,13 @@ def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
 def _excluded(
     task: ScoringTask, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> list[Bools]:
-    """Return masks [C] of candidates to leave out, each for one more AUC that the same pass over the images computes.
-
-    The first mask leaves none out. Others exclude compositions by a feasibility threshold that the run does not use.
-    """
     masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
     nothing = np.zeros(len(task.candidates), dtype=bool)
     return [nothing, *(nothing if mask is None else ~mask for mask in masks)]
 
 
 def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings: EvaluationParams) -> dict[str, float]:
-    """Return the AUC in percent with every composition a candidate, by the evaluation protocol in `settings`.
+    """The AUC in percent with every composition a candidate, by the evaluation protocol in `settings`.
 
     The protocol `exact` adds a 95 % interval, `auc_all_low` and `auc_all_high`; `sampled` tries about 20 biases on
     unseen pairs.
@@ -540,13 +529,12 @@ def _metrics(
 def _sampled(
     task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return metrics by the protocol of published tables, with only 20 biases on unseen pairs and no 95 % intervals."""
     target, seen, blocks = result.accumulator.target, result.accumulator.seen, partial(task.blocks, test.inputs)
     return _for_every_k(settings, lambda k: sampled_metrics(blocks, target, seen, feasible_mask, k))
 
 
 def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:
-    """Return the metrics of top-1 accuracy, and under keys such as `top_3` those of each other k in `settings.k`.
+    """The metrics of top-1 accuracy, and under keys such as `top_3` those of each other k in `settings.k`.
 
     measured: function that returns the metrics of top-k accuracy for a k.
     """
@@ -596,7 +584,7 @@ def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, 
 def _predictions(
     result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
 ) -> pd.DataFrame:
-    """Return a table of images: label, best three compositions, whether the best is right, and margin.
+    """A table of images: label, best three compositions, whether the best is right, and margin.
 
     The bias on unseen pairs is the one chosen on validation images. The margin is the bias at which the image turns
     from right to wrong or back.

@@ -1,24 +1,15 @@
-"""Score images with a trained method, in batches, and accumulate the few numbers per image that metrics need.
+"""Score images with a method in blocks that fit into memory, and choose by validation images.
 
-Validation after each epoch, and the metric that chooses the epoch whose tensors are kept.
+`score_split` scores a split in one pass and keeps, per image, the few numbers that metrics need. An image's *margin*
+is the bias on the scores of unseen compositions at which it becomes right or wrong; all curves are made of margins.
 
-Calibration on validation images after training: choose a bias and, for the open world, a feasibility threshold.
-
-The bias is a number added to the scores of unseen compositions; unseen compositions whose feasibility (how plausible
-they are) is below the threshold are excluded. Both are stored in the checkpoint; test data has no part in them.
-
-Feasibility comes from word vectors (`duplex.methods.feasibility`) or from the likelihood of a method that has one.
+Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world (`calibrate`): the bias and,
+in the open world, a threshold of *feasibility*, which is how plausible an unseen composition is by word vectors
+(`duplex.methods.feasibility`) or by the likelihood of a method that has one. Less feasible compositions are excluded.
 By default a threshold is used only if it raises the AUC on unseen validation pairs that had no part in choosing it
-(`duplex.evaluation.feasibility`). Calibrations by sources not used are kept in `alternatives`.
+(`duplex.evaluation.feasibility`). Test images have no part in any choice.
 
-Detect images unlike the training images, by the distance to the mean feature of the nearest pair.
-
-    D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
-
-is the Mahalanobis distance of a unit feature `z`; `Sigma` is the covariance of features within pairs, which all pairs
-share. Images of unseen pairs lie farther than those of seen ones, and images of something else farther still.
-Validation images, which show seen and unseen pairs, set the threshold: a given share of their distances does not
-exceed it.
+`NoveltyDetector` finds images unlike the training images, by their distance to the nearest pair's mean feature.
 """
 
 from __future__ import annotations
@@ -75,7 +66,7 @@ class ScoringTask:
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
-        """Return a `ScoringTask` for a method and sorted `candidates`, and set the method to evaluation mode."""
+        """The task of scoring sorted `candidates`; sets the method to evaluation mode."""
         method.eval()
         size, name, shapes = method.labels.size, method.class_name, method.context.inputs
         if not isinstance(candidates, CandidateSet):
@@ -107,7 +98,6 @@ class ScoringTask:
 
 
 def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tensor:
-    """Build a method's scorer of C `compositions`, use it once, and return the scores [B, C] of B images' `inputs`."""
     return method.scorer(compositions.copy())(inputs)
 
 
@@ -160,10 +150,6 @@ class TopCandidates:
 
 
 def _cut(inputs: Inputs, limit: int) -> Iterator[tuple[slice, Inputs]]:
-    """Split inputs to bound memory: yield `(slice of images, their inputs)`, at most `limit` images at a time.
-
-    A part has fewer images if inputs on disk are large.
-    """
     images = len(next(iter(inputs.values())))
     on_disk = [math.prod(values.shape[1:]) for values in inputs.values() if not isinstance(values, Tensor)]
     step = max(1, min(limit, BLOCK_SCORES // sum(on_disk) if on_disk else BLOCK_SCORES))
@@ -234,7 +220,6 @@ def score_split(
 
 
 def _score_shifts(seen: Bools, feasible_mask: Bools | None, bias: float, span: slice) -> NDArray[np.float32]:
-    """Return the numbers [w] to add to the scores of a span of candidates: `bias` if unseen, -inf if infeasible."""
     shifts = np.where(seen[span], 0.0, bias).astype(np.float32)
     if feasible_mask is not None:
         shifts[~feasible_mask[span]] = -np.inf
@@ -256,10 +241,7 @@ class FeasibilityChoice:
 def choose_feasible(
     task: ScoringTask, examples: Examples, labels: LabelSpace, sources: Sequence[FeasibilityValues], points: int
 ) -> list[FeasibilityChoice]:
-    """Return a `FeasibilityChoice`, the threshold with the best AUC on **validation** images, for each of `sources`.
-
-    Feasibility: how plausible an unseen composition is. All thresholds of all sources are tried in one pass over the
-    scores of the open world.
+    """The threshold with the best AUC on validation images, for each of `sources`, in one pass over their scores.
 
     sources: feasibility [M*N] by words or by likelihood, +inf for seen compositions.
     points: number of thresholds tried per source.
@@ -319,25 +301,18 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
 
 
 def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
-    """Return a method's AUC (fraction) on validation images, over the candidates of the closed or open world."""
+    """A method's AUC (fraction) on validation images, over the candidates of the closed or open world."""
     return defined_auc(validation_margins(method, examples, labels, world))
 
 
 def validation_margins(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> Margins:
-    """Return the margins of validation images: the bias on unseen scores at which each becomes right or wrong.
-
-    Candidates are those of the closed or open `world`.
-    """
+    """The margins of validation images, among the candidates of the closed or open `world`."""
     result = score_split(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
     return Margins.of(result.accumulator.competitors())
 
 
 def defined_auc(margins: Margins) -> float:
-    """Return the AUC (fraction) of validation images from their margins; raise `DuplexError` if it is undefined.
-
-    It is undefined without images of seen pairs or without images of unseen pairs. An image's margin is the bias on
-    unseen scores at which it becomes right or wrong.
-    """
+    """The AUC (fraction) of validation images; `DuplexError` without images of both seen and unseen pairs."""
     auc = Components.of(margins).auc
     if auc is None:
         raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")
@@ -381,7 +356,7 @@ class Validation:
 
 
 def metric_name(choose_by: ChooseBy) -> str:
-    """Return the name of a caller's metric in the training history: its function's name if usable, else 'selection'."""
+    """The name of a caller's metric in the training history: its function's name if usable, else 'selection'."""
     name = getattr(choose_by, "__name__", "")
     return name if name.isidentifier() and name not in ("auc", "hm") else "selection"
 
@@ -464,7 +439,6 @@ def calibrate(
 
 
 def _at_threshold(choice: FeasibilityChoice, source: FeasibilitySource) -> Calibration:
-    """Return the `Calibration` (bias, threshold) chosen for one source of feasibility, word vectors or likelihood."""
     threshold, gain = choice.threshold, choice.threshold.gain
     error = None if gain.standard_error is None else 100 * gain.standard_error
     aucs = 100 * float(threshold.auc[0]), 100 * float(threshold.auc.max()), 100 * gain.value
@@ -472,20 +446,20 @@ def _at_threshold(choice: FeasibilityChoice, source: FeasibilitySource) -> Calib
 
 
 def unseen_pairs(val: Examples, labels: LabelSpace) -> int:
-    """Return the number of unseen compositions with validation images."""
+    """The number of unseen compositions with validation images."""
     compositions = np.unique(val.compositions.cpu().numpy())
     return int((~labels.is_seen(compositions)).sum())
 
 
 def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Feasibility | None:
-    """Return the plausibility of compositions by word vectors; None without word vectors or unseen compositions."""
+    """The plausibility of compositions by word vectors; None without word vectors or unseen compositions."""
     if words is None or len(labels.pairs["train"]) == labels.size:
         return None
     return Feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
 
 
 def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
-    """Return how plausible each composition is [M*N] by the method's likelihood, +inf for seen compositions.
+    """How plausible each composition is [M*N] by the method's likelihood, +inf for seen compositions.
 
     None if the method has no likelihood or no composition is unseen. Raises `DuplexError` for likelihoods of a wrong
     shape or that are not finite.
@@ -507,10 +481,7 @@ def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
 def feasible_compositions(
     method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> Bools | None:
-    """Return the mask [M*N] of compositions whose feasibility (plausibility) reaches the threshold of `calibration`.
-
-    None if all compositions are feasible. `words`: word vectors, from which feasibility may be computed.
-    """
+    """The mask [M*N] of compositions whose feasibility reaches the calibration's threshold; None: all do."""
     if calibration.threshold is None:
         return None
     feasible: FeasibilityValues | None
@@ -522,10 +493,7 @@ def feasible_compositions(
 
 
 def best_bias(margins: Margins) -> float:
-    """Return the bias on unseen scores that maximises the harmonic mean of seen and unseen accuracy.
-
-    margins: the bias at which each validation image becomes right or wrong.
-    """
+    """The bias on unseen scores that maximises the harmonic mean of seen and unseen accuracy."""
     curve = Curve.of(margins)
     bias = curve.bias(int(np.argmax(curve.harmonic)))
     if not abs(bias) <= LARGEST_BIAS:
@@ -563,13 +531,20 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
 
 
 PREFIX = "novelty."
-PASSING = 0.95  # share of the validation images that count as known
+PASSING = 0.95  # share of the validation images within the threshold
 FIELDS = ("whitening", "means", "threshold")
 
 
 @dataclass(frozen=True)
 class NoveltyDetector:
-    """Detector of images unlike the training images: known ones are at most `threshold` away from a pair's mean."""
+    """Detector of images unlike the training images, whose distance to every pair's mean exceeds `threshold`.
+
+        D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
+
+    is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within pairs. Images of unseen
+    pairs lie farther than those of seen ones, images of something else farther still. Validation images, which show
+    seen and unseen pairs, set the threshold: a given share of their distances does not exceed it.
+    """
 
     whitening: Tensor  # W [d, d]
     means: Tensor  # m_c [P, d]
@@ -579,7 +554,7 @@ class NoveltyDetector:
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
         """Compute pair means and covariance from training images, the distance threshold from validation images.
 
-        passing: share of the validation images that count as known.
+        passing: share of the validation images within the threshold.
         """
         sizes = len(labels.states), len(labels.objects)
         groups = ClassStatistics.of(unit(train.cls.double()), train.compositions, *sizes).by_pair()
@@ -590,20 +565,17 @@ class NoveltyDetector:
         return cls(model.whitening, model.means, torch.quantile(distances, passing, interpolation="higher"))
 
     def distances(self, cls: Tensor) -> Tensor:
-        """Return the distance [B] of each image feature [B, d] to the mean feature of the nearest training pair."""
+        """The distance [B] of each image feature [B, d] to the mean feature of the nearest training pair."""
         whitened = unit(cls.float()) @ self.whitening
         return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the detector's whitening, pair means and threshold by their names in a checkpoint or an export."""
+        """The detector's whitening, pair means and threshold by their names in a checkpoint or an export."""
         return {PREFIX + name: getattr(self, name).detach().cpu().contiguous() for name in FIELDS}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> NoveltyDetector | None:
-        """Return the detector of images unlike the training images, from a checkpoint's or an exported model's tensors.
-
-        None if the tensors contain no detector.
-        """
+        """The detector in a checkpoint's or an exported model's tensors; None if they contain none."""
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))
