@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -47,6 +50,17 @@ def ranked(pics: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     table = pd.DataFrame([{**row, "better_object": "moon"}])
     monkeypatch.setattr("duplex.project.suspects.rank_suspects", lambda *_: table)
     return pics / "suspects" / "pics"
+
+
+@contextmanager
+def full_disk(size: int = 2000) -> Iterator[None]:
+    """Limit files to `size` bytes: writing more fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def files(folder: Path) -> dict[str, bytes]:

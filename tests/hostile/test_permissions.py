@@ -8,19 +8,13 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from duplex.artifacts import ArtifactPaths
-from duplex.config.params import load_params
 from duplex.errors import DuplexError
 from duplex.features.extract import allow_open_files
-from duplex.project import sweep
-from duplex.project.trials import RunId
 from duplex.recognition.inputs import list_images
 from tests.commands import Command
-from tests.hostile.conftest import CACHE
 
 NOBODY = 65534
 
@@ -78,19 +72,6 @@ def test_a_small_limit_of_open_files_is_raised_where_the_system_allows_it() -> N
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (72, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_features_in_shards_are_not_committed_to_dvc(pics: Path, command: Command) -> None:
-    for part in ("0/2", "1/2"):
-        assert command("extract", "--dataset", "pics", "--shard", part).code == 0
-    assert command("cache", "join", CACHE).code == 0
-    repo = SimpleNamespace(changed=lambda _: {"extract@pics": {}}, require_free=lambda _: None)
-    runs, params = [RunId("pics", "m", 0, False)], load_params()
-    with pytest.raises(DuplexError, match=f"refers to its shards.* `duplex cache join {CACHE} --copy` makes one file"):
-        sweep._changed_stages(repo, params, runs, ArtifactPaths())  # type: ignore[arg-type]
-    assert command("cache", "join", CACHE, "--copy").code == 0
-    with pytest.raises(DuplexError, match="`dvc commit -f extract@pics` to keep them as they are"):
-        sweep._changed_stages(repo, params, runs, ArtifactPaths())  # type: ignore[arg-type]
 
 
 def test_an_empty_file_is_replaced_by_a_cache(pics: Path, command: Command) -> None:

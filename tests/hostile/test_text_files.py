@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.data.download import BENCHMARKS, BenchmarkArchive, download_archive
 from duplex.data.shapes import shapes_manifest
 from duplex.data.tables import write_manifest
 from duplex.errors import DuplexError, UsageError
-from duplex.labels import LabelSpace
 from duplex.recognition.words import read_compositions
-from duplex.report.aggregate import aggregate, metrics_table, read_numbers, read_predictions, read_run
+from duplex.report.aggregate import aggregate, read_numbers
 from tests.data.web import serving
 from tests.hostile.conftest import Command
 
@@ -81,83 +79,13 @@ def test_an_image_behind_a_link_out_of_the_root_is_not_opened(pics: Path, comman
     assert command("extract", "-d", "pics").refused("leaves the data root")
 
 
-LABELS = {"states": ["red"], "objects": ["star", "moon"], "pairs": {"train": [0], "val": [1], "test": [1]}}
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        "[" * 10**5,
-        {},
-        {**LABELS, "states": "red"},
-        {**LABELS, "objects": {"star": 0}},
-        {**LABELS, "pairs": {"train": ["0"]}},
-        {**LABELS, "pairs": {"train": [10**30]}},
-        {**LABELS, "pairs": {"train": [-1]}},
-        {**LABELS, "pairs": {"train": [2]}},
-        {**LABELS, "pairs": {"train": [1, 0]}},
-    ],
-    ids=lambda record: str(record)[:60],
-)
-def test_invalid_label_files_are_refused(tmp_path: Path, record: object) -> None:
-    (tmp_path / "labels.json").write_text(record if isinstance(record, str) else json.dumps(record))
-    with pytest.raises(DuplexError, match="is not a label file"):
-        LabelSpace.load(tmp_path / "labels.json")
-
-
 GOOD = {"closed": {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 0.5}, "val_auc": 3.0, "epoch": 4, "bad_images": 0}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{",
-        '"closed"',
-    ],
-)
-def test_invalid_metrics_are_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "metrics.json").write_text(text)
-    with pytest.raises(DuplexError, match=r"metrics.json does not hold results in JSON .*dvc repro"):
-        read_numbers(tmp_path / "metrics.json")
 
 
 def test_nan_and_infinity_in_metrics_are_undefined(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text('{"closed": {"seen": NaN, "auc": 1.0, "hm": Infinity}}')
     found = aggregate({("a", "m"): [read_numbers(tmp_path / "metrics.json") or {}]})["a"]["m"]["closed"]
     assert found["auc"] == 1.0 and not {"seen", "hm"} & set(found)
-
-
-HEADER = "row,image,label,seen,right,margin,top1,top2,top3,world"
-ROW = "0,a.jpg,red star,1,1,0.5,red star,red moon,blue star,closed"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "nonsense",
-        "\0" * 99,
-        f'{HEADER}\n"{ROW}\n',
-    ],
-)
-def test_invalid_predictions_are_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "own/csp/0/predictions.csv"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    with pytest.raises(DuplexError, match=r"predictions.csv .*`duplex evaluate --dataset own --method csp --seed 0` "):
-        read_predictions(path)
-
-
-def test_a_folder_in_place_of_a_table_is_reported(tmp_path: Path) -> None:
-    paths = ArtifactPaths(tmp_path).run("a", "m", 0)
-    for name in ("metrics", "predictions", "history", "timing"):
-        place = getattr(paths, name)
-        place.mkdir(parents=True)
-        with pytest.raises(DuplexError, match="cannot be read"):
-            read_run(paths)
-        place.rmdir()
 
 
 def write_metrics() -> None:
@@ -189,29 +117,6 @@ def test_the_report_names_missing_runs(project: Path, command: Command) -> None:
     assert answer.code == 0 and answer.err.startswith("duplex: no run of params.yaml is evaluated yet; `dvc repro`")
     assert answer.err.count("\n") == 1
     assert "No method has been evaluated." in Path("artifacts/report/report.md").read_text()
-
-
-def test_one_seed_has_no_standard_error() -> None:
-    one, two = aggregate({("a", "m"): [GOOD]}), aggregate({("a", "m"): [GOOD, GOOD]})
-    assert metrics_table(one)[1][3] == "1.0 ± –" and metrics_table(two)[1][3] == "1.0 ± 0.0"
-
-
-def test_the_report_names_any_damaged_file(project: Path, command: Command) -> None:
-    write_metrics()
-    Path("artifacts/shapes/statistics.json").write_text(json.dumps({"states": 16, "objects": 12}))
-    Path("artifacts/shapes/extraction.json").write_text(json.dumps({"rows": 10, "bad": 0, "bad_images": []}))
-    files = [Path("artifacts/shapes/statistics.json"), Path("artifacts/shapes/extraction.json")]
-    for path in [
-        *files,
-        *Path("artifacts/shapes/duplex").rglob("*.json"),
-        *Path("artifacts/shapes/clip").rglob("*.json"),
-    ]:
-        kept = path.read_bytes()
-        path.write_bytes(kept[: len(kept) // 2])
-        answer = command("report")
-        is_refused = answer.refused(path.name)
-        assert is_refused if path.name == "metrics.json" else is_refused or answer.code == 0, (path, answer)
-        path.write_bytes(kept)
 
 
 def zipped(folder: Path, content: str) -> bytes:
@@ -247,15 +152,12 @@ def test_encrypted_mirrors_come_first() -> None:
             assert plain == sorted(plain) and not plain[0]
 
 
-@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
-def test_devices_are_not_read_as_lists(pics: Path, command: Command, device: str) -> None:
+def test_devices_are_not_read_as_lists(pics: Path, command: Command) -> None:
     """Reading it would not end."""
-    Path("list.csv").symlink_to(device)
+    Path("list.csv").symlink_to("/dev/zero")
     assert command("data", "relabel", "pics", "list.csv", "--out", "new.csv").refused("is a device")
-    with pytest.raises(
-        DuplexError, match=f"{device} cannot be read as a list of compositions .* is a device; name a file"
-    ):
-        read_compositions(Path(device))
+    with pytest.raises(DuplexError, match="is a device; name a file"):
+        read_compositions(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("licence", [" ", "mit\nbase_model: somebody/else", "[evil]", "a b"])
@@ -270,23 +172,11 @@ def test_a_licence_cannot_inject_lines_into_a_model_card(pics: Path, command: Co
         ("state,object\nred,heart\nred,square,extra\n", r"line 3, is 'red,square,extra'; expected a state"),
         ("state,object,state\nred,heart,blue\n", "has the columns state, object, state"),
         ("state,object\n\nred\n", "line 3, is 'red,'"),
+        ("rusty,kettle\n", "has the columns rusty, kettle; expected state,object and no others"),
+        ("", "is empty"),
     ],
 )
 def test_lists_of_compositions_with_other_cells_are_refused(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(UsageError, match=says):
         read_compositions(tmp_path / "list.csv")
-
-
-def test_a_list_of_compositions_without_heading_is_not_called_empty(tmp_path: Path) -> None:
-    for text, says in (
-        (
-            "rusty,kettle\n",
-            "has the columns rusty, kettle; expected state,object and no others, named in the first line",
-        ),
-        ("state,object\n", "has no line below its heading"),
-        ("", "is empty"),
-    ):
-        (tmp_path / "list.csv").write_text(text)
-        with pytest.raises(UsageError, match=says):
-            read_compositions(tmp_path / "list.csv")
