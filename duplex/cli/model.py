@@ -34,9 +34,8 @@ from duplex.system.entry import escape_unprintable
 if TYPE_CHECKING:
     import torch
 
-    from duplex.recognition.answers import Answer, UnreadableImage
+    from duplex.recognition.answers import Answer, Neighbours, UnreadableImage
     from duplex.recognition.recognizer import Recognizer
-    from duplex.recognition.serve import Neighbours
     from duplex.recognition.trained import TrainedModel
     from duplex.recognition.words import Pair
 

@@ -30,9 +30,9 @@ from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method
 from duplex.project.stamps import featured_run, require_current_run, run_difference
+from duplex.recognition.answers import Neighbours
 from duplex.recognition.export import RunFacts
 from duplex.recognition.inputs import encode
-from duplex.recognition.serve import Neighbours
 from duplex.report.aggregate import read_numbers
 from duplex.report.images import Hit, RetrievalContext, prototype_hits, swap_hits, thumbnails_under
 from duplex.system.files import sha256

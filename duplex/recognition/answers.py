@@ -1,34 +1,41 @@
-"""Results of recognition: the compositions that an image shows.
+"""Answers to images: the compositions to choose from, the compositions chosen, and similar training images.
 
-Candidates: the compositions that the answer for an image is chosen from, with the function that scores them.
-
-Answers for labelled images, to measure accuracy.
+Candidates are the compositions that an answer is chosen from, with the function that scores them and the prior of their
+probabilities, the probability of each before the image is seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from duplex.data.images import thumbnail
 from duplex.errors import require_whole
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.confidence import AnsweredImages, Confidence, log_probabilities
+from duplex.evaluation.retrieval import most_similar
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace, World
 from duplex.methods.base import Inputs, Method, Scorer, ScoreTerms
 from duplex.training.scoring import NoveltyDetector, ScoringTask
 
 DIGITS = 6  # of numbers in JSON; scores are float32
+BLOCK_SCORES = 2**22  # scores in memory at once, per score term: 16 MiB
+cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
 
 
 @dataclass(frozen=True)
 class TrainedWords:
-    """Whether the state and the object of an added composition occurred in training."""
+    """Whether the words of an added composition occurred in training."""
 
     state: bool
     object: bool
@@ -36,7 +43,7 @@ class TrainedWords:
 
 @dataclass(frozen=True)
 class Guess:
-    """Composition that a recognizer proposes for an image, with its score and its probability among the candidates."""
+    """A composition proposed for an image, with its score and its probability among the candidates."""
 
     state: str
     object: str
@@ -72,10 +79,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """The answer as a dictionary for JSON.
-
-        marginals: number of most likely states and of most likely objects that are listed; None: all.
-        """
+        """The answer as a dictionary for JSON; `marginals`: number of states and of objects listed; None: all."""
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
@@ -99,15 +103,9 @@ def _rounded(shares: Mapping[str, float], limit: int | None) -> dict[str, float]
     return {name: round(share, DIGITS) for name, share in list(shares.items())[:limit]}
 
 
-BLOCK_SCORES = 2**22  # scores in memory at once, per score term: 16 MiB
-
-
 @dataclass(frozen=True)
 class Candidates:
-    """`C` compositions to choose from, the function that scores them, and the prior of their probabilities.
-
-    The prior of a composition is its probability before the image is seen.
-    """
+    """`C` compositions to choose from."""
 
     states: tuple[str, ...]  # names
     objects: tuple[str, ...]
@@ -158,7 +156,7 @@ class Candidates:
         return [(self.states[m], self.objects[n]) for m, n in rows]
 
     def answers(self, inputs: Inputs, top: int) -> Iterator[Answer]:
-        """Yield one answer per image, in order, each with the `top` most probable compositions."""
+        """One answer per image, in order, with the `top` most probable compositions."""
         top = require_whole(top, "top")
         rows = max(1, BLOCK_SCORES // len(self))
         for start in range(0, len(inputs["cls"]), rows):
@@ -243,3 +241,28 @@ def listed_answers(
     target = examples.compositions.cpu().numpy()
     answer = compositions[np.concatenate(answers)]
     return AnsweredImages(labels, examples.rows, target, answer, np.concatenate(shares), confidence.new_share)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Index of n training images, to find those that are most similar to an image."""
+
+    features: NDArray[np.float32]  # [n, d]
+    manifest: pd.DataFrame  # paths and labels, one line per image
+    root: Path  # folder that the paths are relative to
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", _unit(self.features))
+
+    def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
+        """Path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
+        best, cosines = most_similar(_unit(feature)[None], self.features, count)
+        records: list[Any] = self.manifest.iloc[best[0]][["image", "state", "object"]].to_dict("records")
+        return [
+            {**record, "cosine": round(float(cosine), 4), "thumbnail": cached_thumbnail(self.root / record["image"])}
+            for record, cosine in zip(records, cosines[0], strict=True)
+        ]
+
+
+def _unit(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12), dtype=np.float32)

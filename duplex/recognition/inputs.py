@@ -1,6 +1,6 @@
-"""Convert images in any form, or cached features, to the inputs of a trained model, such as CLS features.
+"""The inputs of a trained model, such as CLS features, from images in any form, cached features and image files.
 
-List the image files named on the command line by files, folders, patterns, and `-` for a list on stdin.
+Image files are named on the command line by files, folders, patterns, and `-` for a list on stdin.
 """
 
 from __future__ import annotations
@@ -48,17 +48,20 @@ from duplex.features.imported import as_numpy, checked_features
 from duplex.features.tokens import dequantize
 from duplex.methods.base import Inputs
 
+INTERVAL = 2.0  # seconds between lines of progress
 ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: OutputSpec, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
-    """Encode images to a model's inputs, as a feature cache would hold them, on the encoder's device.
+    """Images as a model's inputs, as a feature cache would hold them, on the encoder's device.
 
-    Raises `UsageError` if an image has no finite features.
+    Args:
+        pixels: preprocessed images [B, 3, R, R] uint8.
+        outputs: what the image tower returns besides CLS features.
+        batch_multiple: batches are padded with blank images to a multiple of this number.
 
-    pixels: preprocessed images [B, 3, R, R] uint8.
-    outputs: what the image tower returns besides CLS features.
-    batch_multiple: batches are padded with blank images to a multiple of this number.
+    Raises:
+        UsageError: if an image has no finite features.
     """
     decoded = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
     batches = pad_batches([(0, pixels, decoded)], batch_multiple)
@@ -78,9 +81,9 @@ def encode_files(
     outputs: OutputSpec,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
-    """Yield status codes [B] (encoded, or why unreadable) and a model's inputs per batch of image files.
+    """Status codes [B] (encoded, or why unreadable) and a model's inputs per batch of files; arguments as `encode`.
 
-    `num_workers` processes decode the next batches meanwhile; for the other arguments see `encode`.
+    `num_workers` processes decode the next batches meanwhile.
     """
     blocks = split_rows(len(paths), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
@@ -95,7 +98,7 @@ def encode_files(
 
 
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
-    """Arrays of encoder outputs as tensors in the types of training: CLS features in float32, tokens in float16."""
+    """Encoder outputs as tensors in the types of training: CLS features in float32, tokens in float16."""
     if CODES in values:
         others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
         values = {**others, "block_inputs": dequantize(values[CODES], values[SCALES])}
@@ -104,10 +107,7 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
 
 
 def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """`images` as an array [B, d] if they are features, None if they are images: floats are features, uint8 an image.
-
-    Raises `UsageError` for features that are not of width `dim`.
-    """
+    """`images` as an array [B, dim] if they are features, which floats are; None for images, which uint8 arrays are."""
     if isinstance(images, Features):
         if images.bad.any():
             raise UsageError(f"{images.path} has rows of unreadable images; omit them: features.cls[~features.bad]")
@@ -131,7 +131,6 @@ def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
 
 
 def open_image(image: ImageLike) -> Image.Image:
-    """A path, PIL image or array as an RGB image. Raises `UsageError` if it cannot be read."""
     try:
         if isinstance(image, (str, Path)):
             return read_image(Path(image))
@@ -154,9 +153,6 @@ def open_image(image: ImageLike) -> Image.Image:
     except (OSError, ValueError) as error:  # a PIL image that is closed, cut off or of a rare mode
         raise UsageError(f"the {type(image).__name__} cannot be used: {error}") from error
     raise UsageError(f"{kind} is not an image; give a path, a PIL image, uint8 [H, W, 3], or features of the encoder")
-
-
-INTERVAL = 2.0  # seconds between lines of progress
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:

@@ -36,9 +36,11 @@ BATCH = 64
 class Recognizer:
     """A trained model that names the compositions in images. Calls do not change it.
 
-    trained: model that `open_trained` loaded.
-    added: (state, object) pairs that are candidates in addition to the model's own.
-    exact: pad small batches, so that features equal cached ones. new_share: expected share of images of unseen pairs.
+    Args:
+        trained: model that `open_trained` loaded.
+        added: (state, object) pairs that are candidates in addition to the model's own.
+        exact: pad small batches, so that features equal cached ones.
+        new_share: expected share of images of unseen pairs.
     """
 
     def __init__(
@@ -65,14 +67,15 @@ class Recognizer:
     ) -> Recognizer:
         """Load a trained model.
 
-        where: a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
-        device: auto, cpu or cuda; auto is cuda if there is a GPU.
-        word_vectors: the GloVe-format file that training read, if it read one.
-        exact: pad small batches to sixteen images, so that features equal those of a feature cache to the last bit.
-            Without it, a single image is encoded up to ten times as fast, and scores differ from the evaluation's in
-            the fourth digit.
-        new_share: share of images that are expected to show pairs without training images; None: the share stored with
-            the model, 0.1 by default.
+        Args:
+            where: a run's folder, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
+            device: auto, cpu or cuda; auto is cuda if there is a GPU.
+            word_vectors: the GloVe-format file that training read, if it read one.
+            exact: pad small batches to sixteen images, so that features equal those of a feature cache to the last
+                bit. Without it, a single image is encoded up to ten times as fast, and scores differ from the
+                evaluation's in the fourth digit.
+            new_share: share of images that are expected to show pairs without training images; None: the share stored
+                with the model, 0.1 by default.
         """
         trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
         return cls(trained, exact=exact, new_share=new_share)
@@ -96,10 +99,7 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """A recognizer with more candidates.
-
-        compositions: such as `"rusty kettle"` or `("rusty", "kettle")`; words may be new.
-        """
+        """A recognizer with more candidates, such as `"rusty kettle"` or `("rusty", "kettle")`; words may be new."""
         pairs = as_pairs([compositions] if isinstance(compositions, str) else compositions, self.labels)
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
@@ -108,12 +108,14 @@ class Recognizer:
     def __call__(self, images: Any, top: int = 3, world: World | None = None, batch_size: int = BATCH) -> list[Answer]:
         """One answer per image.
 
-        images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3], [H, W, 4] or [H, W]
-            (grey); or features of the model's encoder, as an array of floats [B, d] or [d], or from `open_features`. An
-            array of floats always holds features, a uint8 array always an image: convert others first.
-        top: number of most probable compositions per answer.
-        world: closed (choose among the pairs of the data set) or open (among all pairs); None: the first of `worlds`.
-        batch_size: number of images that are encoded at once.
+        Args:
+            images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3], [H, W, 4] or
+                [H, W] (grey); or features of the model's encoder, as an array of floats [B, d] or [d], or from
+                `open_features`. An array of floats always holds features, a uint8 array always an image.
+            top: number of most probable compositions per answer.
+            world: closed (choose among the pairs of the data set) or open (among all pairs); None: the first of
+                `worlds`.
+            batch_size: number of images that are encoded at once.
         """
         candidates = self.candidates(world)
         answers: list[Answer] = []
@@ -129,13 +131,12 @@ class Recognizer:
         batch_size: int = BATCH,
         num_workers: int | Literal["auto"] = "auto",
     ) -> Iterator[Answer | UnreadableImage]:
-        """Yield one answer per file, in order, while other processes decode the next files.
+        """One answer per image file, in order, while other processes decode the next files.
 
-        paths: image files; a file that cannot be read as an image gives an `UnreadableImage`.
-        top: number of most probable compositions per answer.
-        world: closed (choose among the pairs of the data set) or open (among all pairs); None: the first of `worlds`.
-        batch_size: number of images that are encoded at once.
-        num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
+        Args:
+            paths: image files; a file that cannot be read as an image gives an `UnreadableImage`.
+            top, world, batch_size: as for a call of the recognizer.
+            num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
         """
         candidates = self.candidates(world)
         top = require_whole(top, "top")
@@ -156,22 +157,14 @@ class Recognizer:
 
     @initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
-        """Scores [B, C] of images for `candidates(world)`, as the evaluation computes them.
-
-        images: images or features, as for a call of the recognizer (`Recognizer.__call__`).
-        world: closed (score the pairs of the data set) or open (all pairs); None: the first of `worlds`.
-        batch_size: number of images that are encoded at once.
-        """
+        """Scores [B, C] for `candidates(world)`, as the evaluation computes them; arguments as for a call."""
         candidates = self.candidates(world)
         scores = [candidates.scorer(inputs) for inputs in self._inputs(images, batch_size)]
         return torch.cat([torch.zeros(0, len(candidates), device=self.device), *scores])
 
     @initial_modes()
     def candidates(self, world: World | None = None) -> Candidates:
-        """The compositions that answers are chosen from, with the function that scores them.
-
-        world: closed or open; None: the first of `worlds`.
-        """
+        """The compositions that answers are chosen from, with the function that scores them."""
         if not self.worlds:
             raise UsageError(f"{self.trained.where} was calibrated for no world; train again")
         world = self.worlds[0] if world is None else world
@@ -215,10 +208,7 @@ class Recognizer:
             yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """The model's inputs, such as CLS features, for preprocessed images, as a feature cache would hold them.
-
-        pixels: images after the encoder's `image_transform`, uint8 [3, R, R] each.
-        """
+        """The model's inputs for images after the encoder's `image_transform`, uint8 [3, R, R] each."""
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
     @property

@@ -1,15 +1,8 @@
-"""HTTP server that takes images and answers in JSON, with a web page.
-
-Prometheus metrics of the server.
-
-Search for the training images that are most similar to an image.
-
-Collect the images of concurrent requests into batches for the worker processes of the server.
-
-Worker processes of the HTTP server: each has its own recognizer and answers one batch of image files after another.
+"""HTTP server that takes images and answers in JSON, with a web page and metrics for Prometheus.
 
 Python runs one thread at a time, and with a small encoder half the time per image is spent in Python code; so the
-server process handles HTTP only. A file that crashes its decoder kills a worker, which is replaced, not the server.
+server process handles HTTP only. It collects the images of concurrent requests into batches for worker processes, each
+with its own recognizer. A file that crashes its decoder kills a worker, which is replaced, not the server.
 """
 
 from __future__ import annotations
@@ -21,13 +14,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import numpy as np
-import pandas as pd
 import torch
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -41,41 +32,26 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from duplex.data.images import BadImageFile, decode_image, thumbnail
+from duplex.data.images import BadImageFile, decode_image
 from duplex.errors import DuplexError
-from duplex.evaluation.retrieval import most_similar
 from duplex.labels import World
+from duplex.recognition.answers import Neighbours
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
 from duplex.system.version import __version__
 
-cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """Index of n training images, to find those that are most similar to an image."""
-
-    features: NDArray[np.float32]  # [n, d]
-    manifest: pd.DataFrame  # paths and labels, one line per image
-    root: Path  # folder that the paths are relative to
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "features", _unit(self.features))
-
-    def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-        """Path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
-        best, cosines = most_similar(_unit(feature)[None], self.features, count)
-        records: list[Any] = self.manifest.iloc[best[0]][["image", "state", "object"]].to_dict("records")
-        return [
-            {**record, "cosine": round(float(cosine), 4), "thumbnail": cached_thumbnail(self.root / record["image"])}
-            for record, cosine in zip(records, cosines[0], strict=True)
-        ]
-
-
-def _unit(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12), dtype=np.float32)
-
+MAX_BATCH_BYTES = 16 * 2**20  # a batch that exceeds this gets no further file
+PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")  # all others count as "other"
+POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
+HEADERS = [  # of every response
+    ("Content-Security-Policy", POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+]
+FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
+FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
+UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
 
 Reply = tuple[dict[str, Any], NDArray[Any] | None]  # an image's record, and its feature where it was requested
 Failure = str  # the error that an image caused in the worker
@@ -83,23 +59,24 @@ Failure = str  # the error that an image caused in the worker
 
 @dataclass(frozen=True)
 class ImageRequest:
-    """An image to recognise: file bytes, the number of compositions to return, and whether to return its feature."""
+    data: bytes  # of the file
+    top: int  # number of compositions to return
+    feature: bool = False  # whether to return its feature
 
-    data: bytes
-    top: int
-    feature: bool = False
+
+WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 
 
 @contextmanager
 def image_workers(
     load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
 ) -> Iterator[list[WorkerProcess]]:
-    """Start worker processes that recognise images; they are yielded once each has loaded its model, and killed at the
-    end of the block.
+    """Worker processes that have loaded their models; they are killed at the end of the block.
 
-    load: function that returns the recognizer; it is pickled and called in each worker.
-    count: number of workers.
-    threads: number of torch threads per worker.
+    Args:
+        load: returns the recognizer; it is pickled and called in each worker.
+        count: number of workers.
+        threads: number of torch threads per worker.
     """
     workers: list[WorkerProcess] = []
     try:
@@ -122,7 +99,7 @@ def worker_died(worker: WorkerProcess) -> ProcessFailed:
 
 
 class BatchRecognizer:
-    """Callable that recognises the images of a batch of requests; created in the worker process."""
+    """Recognises batches of images; created in the worker process."""
 
     def __init__(self, load: Callable[[], Recognizer], world: World | None, max_pixels: int, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -142,7 +119,7 @@ class BatchRecognizer:
 
     def _answer(self, batch: Sequence[ImageRequest]) -> list[Reply]:
         pixels = [self._decode(request.data) for request in batch]
-        replies: list[Reply] = [({"error": image}, None) if isinstance(image, str) else ({}, None) for image in pixels]
+        replies: list[Reply] = [({"error": image} if isinstance(image, str) else {}, None) for image in pixels]
         good = [place for place, image in enumerate(pixels) if not isinstance(image, str)]
         if not good:
             return replies
@@ -167,21 +144,17 @@ class BatchRecognizer:
             return "cannot be resized"
 
 
-MAX_BATCH_BYTES = 16 * 2**20  # a batch that exceeds this gets no further file
-WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
-
-
 class Batcher:
-    """Queue that collects images into batches and sends each batch to a free worker process of the server.
+    """Queue of images from which each free worker gets a batch; `await batcher.answer(request)` answers one image.
 
-    `await batcher.answer(request)` returns the reply to one image. A batch is an even share: the number of images in
-    progress divided by the number of workers. A free worker waits until its share has arrived. Clients that get their
-    answers together send their next images together, so batches fill; a single image is a whole share and is not
-    delayed.
+    A batch is an even share: the number of images in progress divided by the number of workers. A free worker waits
+    until its share has arrived. Clients that get their answers together send their next images together, so batches
+    fill; a single image is a whole share and is not delayed.
 
-    size: largest number of images in a batch.
-    wait: largest number of seconds that a worker waits for its share.
-    room: number of waiting images at which `full` becomes true, so that further requests are refused.
+    Args:
+        size: largest number of images in a batch.
+        wait: largest number of seconds that a worker waits for its share.
+        room: number of waiting images at which `full` becomes true, so that further requests are refused.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
@@ -209,11 +182,9 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        """Whether further requests should be refused, as too many images are waiting."""
         return len(self._queue) >= self._room
 
     async def answer(self, request: ImageRequest) -> Reply:
-        """The reply to one image. Raises `DuplexError` if answering fails or the worker dies."""
         done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._in_progress.add(done)
         self._peak = max(self._peak, len(self._in_progress))
@@ -282,11 +253,8 @@ async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Rep
         raise worker_died(worker) from error
 
 
-PATHS = ("/", "/predict", "/labels", "/health", "/metrics", "/docs", "/openapi.json")  # all others count as "other"
-
-
 class ServerMetrics(Collector):
-    """Prometheus metrics of one server, such as numbers of requests and images, in a registry of its own."""
+    """Prometheus metrics of one server, in a registry of its own."""
 
     def __init__(self, batcher: Batcher, workers: Sequence[WorkerProcess]) -> None:
         self.registry = CollectorRegistry()
@@ -339,18 +307,6 @@ def _resident_bytes(process: int | str) -> int:
         return 0
 
 
-POLICY = "default-src 'self'; img-src 'self' data: blob:; media-src blob:; style-src 'self' 'unsafe-inline'; "
-HEADERS = [  # of every response
-    ("Content-Security-Policy", POLICY + "script-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cache-Control", "no-store"),
-]
-FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
-FORM = {"schema": {"type": "object", "properties": {"file": FILES}}}
-UPLOAD = {"requestBody": {"required": True, "content": {"multipart/form-data": FORM}}}
-
-
 @dataclass(frozen=True)
 class Limits:
     """The HTTP server's limits on each request, and on the number of connections."""
@@ -378,10 +334,11 @@ def application(
 ) -> Any:
     """The server as an ASGI application.
 
-    recognizer: the model, for labels and candidates.
-    workers: running processes, each with the same model, that recognise the images.
-    neighbours: training images to search for similar ones; None: requests for similar images are ignored.
-    world: closed (choose among the pairs of the data set) or open (among all pairs); None: the model's default.
+    Args:
+        recognizer: the model, for labels and candidates.
+        workers: running processes, each with the same model, that recognise the images.
+        neighbours: training images to search for similar ones; None: requests for similar images are ignored.
+        world: closed (choose among the pairs of the data set) or open (among all pairs); None: the model's default.
     """
     batcher = Batcher(workers)
     metrics = ServerMetrics(batcher, workers)
