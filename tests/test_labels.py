@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.data.czsl import read_pair_lists
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError
 from duplex.labels import SPLITS, CandidateSet, LabelSpace, frequency_groups, prompt_name
 from tests.methods.world import random_labels
 
@@ -94,13 +93,9 @@ def test_unknown_names_and_broken_files_are_refused(tmp_path: Path) -> None:
         labels.index(["red"], ["moon"])
     with pytest.raises(DuplexError, match="does not exist"):
         LabelSpace.load(tmp_path / "labels.json")
-    wrong = [("é", ["ü"], {}), ([1], ["ü"], {}), (["é"], ["ü"], {"train": 0}), (["é"], ["ü"], {"train": [0.5]})]
-    records = [json.dumps(dict(zip(("states", "objects", "pairs"), values, strict=True))) for values in wrong]
-    broken = ["", "[]", '{"states": ["a"]}', '{"states": ["a"], "objects": ["b"], "pairs": {"train": ["x"]}}']
-    for text in (*broken, *records):
+    for text in ("", "[]", '{"states": ["a"]}', '{"states": ["a"], "objects": ["b"], "pairs": {"train": ["x"]}}'):
         (tmp_path / "labels.json").write_text(text, encoding="utf-8")
-        says = r"is not a label file .*list of" if text in records else "is not a label file"
-        with pytest.raises(DuplexError, match=says):
+        with pytest.raises(DuplexError, match="is not a label file"):
             LabelSpace.load(tmp_path / "labels.json")
 
 
@@ -197,48 +192,6 @@ def test_a_candidate_set_equals_its_list(m, n, seed):
         assert (candidates.contains(every) == np.isin(every, listed)).all()
         assert (candidates.positions(listed) == np.arange(len(listed))).all()
         assert (candidates.at(np.arange(len(listed))) == listed).all() and (candidates.compositions == listed).all()
-
-
-def test_compositions_that_do_not_exist_have_no_name() -> None:
-    labels = LabelSpace.from_pairs({"train": [("red", "star"), ("blue", "moon")]})
-    assert labels.names([0, 3]) == [labels.name(0), labels.name(3)]  # type: ignore[arg-type]
-    assert labels.composition([1], [0]).tolist() == [2]  # type: ignore[arg-type]
-    for wrong in (-1, 4):
-        with pytest.raises(UsageError, match=f"composition is {wrong}; expected a whole number from 0 to 3"):
-            labels.name(wrong)
-        with pytest.raises(UsageError, match=rf"compositions holds .*{wrong}.*; expected whole numbers from 0 to 3"):
-            labels.names(np.array([0, wrong]))
-
-
-def test_wrong_arguments_are_errors_of_one_line() -> None:
-    labels: Any = LabelSpace.from_pairs({"train": [("red", "star"), ("blue", "moon"), ("old", "moon")]})
-    space: Any = LabelSpace
-    mask, empty = labels.seen, {"train": np.array([0])}
-    whole = "expected an array of whole numbers from 0 to 5"
-    calls = [
-        (lambda: labels.composition(0, 5), "objects holds 5 to 5; expected whole numbers from 0 to 1"),
-        (lambda: labels.composition([-1], [0]), "states holds -1 to -1; expected whole numbers from 0 to 2"),
-        (lambda: labels.composition([0, 1], [0, 1, 1]), "states has the shape (2,) and objects (3,)"),
-        (lambda: labels.state_of([99]), "compositions holds 99 to 99; expected whole numbers from 0 to 5"),
-        (lambda: labels.state_of([[1], [2, 3]]), whole),
-        (lambda: labels.object_of(None), "compositions is None; " + whole),
-        (lambda: labels.is_seen(mask), "; of a mask, give np.flatnonzero(mask)"),
-        (lambda: labels.names([0.0, 1.5]), whole),
-        (lambda: labels.names([[0, 1]]), "compositions has the shape (1, 2); expected one dimension"),
-        (lambda: labels.name(1.5), "composition is 1.5; expected a whole number from 0 to 5"),
-        (lambda: labels.name(True), "composition is True; expected a whole number"),
-        (lambda: labels.index(["red", "blue"], ["star"] * 3), "2 states and 3 objects; expected one of each"),
-        (lambda: labels.index(5, ["star"]), "states is 5; expected a list of names"),
-        (lambda: labels.index(["red"], [["star"]]), "objects is [['star']]; expected a list of names"),
-        (lambda: space(["red"], ("star",), empty), "states is ['red']; expected a tuple of names"),
-        (lambda: space(("red",), (5,), empty), "objects is (5,); expected a tuple of names"),
-        (lambda: space(("red",), ("star",), {"train": ["a"]}), "the pairs of train is ['a']; expected an array"),
-        (lambda: space(("red",), ("star",), {"train": np.array(0)}), "the compositions of train must be sorted"),
-    ]
-    for call, message in calls:
-        with pytest.raises(UsageError) as caught:
-            call()
-        assert message in str(caught.value) and "\n" not in str(caught.value), message
 
 
 def test_lists_and_numbers_of_any_type_are_compositions() -> None:

@@ -24,7 +24,7 @@ def test_a_run_is_not_saved_beside_an_exported_model(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("name", ["checkpoint.safetensors", "history.csv", "timing.json"])
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "history.csv"])
 def test_existing_files_are_not_replaced_by_a_run(tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(UsageError, match=f"{name} exists; .*force=True"):
