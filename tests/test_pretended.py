@@ -74,10 +74,3 @@ def test_views_and_in_place_writes_share_values(pretended: Pretended) -> None:
     x[1].add_(1)
     torch.add(x[0], 5, out=x[0])
     assert x.tolist() == [[5.0] * 3, [1.0] * 3]
-
-
-@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
-def test_constants_are_created_on_the_given_device(pretended: Pretended, make: Any) -> None:
-    assert make([1.0, 2.0], device=NAME).device == torch.device(NAME)
-    assert make([1.0, 2.0]).device == torch.device("cpu")
-    assert torch.zeros(2, device=NAME).new_tensor([3]).device == torch.device(NAME)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from pathlib import Path
 
@@ -100,28 +99,6 @@ def test_rows_of_a_few_steps_are_announced_before_they_are_read(cache, monkeypat
     list(pulled)
     announced = [rows for what, rows in calls if what == "soon"]
     assert announced == [rows for what, rows in calls if what == "now"] and len(announced) == ROWS // 4
-
-
-def test_the_announced_pages_cover_the_rows_in_short_hints(tmp_path, monkeypatch):
-    """A row of 30,000 bytes lies in up to nine pages."""
-    long = np.random.default_rng(0).normal(size=(ROWS, 5, 3000)).astype(np.float16)
-    streamed = DiskTokens.open(write_cache(tmp_path / "long.h5", CLS, patch=long))
-    (stored,) = streamed.stored
-    hints: list[tuple[int, int]] = []
-
-    class Mapped:
-        def madvise(self, advice: int, start: int, length: int) -> None:
-            assert advice == mmap.MADV_WILLNEED and start % mmap.PAGESIZE == 0
-            hints.append((start, start + length))
-
-    monkeypatch.setattr(stored, "_mapped", Mapped())
-    monkeypatch.setattr(tokens, "ANNOUNCED", 2 * mmap.PAGESIZE)
-    streamed.read_ahead(torch.tensor([7, 30]))
-    for row in (7, 30):
-        begin = stored._offset + row * long[0].nbytes
-        covered = {byte for start, stop in hints for byte in range(start, stop)}
-        assert covered.issuperset(range(begin, begin + long[0].nbytes))
-    assert all(stop - start <= 2 * mmap.PAGESIZE for start, stop in hints) and len(hints) > 6
 
 
 def test_files_close_with_the_last_object_that_reads_them(cache, tmp_path):

@@ -313,14 +313,10 @@ def set_to(name: str, place: object, value: float) -> Callable[[dict[str, torch.
 
 CHANGED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
     "NaN": (set_to("semantic", 0, float("nan")), "semantic has NaN or infinity"),
-    "doubles": (lambda t: t.update(semantic=t["semantic"].double()), "do not fit each other"),
     "halves": (lambda t: t.update(semantic=t["semantic"].half()), "do not fit each other"),
-    "transposed": (lambda t: t.update(semantic=t["semantic"].T.contiguous()), "do not fit each other"),
     "a row short": (lambda t: t.update(semantic=t["semantic"][1:].clone()), "its scores of an image are"),
     "a state too large": (set_to("state_of", 0, 10**6), "state_of has numbers that are not in 0 to"),
     "a negative object": (set_to("object_of", 0, -1), "object_of has numbers that are not in 0 to"),
-    "float indices": (lambda t: t.update(state_of=t["state_of"].float()), r"state_of is .* of torch\.float32"),
-    "no mask": (lambda t: t.pop("seen"), "'seen'"),
     "nothing feasible": (set_to("feasible", slice(None), False), "excludes every candidate"),
     "no candidates": (lambda t: t.update({name: t[name][:0] for name in ("state_of", "object_of")}), "no candidates"),
 }

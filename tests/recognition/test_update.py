@@ -101,19 +101,6 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
         assert torch.allclose(log_p.exp(), GroupPosterior.fit(groups).to(torch.float32)(z).exp(), atol=1e-4)
 
 
-def test_adding_statistics_equals_computing_them_of_all_images():
-    """In float64, without an encoder: the same prototypes to 1e-6."""
-    generator = torch.Generator().manual_seed(0)
-    z = unit(torch.randn(90, 8, generator=generator, dtype=torch.float64))
-    labels = torch.randint(0, 12, (90,), generator=generator)
-    part = ClassStatistics.of(z[:80], labels[:80], 3, 4) + ClassStatistics.of(z[80:], labels[80:], 3, 4)
-    every = torch.arange(12)
-    rows, offset = ClosedForm.fit(part).linear(every)
-    expected_rows, expected_offset = ClosedForm.fit(ClassStatistics.of(z, labels, 3, 4)).linear(every)
-    assert (rows - expected_rows).abs().max() < 1e-6
-    assert (offset - expected_offset).abs().max() < 1e-6
-
-
 def test_the_command_says_what_changed_and_writes_a_copy(model, further, tmp_path):
     before = {path.name: path.read_bytes() for path in model.iterdir()}
     done = duplex("update", model, further, "--out", tmp_path / "out")
@@ -260,14 +247,6 @@ def draw_pair_as(folder: Path, state: str, thing: str) -> Path:
     return folder / "named"
 
 
-def test_the_fit_json_of_before_an_update_is_refused(model, drawn, further, tmp_path):
-    """By it, the same images could be added again."""
-    update_model(model, further, tmp_path / "out", say=lambda _: None)
-    shutil.copyfile(model / "fit.json", tmp_path / "out" / "fit.json")
-    with pytest.raises(UsageError, match=r"belongs to other tensors than .* holds; put back the fit\.json of this"):
-        update_model(tmp_path / "out", further, tmp_path / "twice", say=lambda _: None)
-
-
 def test_the_fit_json_of_another_model_is_refused(model, further, tmp_path):
     """Both have as many images, but other ones."""
     draw_pair(tmp_path / "more", "blue", "heart", range(30, 40))
@@ -309,13 +288,6 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
     assert [update["images"] for update in read_fit(out)["updates"]] == [12]
 
 
-def test_an_update_inside_of_the_model_holds_its_files_alone(model, further, tmp_path):
-    place = shutil.copytree(model, tmp_path / "model")
-    (place / "notes.txt").write_text("of the user")
-    update_model(place, further, place / "new", say=lambda _: None)
-    assert {path.name for path in (place / "new").iterdir()} == {path.name for path in model.iterdir()}
-
-
 @pytest.mark.parametrize(
     ("names", "option"), [(["trained.onnx", "see.py", "encoder.onnx"], "--onnx-encoder"), (["trained.onnx"], "--onnx")]
 )
@@ -345,14 +317,6 @@ def test_missing_and_repeated_images_of_a_table_are_reported(model, further, tmp
     ]
 
 
-def test_a_link_to_a_model_stays_and_the_model_is_updated(model, further, tmp_path):
-    place = shutil.copytree(model, tmp_path / "v1")
-    (tmp_path / "current").symlink_to("v1")
-    assert duplex("update", tmp_path / "current", further, "--in-place").returncode == 0
-    assert (tmp_path / "current").is_symlink()
-    assert [update["images"] for update in read_fit(place)["updates"]] == [10]
-
-
 def test_images_of_the_test_split_are_added_and_counted(model, further, tmp_path):
     rows = ["red/star/0020.png,red,star,train", "red/star/0021.png,red,star,test"]
     (further / "new.csv").write_text("\n".join(["image,state,object,split", *rows]))
@@ -376,15 +340,6 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
     assert done.returncode == 2
 
 
-def test_a_model_in_the_current_folder_is_updated_there(model, further, tmp_path, monkeypatch):
-    place = shutil.copytree(model, tmp_path / "model")
-    monkeypatch.chdir(place)
-    assert duplex("update", ".", further).returncode == 0
-    assert len(read_fit(tmp_path / "model-updated")["updates"]) == 1
-    assert duplex("update", ".", further, "--in-place").returncode == 0
-    assert len(read_fit(place)["updates"]) == 1
-
-
 def other_files(place: Path) -> None:
     (place / "note.txt").write_text("mine")
 
@@ -398,11 +353,7 @@ def rewrite_fit(content: object):
 
 
 SPOILED = {
-    "a list": (rewrite_fit([]), "is not of this version"),
     "an empty record": (rewrite_fit({}), "is not of this version"),
-    "other updates": (rewrite_fit(lambda record: {**record, "updates": 3}), "is damaged"),
-    "other metrics": (rewrite_fit(lambda record: {**record, "measured": {"metrics": None}}), "is damaged"),
-    "nothing but brackets": (lambda place: (place / "fit.json").write_text("[" * 100_000), "has no readable"),
     "a user's file": (other_files, "holds other files"),
 }
 
