@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,19 @@ def make_project(
                 stages.train_stage(params, "own", method, seed, paths, load=load)
                 stages.evaluate_stage(params, "own", method, seed, paths, load=load)
     return params
+
+
+def built_once(factory: pytest.TempPathFactory, name: str, build: Callable[[Path], object]) -> Path:
+    """A folder of this worker with what `build(folder)` writes; the first worker builds it, the others copy it."""
+    own = factory.getbasetemp()
+    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / f"built-{name}"
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            made = factory.mktemp(name)
+            build(made)
+            shutil.copytree(made, shared)
+    return Path(shutil.copytree(shared, factory.mktemp(f"{name}-copy"), dirs_exist_ok=True))
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.tables import read_manifest
-from tests.projects import METHODS, inside, make_project
+from tests.projects import METHODS, built_once, inside, make_project
 from tests.recognition.drawn_folder import draw_folder
 
 
@@ -31,9 +32,8 @@ class TrainedProject:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedProject:
-    folder = tmp_path_factory.mktemp("trained")
-    make_project(folder, seeds=(0,), methods=(*METHODS, "closed_form", "dual"))
-    return TrainedProject(folder)
+    build = partial(make_project, seeds=(0,), methods=(*METHODS, "closed_form", "dual"))
+    return TrainedProject(built_once(tmp_path_factory, "trained", build))
 
 
 @pytest.fixture

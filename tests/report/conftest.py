@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import Params
+from duplex.config.params import Params, load_params
 from duplex.project import report, stamps
 from tests.commands import command
-from tests.projects import inside, make_project
+from tests.projects import built_once, inside, make_project
 
 __all__ = ["command"]
 
@@ -29,13 +29,17 @@ class Project:
 
 @pytest.fixture(scope="session")
 def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    folder, paths = tmp_path_factory.mktemp("reported"), ArtifactPaths()
-    params = make_project(folder, seeds=(0, 1))
-    with inside(folder):
-        stamps.inventory_stage(params, "own", paths)
-        report.maps_stage(params, "own", paths)
-        report.report_stage(params, paths)
-    return Project(folder, params, paths)
+    paths = ArtifactPaths()
+
+    def build(folder: Path) -> None:
+        params = make_project(folder, seeds=(0, 1))
+        with inside(folder):
+            stamps.inventory_stage(params, "own", paths)
+            report.maps_stage(params, "own", paths)
+            report.report_stage(params, paths)
+
+    folder = built_once(tmp_path_factory, "reported", build)
+    return Project(folder, load_params(folder / "params.yaml"), paths)
 
 
 @pytest.fixture
