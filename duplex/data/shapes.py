@@ -511,7 +511,9 @@ ABSENT = 48  # a quarter of all 192 pairs: in no split, distractors of the open 
 UNSEEN = 24  # pairs of val alone, and of test alone; the other 96 are trained on
 SEEN = 24  # training pairs that are in val, too, and as many in test
 HELD_OUT_IMAGES = (18, 32)  # least and most images of a pair in val or test
-HEAD, SLOPE, TAIL = 240, 0.7, 8  # training images of the r-th pair: max(TAIL, HEAD / r ** SLOPE)
+HEAD = 240  # training images of the r-th pair: max(TAIL, HEAD / r ** SLOPE)
+SLOPE = 0.7
+TAIL = 8
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
@@ -542,9 +544,8 @@ def _pairs(rng: np.random.Generator) -> tuple[list[Pair], list[Pair], list[Pair]
     cover = {(states[i % len(states)], objects[(i + k) % len(objects)]) for k in (0, 1) for i in range(rounds)}
     rest = [(s, o) for s in STATES for o in OBJECTS if (s, o) not in cover]
     rest = [rest[i] for i in rng.permutation(len(rest))]
-    val, test, free = rest[:UNSEEN], rest[UNSEEN : 2 * UNSEEN], rest[2 * UNSEEN + ABSENT :]
-    train = [*sorted(cover), *free]
-    return [train[i] for i in rng.permutation(len(train))], val, test
+    train = [*sorted(cover), *rest[2 * UNSEEN + ABSENT :]]
+    return [train[i] for i in rng.permutation(len(train))], rest[:UNSEEN], rest[UNSEEN : 2 * UNSEEN]
 
 
 def _table(listed: dict[str, list[tuple[Pair, int]]], scale: float) -> pd.DataFrame:

@@ -92,7 +92,9 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
     loss, gradient, hessian = _loss(theta, log_p, unseen, prior, label, weights)
     for _ in range(STEPS):
         if not both:
-            gradient[1], hessian[0, 1], hessian[1, 0], hessian[1, 1] = 0.0, 0.0, 0.0, 1.0
+            gradient[1] = 0.0
+            hessian[0, 1] = hessian[1, 0] = 0.0
+            hessian[1, 1] = 1.0
         step = torch.linalg.solve(hessian + 1e-12 * torch.eye(2, dtype=torch.float64), gradient)
         longest = torch.stack([theta[0] / 2, torch.ones_like(theta[1])])  # of a step in 1/T and in k
         step = step * min(1.0, float((longest / step.abs().clamp(min=LEAST)).min()))

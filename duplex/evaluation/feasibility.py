@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -188,8 +189,8 @@ def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
     known word raises `DuplexError`.
     """
     words = [prompt_name(name).split() for name in names]
-    wanted = {part for name in words for word in name for part in (word, *word.split("-"))}
-    table = _read(path, wanted)
+    wanted = set(chain.from_iterable(words))
+    table = _read(path, wanted.union(*(word.split("-") for word in wanted)))
     missing: dict[str, None] = {}
     rows = []
     for name in words:

@@ -63,7 +63,9 @@ def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
         low, high = estimate["interval"]
         line += f"   [{low:6.2f}, {high:6.2f}]"
     p = estimate.get("p")
-    return line if p is None else f"{line}   p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
+    if p is None:
+        return line
+    return f"{line}   p < 0.001" if p < 0.001 else f"{line}   p = {p:.3f}"
 
 
 def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:

@@ -3,18 +3,18 @@
 A method is a class in a module of this package or of any other distribution (docs/your_method.md). It is built from a
 `MethodContext` and its `Options`, computes losses of batches of cached inputs, and afterwards scores images:
 
-    method = make_method("duplex", Options(), context)         # random parameters are drawn here
-    method.start(train)                                     # state computed from the training images
+    method = make_method("duplex", Options(), context)          # random parameters are drawn here
+    method.start(train)                                         # state computed from the training images
     for epoch in ...:
         for step in ...:
-            shared = method.shared()                        # once per step, whatever the number of batches
+            shared = method.shared()                            # once per step, whatever the number of batches
             for batch in ...:
-                losses = method.losses(batch, shared)       # {name: term}; the loop sums them and calls backward
+                losses = method.losses(batch, shared)           # {name: term}; the loop sums them and calls backward
                 method.after_batch()
             method.after_step()
         method.on_features_changed(train)
         method.after_epoch(epoch)
-    scores = method.scorer(candidates)(inputs)              # [B, C]: B images, C compositions
+    scores = method.scorer(candidates)(inputs)                  # [B, C]: B images, C compositions
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Inspectable:
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """The functions of a method with prompts: image features, text prototypes and factors, if there are any."""
+    """Image features, text prototypes and factors, if there are any, of a method with prompts."""
     factors = paths.factors
     return Inspectable(
         features=lambda inputs: paths.adapt(inputs["cls"]),
@@ -207,7 +207,6 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @property
     def class_name(self) -> str:
-        """Name of the method's class, for messages."""
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
@@ -226,7 +225,7 @@ class Method(nn.Module, Generic[OptionsT]):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """The state index and the object index of each composition number, as tensors of the same shape."""
+        """State index and object index of each composition number."""
         return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
 
     @classmethod
@@ -239,9 +238,8 @@ class Method(nn.Module, Generic[OptionsT]):
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers that need all training images, before the first epoch.
-
-        Not called when a checkpoint is loaded.
+        """Compute buffers that need all training images, before the first epoch; not called when a checkpoint is
+        loaded.
         """
 
     def groups(self) -> list[dict[str, Any]]:
@@ -289,10 +287,7 @@ class Method(nn.Module, Generic[OptionsT]):
         """
 
     def tuned_options(self) -> dict[str, Any]:
-        """The values that `tune` chose, by name of the method's option.
-
-        With them as options, the method can be trained again without validation images.
-        """
+        """The values that `tune` chose, by name of the method's option, to train again without validation images."""
         return {}
 
     @torch.no_grad()

@@ -53,12 +53,14 @@ class ConceptAdapters(nn.Module):
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Composition, state and object features [B, d] of unit length, of image features `z`."""
-        state, object, whole = self.state(z), self.object(z), self.whole(z)
+        state, object = self.state(z), self.object(z)
+        whole = self.whole(z)
         return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
 
     def texts(self, t: Prototypes, candidates: CompositionIndex) -> Prototypes:
         """Unit text features of compositions (the `candidates`), states and objects, of the prompts' features `t`."""
-        whole, states, objects = self.whole(t.compositions), self.state(t.states), self.object(t.objects)
+        states, objects = self.state(t.states), self.object(t.objects)
+        whole = self.whole(t.compositions)
         if self.mixture:
             whole = whole + (states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
         return Prototypes(unit(whole), unit(states), unit(objects))

@@ -69,7 +69,8 @@ class Canet(WordMethod[CanetOptions]):
 
     def __init__(self, context: MethodContext, options: CanetOptions) -> None:
         super().__init__(context, options, trained_words=True)
-        word, width, layers, rate = self.words.width, options.width, options.layers, options.dropout
+        word, width = self.words.width, options.width
+        layers, rate = options.layers, options.dropout
         self.see_s = Mlp(context.dim, width, word, layers, rate)
         self.see_o = Mlp(context.dim, width, word, layers, rate)
         self.see_c = Mlp(context.dim, width, word, layers, rate)

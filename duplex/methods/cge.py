@@ -64,7 +64,8 @@ class CompositionGraph(nn.Module):
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
         """For each node, the mean feature of the node and its neighbours, `D^-1 (A + I) X`."""
-        m, n, w = self.columns.states, self.columns.objects, self.weights[:, None]
+        m, n = self.columns.states, self.columns.objects
+        w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
         objects = self._primitive_means(x.objects, n, w * (x.states.index_select(0, m) + x.compositions), self.sizes[1])
         return NodeFeatures(states, objects, self.composition_means(x, x.compositions, self.columns))

@@ -39,6 +39,10 @@ class Codebook(nn.Module):
     The state dict holds the K stored prototypes, sorted by composition: their compositions `known [K]` and vectors
     `rows [K, d]`. They are `growing`, because K differs between checkpoints. `_stored` holds the prototypes in the
     order in which they were added.
+
+    unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
+    random_seen: store random prototypes of the training compositions.
+    anchored: keep a copy of the initial prototypes as `initial`, from which every refinement then starts.
     """
 
     growing = ("known", "rows")
@@ -53,12 +57,6 @@ class Codebook(nn.Module):
     def __init__(
         self, labels: LabelSpace, dim: int, *, unseen: Unseen, random_seen: bool, anchored: bool = False
     ) -> None:
-        """Create the codebook with random prototypes.
-
-        unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
-        random_seen: store random prototypes of the training compositions.
-        anchored: keep a copy of the initial prototypes as `initial`, from which every refinement then starts.
-        """
         super().__init__()
         self.labels = labels
         self.dim = dim
@@ -104,11 +102,9 @@ class Codebook(nn.Module):
 
     @property
     def stored_count(self) -> int:
-        """Number K of stored prototypes."""
         return len(self._known)
 
     def prototypes(self, compositions: Ints) -> Tensor:
-        """The visual prototypes of `compositions` [C, d]."""
         numbers, place, slot = copy_to_device(self._stored.device, compositions, *self._find_stored(compositions))
         if self.unseen == "random":
             if self._random is None:
@@ -123,7 +119,6 @@ class Codebook(nn.Module):
         return rows.index_copy_(0, place, self._stored.index_select(0, slot))
 
     def _find_stored(self, compositions: Ints) -> tuple[Ints, Ints]:
-        """Positions in `compositions` with stored prototypes, and these prototypes' rows in `_stored`."""
         if not self.stored_count:
             return self._slots[:0], self._slots[:0]
         place = np.searchsorted(self._known, compositions).clip(max=self.stored_count - 1)

@@ -72,7 +72,8 @@ class CellSums(torch.autograd.Function):
         """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
-        da, db, dw = torch.zeros_like(a), torch.zeros_like(b), torch.empty_like(w)
+        da, db = torch.zeros_like(a), torch.zeros_like(b)
+        dw = torch.empty_like(w)
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
             g = grads[0].index_select(0, cell[rows])
@@ -185,16 +186,17 @@ def message_sums(
 def _counterfactual_sums(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    i, j, cell, count = candidates.i, candidates.j, candidates.cell, len(candidates)
+    i, j = candidates.i, candidates.j
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
     label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
     weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
     if fusion is None:  # a feature plus another's difference from the average, in the space of the prototypes
-        a, b, rectified = nodes.z, nodes.z - nodes.z.mean(0), False
+        a, b = nodes.z, nodes.z - nodes.z.mean(0)
     else:
-        (a, b), rectified = fusion.project(nodes.z_s, nodes.z_o), fusion.rectified
-    sums = CellSums.apply(a, b, weight, i, j, cell, count, rectified)  # type: ignore[no-untyped-call]
-    return sums, weight.new_zeros(count).index_add(0, cell, weight)[:, None]
+        a, b = fusion.project(nodes.z_s, nodes.z_o)
+    rectified = fusion is not None and fusion.rectified
+    sums = CellSums.apply(a, b, weight, i, j, candidates.cell, len(candidates), rectified)  # type: ignore[no-untyped-call]
+    return sums, weight.new_zeros(len(candidates)).index_add(0, candidates.cell, weight)[:, None]
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
@@ -355,7 +357,8 @@ class Duplex(PathMethod[DuplexOptions]):
         prototypes = self.paths.encode(candidates, names)
         states, objects = self.primitives(torch.as_tensor(candidates, device=self.device))
         whole = len(candidates) == self.labels.size and bool((np.diff(candidates) > 0).all())
-        visual = self.codebook.logits_over(None if whole else candidates) if "visual" in names else None
+        listed = None if whole else candidates
+        visual = self.codebook.logits_over(listed) if "visual" in names else None
 
         @torch.no_grad()
         def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:

@@ -38,7 +38,7 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """A function that builds the last blocks of an encoder's image tower as `FinetunedBlocks`, to train them.
+    """A function that builds the last blocks of an encoder's image tower as `FinetunedBlocks`.
 
     Weights are float32; activations are bf16 if the feature cache was written in bf16.
 
@@ -51,7 +51,7 @@ def finetuned_blocks_factory(
 
 
 class LowRank(nn.Module):
-    """Parametrization that adds a low-rank update to a weight, `W + B A`: `A [r, in]` is random, `B [out, r]` zero.
+    """Adds a low-rank update to a weight, `W + B A`: `A [r, in]` is random, `B [out, r]` zero.
 
     For a convolution, `in` is the number of channels times the size of the kernel.
     """
@@ -70,16 +70,13 @@ class FinetunedBlocks(nn.Module):
     """Trainable last blocks of an image tower, which map block inputs (cached activations) to image features [B, d].
 
     The state dict holds only trained parameters. Frozen weights are copies on the tower's device, in no checkpoint.
+
+    shape: shape of one image's block input. precision: in which the encoder computed the cached block inputs.
     """
 
     def __init__(
         self, cut: LastBlocks, options: FinetuneOptions, shape: tuple[int, ...], precision: str = "fp32"
     ) -> None:
-        """Copy the tower's last blocks, and add the adapters that `options` asks for.
-
-        shape: shape of one image's block input (the activations that enter the first of these blocks).
-        precision: precision in which the encoder computed the cached block inputs.
-        """
         super().__init__()
         self.options = options
         self.checkpointing = False
@@ -133,7 +130,6 @@ class FinetunedBlocks(nn.Module):
         return updates
 
     def train(self, mode: bool = True) -> FinetunedBlocks:
-        """Set training or evaluation mode for the added layers; the tower's blocks stay in evaluation mode."""
         super().train(mode)
         for block in self._blocks:
             block.eval()

@@ -164,9 +164,8 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """Weight from 0 to 1 with which a covariance S is shrunk towards `tr(S)/d I`, by OAS (Chen et al., 2010).
-
-    free: degrees of freedom of S, the number of images minus the number of means.
+    """Weight with which a covariance S of `free` degrees of freedom is shrunk towards `tr(S)/d I`, by OAS (Chen et al.,
+    2010).
     """
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
@@ -225,14 +224,14 @@ class AdditiveEffects:
         return cls(beta[0], beta[1 : 1 + states], beta[1 + states :])
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Predicted mean features `mu + a_m + b_n` [C, d] of pairs with these indices [C]."""
         return self.mean + self.state[states] + self.object[objects]
 
 
 class NormalEquations:
-    """Normal equations `H beta = r` of the least-squares fit; `beta` stacks mu, a and b.
+    """Normal equations `H beta = r` of the least-squares fit; `beta` stacks mu, a and b, with a ridge penalty on a and
+    b.
 
-    `a` and `b` have a ridge penalty. With the pairs' weights as an `M x N` table `w` (0 for pairs without images),
+    With the pairs' weights as an `M x N` table `w` (0 for pairs without images),
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
 
@@ -256,7 +255,7 @@ class NormalEquations:
 
     @property
     def right(self) -> Tensor:
-        """r [1 + M + N, d]: weighted sums of mean features."""
+        """r [1 + M + N, d]."""
         return self.gather(self.w[:, None] * self.seen.means)
 
     def matrix(self) -> Tensor:
@@ -279,9 +278,8 @@ def fit_additive(seen: PairMeans, v: float, ridge: float) -> AdditiveEffects:
 
 
 def log_likelihood(seen: PairMeans, v: float, ridge: float) -> float:
-    """Log-likelihood of the pairs' mean features for an interaction variance `v`, up to a constant.
-
-    Mean and effects are integrated out; the effects have the prior variance `1/ridge`.
+    """Log-likelihood of the pairs' mean features for an interaction variance `v`, with mean and effects
+    integrated out.
     """
     normal = NormalEquations(seen, v, ridge)
     return marginal_log_likelihood(normal, normal.matrix(), normal.right)
@@ -305,11 +303,7 @@ def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tens
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The interaction variance `v` with the highest marginal likelihood, of `10^(k/8)` for whole k.
-
-    `v` sets how much a seen pair's prototype relies on its images: the prototype is a weighted mean of their mean and
-    the prediction, with equal weights for a pair with `1 / v` images.
-    """
+    """The interaction variance `v` with the highest marginal likelihood, of `10^(k/8)` for whole k."""
     heights = {float(e): log_likelihood(seen, 10.0**e, ridge) for e in range(-4, 2)}  # whole decades, then halves
     step = 0.5
     while step > 0.1:
@@ -358,7 +352,6 @@ class Interactions:
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Interactions [C, d] of pairs with the given state and object indices [C]."""
         phi = (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
         return phi @ self.core.flatten(0, 1)
 
@@ -382,17 +375,13 @@ class JointEquations:
         self.log_prior = phi.shape[1] * math.log(tau)
 
     def log_likelihood(self) -> float:
-        """Log-likelihood of the pairs' mean features, with effects and interactions integrated out."""
         return marginal_log_likelihood(self.normal, self.matrix, self.right, self.log_prior)
 
 
 def fit_with_interactions(
     seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float
 ) -> tuple[AdditiveEffects, Interactions]:
-    """Fit effects and interactions to the pairs' mean features, by one linear solve of size `1 + M + N + r s`.
-
-    v: variance of what neither effects nor interactions explain. tau: variance of the interactions.
-    """
+    """Fit effects and interactions to the pairs' mean features, by one linear solve of size `1 + M + N + r s`."""
     m, n = seen.shape
     joint = JointEquations(seen, kernels, v, tau, ridge)
     beta = torch.cholesky_inverse(torch.linalg.cholesky(joint.matrix)) @ joint.right
@@ -434,8 +423,8 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
     """The share of the mean variance to add by which held-out pairs are predicted best; 0 if no pair can be held out.
 
-    prepare_fit: function from the means of all pairs to the fitting function that is called for each fold; it chooses
-    settings that all folds use, such as variances by likelihood, and is called once per share tried.
+    prepare_fit: from the means of all pairs to the fitting function that is called for each fold; it chooses settings
+    that all folds use, such as variances by likelihood, and is called once per share tried.
     """
     rivals = [expected_rivals(statistics, added, prepare_fit) for added in ADDED]
     return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
@@ -475,7 +464,6 @@ def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
-    """e_cc' [K, K] of K held-out pairs; diagonal 0."""
     scores = means @ prototypes.T - 0.5 * (prototypes * prototypes).sum(1)  # x_c . h_c' - |h_c'|^2 / 2
     inner = prototypes @ spread @ prototypes.T
     variance = inner.diagonal()[:, None] + inner.diagonal() - 2 * inner
@@ -515,7 +503,7 @@ class TensorRecord:
 class ClosedForm(TensorRecord):
     """Linear classifier of compositions in closed form: effects of states and objects, prototypes of seen pairs.
 
-    Features are whitened first. The fit is in float64; `to` sets the precision of scoring.
+    The fit is in float64; `to` sets the precision of scoring.
     """
 
     settings: FitSettings
@@ -573,11 +561,10 @@ class ClosedForm(TensorRecord):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of states and number of objects, (M, N)."""
         return len(self.additive.state), len(self.additive.object)
 
     def prototypes(self, compositions: Tensor) -> Tensor:
-        """The visual prototypes of `compositions` in whitened coordinates [C, d]."""
+        """Visual prototypes of `compositions` in whitened coordinates [C, d]."""
         n = self.shape[1]
         rows = self.additive.at(compositions // n, compositions % n)
         if self.interactions is not None:
@@ -630,7 +617,8 @@ class ClosedForm(TensorRecord):
 
     def _outer_sum_scorer(self, candidates: Tensor) -> FeatureScorer:
         m, n = self.shape
-        a, b, interactions = self.additive.state, self.additive.object, self.interactions
+        a, b = self.additive.state, self.additive.object
+        interactions = self.interactions
         positions, place = self._find_seen(candidates)
         h_seen = self.rows[place] - self.additive.mean
         every = torch.equal(candidates, torch.arange(m * n, device=candidates.device))
@@ -718,7 +706,6 @@ class GroupPosterior(TensorRecord):
 
     @classmethod
     def fit(cls, groups: Groups) -> GroupPosterior:
-        """Fit it to feature statistics grouped by state or by object."""
         whitening = shared_whitening(groups)
         means = groups.means @ whitening  # [G, d]
         middle = (groups.counts @ means) / groups.counts.sum()

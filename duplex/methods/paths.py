@@ -215,7 +215,8 @@ class Prompts(nn.Module):
         return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
     def all_sequences(self, compositions: Ints) -> Ints:
-        m, n, states = self.labels.state_of(compositions), self.labels.object_of(compositions), len(self.labels.states)
+        m, n = self.labels.state_of(compositions), self.labels.object_of(compositions)
+        states = len(self.labels.states)
         blocks = [self.sequences("composition", [m, n + states])]
         if "state" in self.paths:
             blocks.append(self.sequences("state", [np.arange(states)]))
@@ -332,8 +333,8 @@ class Paths(nn.Module):
         )
         self.adapter: Adapter | None = None
         if options.adapted:
-            width, rate, scale = options.adapter_width, options.adapter_dropout, options.adapter_scale
-            self.adapter = Adapter(tower.dim, width, rate, scale)
+            rate, scale = options.adapter_dropout, options.adapter_scale
+            self.adapter = Adapter(tower.dim, options.adapter_width, rate, scale)
         self.factors: Factors | None = None
         if options.paths == "three":
             self.factors = Factors(tower.dim, options.width, residual=options.disentangler == "residual")

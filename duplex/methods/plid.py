@@ -139,8 +139,9 @@ class Plid(TextMethod[PlidOptions]):
         if self.options.margin:
             margins = (self.margins(*paths) for paths in zip(z, shared.deviations, targets, strict=True))
             logits = [path + margin for path, margin in zip(logits, margins, strict=True)]
-        c, s, o = (cross_entropy(path, target) for path, target in zip(logits, targets, strict=True))
-        return {"composition": c, "state": self.options.primitives * s, "object": self.options.primitives * o}
+        names, weights = ("composition", "state", "object"), (1.0, self.options.primitives, self.options.primitives)
+        terms = zip(names, weights, logits, targets, strict=True)
+        return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def draw_mix(self, like: Tensor) -> Tensor:
         """A random b ~ Beta(1, q) with the mean `1 / (1 + q)`, the option `mix`."""

@@ -10,7 +10,7 @@ state_of, object_of [C]                     the state and the object of each can
 context.{composition,state,object} [K, width], words.{states,objects}    learned prompts, for words added later
 mean.{states,objects,all}                   means of the seen pairs' visual prototypes, for words added later
 
-Tensors of the closed form (gaussian_prototypes.py), in addition to the above or alone:
+Tensors of the closed form (gaussian.py), in addition to the above or alone:
 
 likelihood.{whitening [d, d], rows [C, d], offset [C]}  g_c(z) = (z W - mu) . h_c + offset_c
 primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if the score needs them
@@ -83,9 +83,8 @@ def portable_closed_form(
 
 
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Means of visual prototypes `rows` [C, d] by state, by object and over all, to compose those of words added later.
-
-    A state or object without prototypes gets the mean of all.
+    """Means of visual prototypes `rows` [C, d] by state, by object and over all, to compose those of words added
+    later.
     """
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
@@ -110,19 +109,13 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the values [B, C] of each summand of an exported model's score, for cached features [B, d].
-
-    The values are weighted probabilities or, if probabilities are multiplied, their weighted logarithms.
-    """
+    """Yield the name and the values [B, C] of each summand of an exported model's score, for cached features [B, d]."""
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """Tensors of a product of K exported models, whose score is the weighted sum of their log probabilities.
-
-    members: the tensors of each model; all have the same candidates.
-    """
+    """Tensors of a product of K exported models, whose score is the weighted sum of their log probabilities."""
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value

@@ -1,4 +1,4 @@
-"""Registry of the kinds of methods: find, import, check and build the class of a method by the name of its kind.
+"""Find, import, check and build the class of a method by the name of its kind.
 
 A kind is an entry point of the group `duplex.methods` in any package, or a class given as `module:Class`.
 """
@@ -39,11 +39,10 @@ _code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of me
 
 
 class BrokenMethod(DuplexError):
-    """Raised if the class of a kind of method cannot be imported, or is no valid method."""
+    """The class of a kind of method cannot be imported, or is no valid method."""
 
 
 def installed_methods() -> dict[str, EntryPoint]:
-    """Entry points of all installed kinds of methods by name, sorted."""
     return installed_plugins(GROUP)
 
 
@@ -148,22 +147,22 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """What `duplex methods` prints of a kind: provider, module, inputs needed by default, options, types and defaults.
-
-    If the kind cannot be loaded, it has `error` instead of inputs and options.
-    """
+    """What `duplex methods` prints of a kind; if it cannot be loaded, `error` instead of inputs and options."""
     source = method_source(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:
         method_class = find_method(kind)
     except BrokenMethod as error:
         return {**record, "needs": [], "options": [], "error": str(error)}
-    defaults, complete = {}, True
-    shown = [field for field in fields(method_class.Options) if not field.metadata.get("hidden")]
-    for field in shown:
+    defaults: dict[str, Any] = {}
+    complete = True
+    for field in fields(method_class.Options):
+        if field.metadata.get("hidden"):
+            continue
         default = field.default_factory() if field.default_factory is not MISSING else field.default
-        complete = complete and default is not MISSING
-        defaults[field.name] = list(default) if isinstance(default, tuple) else None if default is MISSING else default
+        if default is MISSING:
+            default, complete = None, False
+        defaults[field.name] = list(default) if isinstance(default, tuple) else default
     needs = sorted(method_class.needs(method_class.Options())) if complete else []
     types = method_class.Options.describe_types()
     options = [{"name": name, "type": types[name], "default": default} for name, default in defaults.items()]
