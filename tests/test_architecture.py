@@ -18,6 +18,7 @@ TABLE = re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "architecture.md
 ORDER = [name for name, _ in TABLE]  # lowest first
 APART = [("encoders", "data"), ("evaluation", "encoders"), ("evaluation", "data"), ("evaluation", "methods")]
 READS_FILES = re.compile(r"^\s*(?:from|import) (?:h5py|pandas|dvc|duplex\.(?:features|data|config|artifacts))\b", re.M)
+PLAIN = ("errors", "artifacts", "labels", "options", "encoders", "data", "methods", "evaluation", "config")
 KNOWS_PARAMS = ("config", "training", "recognition", "project", "cli")
 
 
@@ -96,6 +97,12 @@ def test_there_is_no_circle():
     assert set(in_order) == set(modules())
 
 
+def test_evaluation_imports_torch_where_it_computes_with_it_alone():
+    for name, path in modules().items():
+        if room(name) == "evaluation" and name.rsplit(".", 1)[1] not in ("confidence", "sampled"):
+            assert not re.search(r"^(?:import|from) torch", path.read_text(), re.M), name
+
+
 def test_methods_read_no_file():
     for name, path in modules().items():
         if room(name) == "methods":
@@ -117,6 +124,29 @@ def test_other_rooms_name_no_method():
             assert not set(points) & imports()[name], name
             found = words.search(path.read_text())
             assert not found, f"{name}: {found}"
+
+
+def test_python_is_plain():
+    """No literal behind a star, no generator unpacked, no conditional in a conditional, at most two names a line."""
+    found = []
+    for name, path in modules().items():
+        if room(name) not in PLAIN:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if is_clever(node):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not found
+
+
+def is_clever(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return any(isinstance(each, ast.Starred) and isinstance(each.value, ast.Tuple) for each in node.args)
+    if isinstance(node, ast.IfExp):
+        return any(isinstance(each, ast.IfExp) for each in ast.walk(node) if each is not node)
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+        many = isinstance(node.value, ast.Tuple) and len(node.value.elts) > 2
+        return many or isinstance(node.value, ast.GeneratorExp)
+    return False
 
 
 def test_scripts_are_glue():
