@@ -10,8 +10,11 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.data.tables import read_manifest
+from tests.commands import command
 from tests.projects import METHODS, built_once, inside, make_project
 from tests.recognition.drawn_folder import draw_folder
+
+__all__ = ["command"]
 
 
 @dataclass(frozen=True)
