@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # Names of folders beside those of the data sets
-RESERVED = ("ablations", "inventory", "maps", "pages", "plan", "plots", "report", "trained")
+RESERVED = ("ablations", "inventory", "maps", "pages", "plan", "plots", "report", "trained", "trials.partial")
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
@@ -48,6 +48,7 @@ class ArtifactPaths:
         self.runs = root / "runs.csv"  # one line per run and world
         self.plots = root / "plots"
         self.report = root / "report"
+        self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def page(self, dataset: str) -> Path:
         """Path of the HTML page with the results of one data set alone."""

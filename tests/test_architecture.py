@@ -13,7 +13,7 @@ import pytest
 from tests.subprocesses import ROOT
 
 PACKAGE = ROOT / "duplex"
-MODULES, ARROWS, LINES = 138, 120, 36_000
+MODULES, ARROWS, LINES = 139, 120, 36_000
 TABLE = re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
 ORDER = [name for name, _ in TABLE]  # lowest first
 APART = [("encoders", "data"), ("evaluation", "encoders"), ("evaluation", "data"), ("evaluation", "methods")]

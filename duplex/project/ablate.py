@@ -169,7 +169,8 @@ def sweep_ablations(
 
     missing = missing_tasks(make_tasks(params, runs, paths, out))
     report.complete = report.runs - len(missing)
-    succeeded = execute(task_executor(params, runs, jobs, engine, paths), missing, report)
+    wanted = {params.training(run.dataset, run.method).threads for run in runs}
+    succeeded = execute(task_executor(params, wanted, jobs, engine, paths), missing, report)
     failed = {task.run.method for task in missing if task.run not in succeeded}
     complete = [name for name in outdated if name not in failed]
     for name in complete:

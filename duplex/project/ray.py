@@ -23,7 +23,7 @@ from duplex.features.extract import ExtractionReport, extract
 from duplex.features.file import partial_path
 from duplex.features.shards import join_shards, shard_path
 from duplex.project.stages import extraction_settings, write_extraction_summary
-from duplex.project.trials import RunExecutor, RunResult, RunTask
+from duplex.project.trials import Executor, Outcome, Task
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import keep_freed_memory
 
@@ -104,8 +104,8 @@ def extract_on_ray(
     return sorted(reports, key=lambda report: str(report.path))
 
 
-def run_on_ray(tasks: Sequence[RunTask], executor: RunExecutor, jobs: int | None, cpus: int) -> Iterator[RunResult]:
-    """Train and evaluate runs on a Ray cluster and yield each result when it is ready.
+def run_on_ray(tasks: Sequence[Task], executor: Executor, jobs: int | None, cpus: int) -> Iterator[Outcome]:
+    """Execute tasks on a Ray cluster and yield each outcome when it is ready.
 
     `jobs`: number of actors, of `cpus` CPU slots each; None: as many as the cluster has room for.
     """
@@ -118,7 +118,7 @@ def run_on_ray(tasks: Sequence[RunTask], executor: RunExecutor, jobs: int | None
         try:
             yield ray.get(future)
         except ray.exceptions.RayError as error:
-            yield RunResult(task, error=f"its actor died ({_last_line(error)}); run the same command again")
+            yield Outcome(task, error=f"its actor died ({_last_line(error)}); run the same command again")
 
 
 def connect() -> Any:

@@ -55,7 +55,7 @@ from duplex.training.inputs import InputRequest, LoadInputs, RunInputs, load_inp
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.members import find_members
-from duplex.training.recipes import RecipeRuns, train_chosen_blocks
+from duplex.training.recipes import train_chosen_blocks
 from duplex.training.run import (
     MethodSpec,
     calibration_for,
@@ -65,6 +65,7 @@ from duplex.training.run import (
     term_metrics,
     train_run,
 )
+from duplex.training.trials import Trials
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
@@ -252,8 +253,8 @@ def train_stage(
             auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
             if isinstance(auto, AutoFinetune):
                 read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
-                runs = RecipeRuns(work, read, seed, device, params.evaluation, resume.label, resume.key)
-                trained = train_chosen_blocks(spec, auto, runs, partial(print, file=sys.stderr))
+                trials = Trials(work, read, device, params.evaluation, resume.label, resume.key)
+                trained = train_chosen_blocks(spec, auto, seed, trials, partial(print, file=sys.stderr))
             else:
                 hooks = TrainingHooks(log=log)
                 trained = train_run(spec, inputs, seed, device, params.evaluation, resume, hooks)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal
 
 import torch
 
@@ -32,16 +32,18 @@ from duplex.errors import DuplexError, UsageError
 from duplex.project import stamps
 from duplex.project.trials import (
     STAGES,
-    RunExecutor,
+    Executor,
+    Outcome,
     RunId,
-    RunResult,
     RunTask,
+    Task,
     file_identity,
     missing_stages,
     stage_keys,
 )
 from duplex.system.files import is_running
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
+from duplex.system.threads import Threads
 
 DAMAGED_LOCK = re.compile(r"dvc\.lock' (is invalid|validation failed)")  # in DVC's messages
 LONGEST_REASON = 300
@@ -131,21 +133,7 @@ CHANGED_PARAMS = (
 )
 
 Engine = Literal["local", "ray"]
-Execute = Callable[[Sequence[RunTask]], Iterator[RunResult]]
-Task_contra = TypeVar("Task_contra", contravariant=True)
-Outcome_co = TypeVar("Outcome_co", covariant=True)
-Task = TypeVar("Task")
-Outcome = TypeVar("Outcome")
-
-
-class TaskExecutor(Protocol[Task_contra, Outcome_co]):
-    """Protocol of objects that execute tasks, such as training runs, one after another in a worker process."""
-
-    def execute(self, task: Task_contra) -> Outcome_co:
-        """Execute a task and return its result; an error is returned in the result, not raised."""
-
-    def lost(self, task: Task_contra, reason: str) -> Outcome_co:
-        """Return a result that reports a task as failed because the process that executed it died."""
+Execute = Callable[[Sequence[Task]], Iterator[Outcome]]
 
 
 @dataclass
@@ -209,7 +197,9 @@ def sweep(
     succeeded: set[RunId] = set()
     for combines in (False, True):
         turn = [task for task in missing if task.run.combines is combines]
-        succeeded |= execute(task_executor(params, runs, jobs, engine, paths), turn, report) if turn else set()
+        if turn:
+            wanted = {params.training(run.dataset, run.method).threads for run in runs}
+            succeeded |= execute(task_executor(params, wanted, jobs, engine, paths), turn, report)
     failed = {task.run for task in missing} - succeeded
     to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
     if repo and to_commit and not is_unchanged(params, paths):
@@ -291,25 +281,21 @@ def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[s
 
 
 def task_executor(
-    params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths
+    params: Params, wanted: Collection[Threads], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
-    """Return the function that executes a sweep's tasks: in local processes or, for `engine="ray"`, on a Ray cluster.
+    """The function that executes tasks: in local processes or, for `engine="ray"`, on a Ray cluster.
 
-    jobs: number of processes; None: one per GPU or, without GPUs, CPU cores divided by threads per run.
+    wanted: numbers of CPU threads of the tasks; `auto` counts as PyTorch's default number.
+    jobs: number of processes; None: one per GPU or, without GPUs, CPU cores divided by the largest of `wanted`.
     """
-    threads = most_threads({params.training(run.dataset, run.method).threads for run in runs})
-    executor = RunExecutor(params, paths, torch.get_num_threads())
+    threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
+    executor = Executor(params, paths, torch.get_num_threads())
     if engine == "ray":
         from duplex.project.ray import run_on_ray
 
         return partial(run_on_ray, executor=executor, jobs=jobs, cpus=threads)
     jobs, gpus = workers_and_gpus(params.device, jobs, threads)
     return partial(run_in_processes, executor=executor, jobs=jobs, gpus=gpus)
-
-
-def most_threads(wanted: Collection[int | Literal["auto"]]) -> int:
-    """Return the largest number of CPU threads that any run uses; `auto` counts as PyTorch's default number."""
-    return max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
@@ -325,9 +311,7 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
     return jobs or len(gpus) or max(1, cores // threads), gpus
 
 
-def run_in_processes(
-    tasks: Sequence[Task], executor: TaskExecutor[Task, Outcome], jobs: int, gpus: Sequence[str]
-) -> Iterator[Outcome]:
+def run_in_processes(tasks: Sequence[Task], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
     """Execute `tasks` in `jobs` processes, which share the `gpus`; yield results as they are ready.
 
     A process that dies fails its current task only.
@@ -350,7 +334,7 @@ def run_in_processes(
                     yield future.result()
                 except BrokenProcessPool:
                     reason = f"its process {worker.describe_end()}, perhaps out of memory; try fewer --jobs"
-                    yield executor.lost(task, reason)
+                    yield Outcome(task, error=reason)
                 idle.append(worker)
     finally:
         for worker in workers:

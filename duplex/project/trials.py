@@ -1,4 +1,4 @@
-"""Find the stages (train, evaluate) that each run of a sweep (data set, method, seed) still lacks, and execute them."""
+"""Tasks that worker processes execute, and the stages (train, evaluate) that a run of a sweep still lacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import traceback
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,10 +17,9 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
 from duplex.errors import DuplexError
 from duplex.project import stages
-from duplex.project import stages as train
 from duplex.project.stamps import run_records
 from duplex.system.files import json_digest, sha256, write_text
-from duplex.training.inputs import InputsCache
+from duplex.training.inputs import InputsCache, LoadInputs
 
 STAGES = ("train", "evaluate")
 OUTPUTS = {"train": ("checkpoint", "history"), "evaluate": ("metrics", "curve", "predictions")}
@@ -39,7 +38,7 @@ class RunId:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """Return the name in dvc.yaml of this run's stage `name`, "train" or "evaluate".
+        """The name in dvc.yaml of this run's stage `name`, "train" or "evaluate".
 
         A run that multiplies the probabilities of finished runs has a single stage, `product`, in place of both.
         """
@@ -48,21 +47,24 @@ class RunId:
 
 @dataclass(frozen=True)
 class RunTask:
-    """A run to train or evaluate, with digests of its inputs and options, by which finished stages are recognised."""
+    """A run of the pipeline to train or evaluate, with digests by which finished stages are recognised."""
 
     run: RunId
     out: Path  # folder of its files
     keys: dict[str, str]  # stage -> digest of everything that the stage depends on
     train: bool = True  # False: its checkpoint is up to date, only evaluation is missing
 
-
-@dataclass(frozen=True)
-class RunResult:
-    """Result of executing a run (one method, data set and seed): what it printed on stderr, and its error."""
-
-    task: RunTask
-    output: str = ""  # what it printed to stderr
-    error: str | None = None  # why it failed; None: it succeeded
+    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> None:
+        run, files = self.run, RunPaths(self.out)
+        mark: dict[str, object] = {"run": str(run)}
+        if self.train:
+            files.sweep_mark.unlink(missing_ok=True)
+            stages.train_stage(params, run.dataset, run.method, run.seed, paths, files, load)
+        for stage in STAGES:
+            if stage == "evaluate":
+                stages.evaluate_stage(params, run.dataset, run.method, run.seed, paths, files, load)
+            mark[stage] = [self.keys[stage], _hashes(self.out, stage)]
+            write_text(files.sweep_mark, json.dumps(mark) + "\n")
 
 
 def stage_keys(params: Params, dataset: str, method: str, files: dict[str, Any]) -> dict[str, str]:
@@ -101,52 +103,48 @@ def missing_stages(task: RunTask) -> tuple[str, ...]:
     return () if len(complete) == len(STAGES) else ("evaluate",) if complete == ["train"] else STAGES
 
 
+class Task(Protocol):
+    """What a worker executes: a run of the pipeline, or a trial of `duplex tune`."""
+
+    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> Any:
+        """Train and return what the task's `Outcome` tells."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task: what it returned, what it printed on stderr, and why it failed."""
+
+    task: Any
+    value: Any = None
+    output: str = ""
+    error: str | None = None  # None: it succeeded
+
+
 @dataclass
-class RunExecutor:
-    """Trains and evaluates runs one after another in one process; inputs are loaded once per data set."""
+class Executor:
+    """Executes tasks one after another in one process; inputs are loaded once per data set."""
 
     params: Params
     paths: ArtifactPaths
     threads: int  # number of CPU threads for `threads: auto`: the number that a process of its own would use
-    inputs: InputsCache = field(default_factory=InputsCache)
+    load: LoadInputs = field(default_factory=InputsCache)
 
-    def execute(self, task: RunTask) -> RunResult:
-        """Train (if `task.train`) and evaluate a run; return its `RunResult`. Errors are returned in it, not raised."""
-        output, error = io.StringIO(), None
+    def execute(self, task: Task) -> Outcome:
+        """Execute a task. An error becomes part of the outcome."""
+        output = io.StringIO()
         torch.set_num_threads(self.threads)
-        with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
-            try:
-                self._execute(task)
-            except DuplexError as failure:
-                error = str(failure)
-            except Exception as failure:
+        try:
+            with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
+                return Outcome(task, task.execute(self.params, self.paths, self.load), output.getvalue())
+        except Exception as failure:
+            self.load = InputsCache()  # a method's code may have written into the inputs
+            error = str(failure)
+            if not isinstance(failure, DuplexError):
+                first = next(iter(error.splitlines()), "")
+                error = f"{type(failure).__name__}: {first}; with DUPLEX_DEBUG=1 its traceback is shown"
                 if os.environ.get("DUPLEX_DEBUG"):
-                    traceback.print_exc()
-                first = next(iter(str(failure).splitlines()), "")
-                reason = f"{type(failure).__name__}: {first}"
-                command = f"duplex train -d {task.run.dataset} -m {task.run.method} -s {task.run.seed}"
-                error = f"{reason}; `{command}` shows more"
-        if error is not None:  # a method's code may have written into them
-            self.inputs = InputsCache()
-        return RunResult(task, output.getvalue(), error)
-
-    @staticmethod
-    def lost(task: RunTask, reason: str) -> RunResult:
-        """Return a result that reports a run as failed because the process that executed it died."""
-        return RunResult(task, error=reason)
-
-    def _execute(self, task: RunTask) -> None:
-        run, files = task.run, RunPaths(task.out)
-        mark: dict[str, object] = {"run": str(task.run)}
-        arguments = (self.params, run.dataset, run.method, run.seed, self.paths, files, self.inputs)
-        if task.train:
-            files.sweep_mark.unlink(missing_ok=True)
-            train.train_stage(*arguments)
-        for stage in STAGES:
-            if stage == "evaluate":
-                stages.evaluate_stage(*arguments)
-            mark[stage] = [task.keys[stage], _hashes(task.out, stage)]
-            write_text(files.sweep_mark, json.dumps(mark) + "\n")
+                    output.write(traceback.format_exc())
+            return Outcome(task, None, output.getvalue(), error)
 
 
 def _hashes(out: Path, stage: str) -> list[str]:

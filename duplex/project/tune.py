@@ -1,18 +1,18 @@
 """Search for settings of methods by validation AUC, in parallel processes that load inputs once.
 
-Test images are never scored, and no files of the pipeline are written.
+Test images are never scored, and no files of the pipeline are written: each combination of settings and seed is a trial
+in `artifacts/trials.partial`, so an interrupted search, or a larger one, trains only what is missing.
 """
 
 from __future__ import annotations
 
-import io
-import math
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr
-from dataclasses import dataclass, field
-from functools import cached_property
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import product
+from math import nan
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -21,74 +21,37 @@ import torch
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.encoders.base import resolve_device
-from duplex.errors import DuplexError, UsageError
-from duplex.project.sweep import most_threads, refuse_duplicates, run_in_processes, workers_and_gpus
+from duplex.errors import UsageError
+from duplex.project.sweep import Engine, refuse_duplicates, task_executor
+from duplex.project.trials import Outcome, file_identity, stage_keys
 from duplex.report.aggregate import standard_error
+from duplex.system.files import sole_writer
 from duplex.system.processes import ProgressBar
-from duplex.training.inputs import InputsCache
-from duplex.training.run import MethodSpec, reproducible, train_run
+from duplex.training.inputs import LoadInputs
+from duplex.training.run import MethodSpec, reproducible
+from duplex.training.trials import Trial, TrialResult, Trials
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuningTask:
     """A method with some settings changed, to be trained on a data set with one seed."""
 
     dataset: str
     method: str
     settings: Mapping[str, Any]  # name -> value, of training options and options of the kind
     seed: int
+    folder: Path  # of the method's trials, named by a digest of what all of them depend on
 
     def spec(self, params: Params) -> MethodSpec:
-        """Return the method's kind (class), options and training options with the trial's settings in place."""
         return MethodSpec.of(params, self.dataset, self.method).with_settings({**self.settings, "log": "none"})
 
-
-@dataclass(frozen=True)
-class TrialResult:
-    """Result of a trial (a method trained with changed settings): validation AUC in percent, or the error."""
-
-    trial: Trial
-    val_auc: float = math.nan
-    val_auc_all: float | None = None  # over all pairs; None for a method of the closed world
-    epoch: int = 0
-    seconds: float = 0.0
-    error: str | None = None
-
-
-@dataclass
-class TrialExecutor:
-    """Trains trials (methods with changed settings) one after another in one process; inputs are loaded once."""
-
-    params: Params
-    paths: ArtifactPaths
-    threads: int  # number of CPU threads for `threads: auto`
-    inputs: InputsCache = field(default_factory=InputsCache)
-
-    def execute(self, task: Trial) -> TrialResult:
-        """Train a trial and return its validation result. Errors are returned, not raised."""
-        torch.set_num_threads(self.threads)
-        start = time.perf_counter()
-        with redirect_stderr(io.StringIO()):  # several processes share a terminal: none shows its own progress bar
-            try:
-                run = self._train(task)
-            except Exception as error:
-                self.inputs = InputsCache()  # a method's code may have written into them
-                first = next(iter(str(error).splitlines()), "")
-                known = isinstance(error, DuplexError)
-                return self.lost(task, str(error) if known else f"{type(error).__name__}: {first}")
-        return TrialResult(task, run.val_auc, run.val_auc_all, run.record.epoch, time.perf_counter() - start)
-
-    @staticmethod
-    def lost(task: Trial, reason: str) -> TrialResult:
-        """Return a result that reports a trial as failed: its training raised an error, or its process died."""
-        return TrialResult(task, error=reason)
-
-    def _train(self, trial: Trial) -> Any:
-        spec = trial.spec(self.params)
-        device = torch.device(resolve_device(self.params.device))
+    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> TrialResult:
+        spec = self.spec(params)
         with reproducible(spec.training.threads):
-            inputs = self.inputs(self.params, trial.dataset, self.paths, spec.request)
-            return train_run(spec, inputs, trial.seed, device, self.params.evaluation)
+            read = partial(load, params, self.dataset, paths)
+            device = torch.device(resolve_device(params.device))
+            trials = Trials(self.folder, read, device, params.evaluation, key=self.folder.name)
+            return trials.result(Trial(self.method, spec, self.seed))
 
 
 @dataclass(frozen=True)
@@ -97,28 +60,33 @@ class TuningRow:
 
     method: str
     settings: Mapping[str, Any]
-    results: tuple[TrialResult, ...]  # one per seed
+    outcomes: tuple[Outcome, ...]  # one per seed
 
     @cached_property
     def errors(self) -> list[str]:
-        """Error messages of the trials (one per seed) that failed."""
-        return [result.error for result in self.results if result.error is not None]
+        """Why trials failed."""
+        return [outcome.error for outcome in self.outcomes if outcome.error is not None]
+
+    @property
+    def results(self) -> list[TrialResult]:
+        """Results of the trials that succeeded."""
+        return [outcome.value for outcome in self.outcomes if outcome.error is None]
 
     @property
     def val_auc(self) -> float:
         """Mean validation AUC over seeds, in percent; NaN if a trial failed."""
-        return fmean([result.val_auc for result in self.results])
+        return nan if self.errors else fmean([result.auc for result in self.results])
 
     def to_dict(self) -> dict[str, Any]:
         """Return method, settings and mean AUC, epoch, seconds for JSON; if a trial failed, an error, no means."""
         record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
         if self.errors:
             return {**record, "error": self.errors[0]}
-        everywhere = [result.val_auc_all for result in self.results if result.val_auc_all is not None]
+        everywhere = [result.auc_all for result in self.results if result.auc_all is not None]
         return {
             **record,
             "val_auc": self.val_auc,
-            "val_auc_se": standard_error([result.val_auc for result in self.results]),
+            "val_auc_se": standard_error([result.auc for result in self.results]),
             "val_auc_all": fmean(everywhere) if everywhere else None,
             "epoch": fmean([result.epoch for result in self.results]),
             "seconds": fmean([result.seconds for result in self.results]),
@@ -133,6 +101,7 @@ def tune(
     seeds: Sequence[int],
     jobs: int | None = None,
     paths: ArtifactPaths = ArtifactPaths(),
+    engine: Engine = "local",
 ) -> list[TuningRow]:
     """Train every method with every combination of settings and every seed; return a row per method and combination.
 
@@ -148,13 +117,27 @@ def tune(
                 f"{method} combines finished runs and trains nothing; tune {' and '.join(members)} instead"
             )
     grid = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
-    trials = [Trial(dataset, method, settings, seed) for method in methods for settings in grid for seed in seeds]
-    results = {_key(result.trial): result for result in _run(params, trials, jobs, paths)}
-    return [
-        TuningRow(method, settings, tuple(results[_key(Trial(dataset, method, settings, seed))] for seed in seeds))
-        for method in methods
-        for settings in grid
-    ]
+    rows = [(method, settings) for method in methods for settings in grid]
+    for method, settings in rows:
+        MethodSpec.of(params, dataset, method).with_settings(settings)  # raises for a wrong setting
+    folder = paths.trials / dataset
+    with sole_writer(folder / "tune", "tuning"):
+        folders = {method: _folder(params, dataset, method, paths, folder) for method in methods}
+        tasks = [
+            TuningTask(dataset, method, settings, seed, folders[method]) for method, settings in rows for seed in seeds
+        ]
+        outcomes = iter(_run(params, tasks, jobs, engine, paths))
+        return [TuningRow(method, settings, tuple(next(outcomes) for _ in seeds)) for method, settings in rows]
+
+
+def _folder(params: Params, dataset: str, method: str, paths: ArtifactPaths, parent: Path) -> Path:
+    """The folder of a method's trials; trials that were made from other data, options or code are deleted."""
+    key = stage_keys(params, dataset, method, file_identity(dataset, paths))["train"]
+    folder = parent / method / key[:16]
+    for other in folder.parent.glob("*"):
+        if other != folder:
+            shutil.rmtree(other)
+    return folder
 
 
 def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
@@ -166,18 +149,17 @@ def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
     return best
 
 
-def _run(params: Params, trials: Sequence[Trial], jobs: int | None, paths: ArtifactPaths) -> Iterator[TrialResult]:
-    """Check settings of all trials, train them in processes with a progress bar, and yield each result when ready."""
-    wanted = {trial.spec(params).training.threads for trial in trials}
-    count, gpus = workers_and_gpus(params.device, jobs, most_threads(wanted))
-    executor = TrialExecutor(params, paths, torch.get_num_threads())
+def _run(
+    params: Params, tasks: Sequence[TuningTask], jobs: int | None, engine: Engine, paths: ArtifactPaths
+) -> list[Outcome]:
+    """The outcomes of trials, in their order."""
+    wanted = {task.spec(params).training.threads for task in tasks}
+    execute = task_executor(params, wanted, jobs, engine, paths)
+    found: dict[str, Outcome] = {}
     failed = 0
-    with ProgressBar("trials", len(trials)) as bar:
-        for done, result in enumerate(run_in_processes(trials, executor, count, gpus), start=1):
-            failed += result.error is not None
-            bar.show(done, {"failed": failed} if failed else {})
-            yield result
-
-
-def _key(trial: Trial) -> tuple[str, str, int]:
-    return trial.method, repr(trial.settings), trial.seed
+    with ProgressBar("trials", len(tasks)) as bar:
+        for outcome in execute(tasks):
+            found[str(outcome.task)] = outcome
+            failed += outcome.error is not None
+            bar.show(len(found), {"failed": failed} if failed else {})
+    return [found[str(task)] for task in tasks]

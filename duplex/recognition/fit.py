@@ -80,18 +80,18 @@ from duplex.training.model_file import with_checksum
 from duplex.training.recipes import (
     BlockCost,
     ImageCounts,
-    Recipe,
     RecipeChoice,
-    RecipeRuns,
-    SearchPlan,
+    Schedule,
     block_cost,
     finetunable_blocks,
     finetuned_recipes,
-    plan_search,
+    make_schedule,
     search_recipes,
+    stored_schedule,
 )
 from duplex.training.run import MethodSpec, Run, evaluate_world, reproducible, train_on_all_images
 from duplex.training.scoring import Calibration
+from duplex.training.trials import Trial, Trials
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
 
@@ -428,7 +428,7 @@ class FolderRecipes:
         return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
 
     @cached_property
-    def runs(self) -> RecipeRuns:
+    def runs(self) -> Trials:
         """Store of the trainings to choose from, in a folder named by a digest of labels, features, code and device."""
         is_gpu, methods = self.device.type == "cuda", map(self._entry, (NOTHING_TRAINED, PROMPTS))
         key = {
@@ -441,12 +441,12 @@ class FolderRecipes:
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"
         read, settings = self.inputs.read, EvaluationParams()
-        return RecipeRuns(folder, read, SEED, self.device, settings, accuracy=self._accuracy)
+        return Trials(folder, read, self.device, settings, accuracy=self._accuracy)
 
     def _accuracy(self, run: Run, val: Examples) -> float | None:
         return listed_answers(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
 
-    def levels(self, began: float) -> Iterator[list[Recipe]]:
+    def levels(self, began: float) -> Iterator[list[Trial]]:
         """Yield lists of training recipes (settings to try) of equal cost, the cheapest first.
 
         The first recipe trains nothing, the next ones prompts, the last ones as many blocks of the image tower as the
@@ -454,17 +454,17 @@ class FolderRecipes:
 
         began: `time.monotonic()` at which the time for training began.
         """
-        yield [Recipe("nothing trained", self._spec(NOTHING_TRAINED))]
+        yield [Trial("nothing trained", self._spec(NOTHING_TRAINED))]
         if not self.text_width:
             self.say("the encoder has no text tower, so neither prompts nor blocks are trained")
             return
-        prompts = [Recipe(f"prompts, rate {rate:g}", self._spec(PROMPTS, rate)) for rate in PROMPT_RATES]
+        prompts = [Trial(f"prompts, rate {rate:g}", self._spec(PROMPTS, rate)) for rate in PROMPT_RATES]
         yield prompts
         beside_blocks = prompts[0]  # with blocks that train, prompts may train fast
-        plan = self.runs.plan(self.minutes, lambda: self._plan(beside_blocks, began))
-        self.say(f"fine-tuning: {plan.reason}")
+        schedule = stored_schedule(self.runs.folder, self.minutes, lambda: self._schedule(beside_blocks, began))
+        self.say(f"fine-tuning: {schedule.reason}")
         training = replace(beside_blocks.spec.training, threads=torch.get_num_threads())
-        yield from finetuned_recipes(replace(beside_blocks.spec, training=training), plan.depths, plan.rates)
+        yield from finetuned_recipes(replace(beside_blocks.spec, training=training), schedule.depths, schedule.rates)
 
     def _entry(self, name: str) -> MethodEntry:
         return load_params(shipped_project() / "params.yaml").methods[name]
@@ -482,7 +482,7 @@ class FolderRecipes:
         options = entry.options_for(None) | ({} if self.text_width else WITHOUT_TEXT)
         return MethodSpec(name, entry.kind, parse_options(entry.kind, options), training, ("closed",), "closed")
 
-    def _plan(self, prompts: Recipe, began: float) -> SearchPlan:
+    def _schedule(self, prompts: Trial, began: float) -> Schedule:
         """Time some training steps and return the numbers of fine-tuned blocks to try in the time that is left.
 
         prompts: the training of prompts without fine-tuned blocks, whose epochs are timed.
@@ -492,7 +492,7 @@ class FolderRecipes:
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
         left = 60 * self.minutes - (time.monotonic() - began)
         epoch = self.runs.result(prompts).seconds_per_epoch
-        return plan_search(self.inputs.block_inputs, self._block_cost, counts, left, epoch)
+        return make_schedule(self.inputs.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:
         """Measure the seconds per image of training and running the image tower's last `blocks` blocks.
@@ -502,17 +502,17 @@ class FolderRecipes:
         cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.inputs.block_inputs))
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
-    def final_files(self, recipe: Recipe) -> RunPaths:
+    def final_files(self, recipe: Trial) -> RunPaths:
         """Return the paths of the files of the final training, on all labelled images, with the settings `recipe`."""
         return RunPaths(self.runs.files(recipe).root / "all")
 
-    def all_images(self, recipe: Recipe) -> RunInputs:
+    def all_images(self, recipe: Trial) -> RunInputs:
         """Return the data of the final training: features and labels, with every image in the training split."""
         manifest = self.data.manifest.assign(split="train")
         return self.inputs.with_manifest(manifest, labels_of(manifest)).read(recipe.spec.request)
 
 
-def fit_chosen(recipes: FolderRecipes, recipe: Recipe) -> Run:
+def fit_chosen(recipes: FolderRecipes, recipe: Trial) -> Run:
     """Train the final model of `duplex fit` on all labelled images and return it as a run.
 
     Each training recipe that the search tried was trained on the training split alone and measured on the validation
@@ -615,7 +615,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     return out
 
 
-def _measure(recipes: FolderRecipes, recipe: Recipe) -> tuple[dict[str, Any], AnsweredImages]:
+def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], AnsweredImages]:
     """Return metrics and answers on the test images, with the training settings that validation chose.
 
     The measured run was trained on the training split alone; test images had no part in any choice.

@@ -1,7 +1,7 @@
 """Choose by validation how much to train: nothing, prompts, then one, two, four … fine-tuned blocks of the image tower.
 
-Training recipes are tried in order of cost, the cheapest first. A recipe replaces the best one so far if its validation
-AUC is higher by more than the standard error of the difference,
+A *recipe* is a way to train one method, a `Trial`. Recipes are tried in order of cost, the cheapest first. A recipe
+replaces the best one so far if its validation AUC is higher by more than the standard error of the difference,
 
     AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
 
@@ -10,18 +10,9 @@ equally fast. The search ends when two numbers of blocks in a row bring no gain.
 smallest number of blocks, the lowest first; a higher rate is chosen by the rule above, and all larger numbers of blocks
 use the chosen rate.
 
-Training runs of recipes (settings that a search compares): each is trained once, and its result read from files.
-
-Plan which training recipes with fine-tuned blocks a search tries within a time limit.
-
-A recipe is one way to train: a number of last blocks of the encoder's image tower to fine-tune together with the
-method, and the blocks' learning rate. `finetunable_blocks` finds how many blocks can be fine-tuned at all, `block_cost`
-times these on random inputs, and `plan_search` chooses from these times the recipes that fit into the limit.
-
-The times are measured once, before any training, and callers store the plan. Thus an interrupted search continues with
-the same recipes, even if the machine is faster or slower then.
-
-Train with `finetune: auto`: validation chooses how many image-tower blocks to fine-tune and their learning rate.
+A *schedule* says which recipes fit into a time limit. `finetunable_blocks` finds how many blocks can be fine-tuned at
+all, `block_cost` times these on random inputs, and `make_schedule` chooses. The schedule is stored: an interrupted
+search continues with the same recipes, even if the machine is faster or slower then.
 """
 
 from __future__ import annotations
@@ -29,85 +20,37 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
-import numpy as np
-import pandas as pd
 import torch
 
-from duplex.artifacts import RunPaths
-from duplex.config.params import EvaluationParams
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, last_blocks
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.metrics import Components, Margins
 from duplex.features.extract import OutputSpec
 from duplex.features.file import row_bytes
-from duplex.features.tokens import Examples
-from duplex.methods.base import Method
 from duplex.options import AutoFinetune, FinetuneOptions
-from duplex.system.files import json_digest, sha256, write_text
-from duplex.training.checkpoint import CheckpointHeader, Record, load_checkpoint, read_checkpoint, read_novelty
-from duplex.training.inputs import InputRequest, RunInputs
-from duplex.training.loop import ResumePoint, TrainingResult
-from duplex.training.run import MethodSpec, Run, train_run
+from duplex.system.files import write_text
+from duplex.training.run import MethodSpec, Run
+from duplex.training.trials import Trial, TrialResult, Trials, report_damage
 
 FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Training recipe, compared with others by validation AUC: a method, its options and its fine-tuned blocks."""
-
-    name: str  # for messages, such as `2 blocks, rate 0.0003`
-    spec: MethodSpec
-
-    @property
-    def blocks(self) -> int:
-        """Number of the image tower's last blocks that are fine-tuned; 0: none."""
-        return 0 if self.spec.finetune is None else self.spec.finetune.blocks
-
-
-@dataclass(frozen=True)
-class RecipeResult:
-    """Validation result of one training recipe: margins, accuracy, best epoch and duration.
-
-    Margins are the biases on unseen pairs at which images turn right or wrong; AUC is computed from them.
-    """
-
-    name: str
-    margins: Margins  # of the validation images, closed world
-    epoch: int  # the best one
-    accuracy: float | None = None  # percent, of the most probable answers
-    seconds: float = 0.0  # of training and validation
-    seconds_per_epoch: float = 0.0
-
-    @property
-    def components(self) -> Components:
-        return Components.of(self.margins)
-
-    @property
-    def auc(self) -> float:
-        """Validation AUC, in percent, of the training that was tried."""
-        return 100 * (self.components.auc or 0.0)
 
 
 @dataclass(frozen=True)
 class RecipeChoice:
     """Outcome of a search for training settings: the chosen recipe, its validation result, and a table of all tried."""
 
-    recipe: Recipe
-    attempt: RecipeResult
+    recipe: Trial
+    attempt: TrialResult
     table: tuple[dict[str, Any], ...]  # one row per attempt, in order: `recipe_row`
 
 
 def search_recipes(
-    levels: Iterable[Sequence[Recipe]], attempt: Callable[[Recipe], RecipeResult], report: Callable[[str], None]
+    levels: Iterable[Sequence[Trial]], attempt: Callable[[Trial], TrialResult], report: Callable[[str], None]
 ) -> RecipeChoice:
     """Try training recipes (settings to compare), the cheapest first, and return the chosen one.
 
@@ -117,12 +60,12 @@ def search_recipes(
     attempt: function that trains and validates a recipe.
     report: function that is called with one line of text per recipe.
     """
-    best: tuple[Recipe, RecipeResult] | None = None
+    best: tuple[Trial, TrialResult] | None = None
     table: list[dict[str, Any]] = []
     rates: set[float | None] | None = None  # those still tried; None: all
     failures = 0
     for level in levels:
-        recipes = [recipe for recipe in level if rates is None or not recipe.blocks or _rate(recipe) in rates]
+        recipes = [recipe for recipe in level if rates is None or not recipe.blocks or recipe.rate in rates]
         tried = []
         for recipe in recipes:
             result = attempt(recipe)
@@ -138,7 +81,7 @@ def search_recipes(
             for row in table:
                 row["chosen"] = row["recipe"] == top[0].name
         if top[0].blocks:
-            rates = {_rate(top[0])}
+            rates = {top[0].rate}
             failures = 0 if adopted else failures + 1
             if failures == FAILURES:
                 break
@@ -147,7 +90,7 @@ def search_recipes(
     return RecipeChoice(*best, tuple(table))
 
 
-def _replaces(new: tuple[Recipe, RecipeResult], best: tuple[Recipe, RecipeResult]) -> bool:
+def _replaces(new: tuple[Trial, TrialResult], best: tuple[Trial, TrialResult]) -> bool:
     """Return whether a training recipe that costs more has enough validation AUC to replace the best one so far."""
     (recipe, result), (best_recipe, best_result) = new, best
     if recipe.blocks > best_recipe.blocks > 0:
@@ -155,21 +98,21 @@ def _replaces(new: tuple[Recipe, RecipeResult], best: tuple[Recipe, RecipeResult
     return gain_exceeds_error(result, best_result)
 
 
-def gain_exceeds_error(dearer: RecipeResult, cheaper: RecipeResult) -> bool:
+def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
     """Return whether a costlier training gains more validation AUC than the standard error of the difference."""
     difference = dearer.components.minus(cheaper.components)
     gain, error = difference.auc, difference.standard_error
     return gain is not None and gain > (error or 0.0)
 
 
-def recipe_row(recipe: Recipe, result: RecipeResult, best: RecipeResult | None) -> dict[str, Any]:
+def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> dict[str, Any]:
     """Return the table row of a training recipe: validation AUC in percent, gain over `best`, standard errors of both.
 
     best: result of the best training tried before; None for the first.
     """
     own = result.components
     row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
-    row |= {"rate": _rate(recipe)} if recipe.blocks else {}
+    row |= {"rate": recipe.rate} if recipe.blocks else {}
     row |= {"auc": result.auc, "error": _percent(own.standard_error)}
     if best is not None:
         difference = own.minus(best.components)
@@ -177,7 +120,7 @@ def recipe_row(recipe: Recipe, result: RecipeResult, best: RecipeResult | None) 
     return row | {"accuracy": result.accuracy, "epoch": result.epoch, "chosen": False}
 
 
-def recipe_line(row: Mapping[str, Any], result: RecipeResult) -> str:
+def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
     """Return one line of text about a training that was tried: validation AUC, accuracy, gain over best, seconds."""
     parts = [f"{row['recipe']:<24} validation AUC {row['auc']:5.1f}"]
     if row["accuracy"] is not None:
@@ -192,10 +135,6 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _rate(recipe: Recipe) -> float | None:
-    return None if recipe.spec.finetune is None else recipe.spec.finetune.learning_rate
-
-
 DEPTHS = (1, 2, 4, 8)  # numbers of fine-tuned blocks, the cheapest first
 RATES = (3e-4, 1e-3)  # learning rates of fine-tuned blocks
 EPOCHS = 6  # of a recipe with fine-tuned blocks, along half a cosine
@@ -204,7 +143,9 @@ DISK_SHARE = 0.5  # of the free space that block inputs may take
 TIMED_IMAGES = 64
 
 
-def finetuned_recipes(spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES) -> list[list[Recipe]]:
+def finetuned_recipes(
+    spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES, seed: int = 0
+) -> list[list[Trial]]:
     """Return training recipes (settings to compare) that train a method and the image tower's last blocks together.
 
     The result has one list per number of blocks in `depths`, with one recipe per learning rate in `rates`.
@@ -219,7 +160,7 @@ def finetuned_recipes(spec: MethodSpec, depths: Iterable[int], rates: Iterable[f
         for rate in rates:
             options = FinetuneOptions(blocks=blocks, adapter="full", learning_rate=rate)
             name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
-            level.append(Recipe(name, replace(spec, training=training, finetune=options)))
+            level.append(Trial(name, replace(spec, training=training, finetune=options), seed))
         levels.append(level)
     return levels
 
@@ -307,7 +248,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
 
 @dataclass(frozen=True)
-class SearchPlan:
+class Schedule:
     """Numbers of fine-tuned blocks and learning rates that a search tries in a time limit, with its predicted time."""
 
     depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
@@ -319,7 +260,7 @@ class SearchPlan:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> SearchPlan:
+    def from_dict(cls, record: Mapping[str, Any]) -> Schedule:
         return cls(tuple(record["depths"]), tuple(record["rates"]), record["seconds"], record["reason"])
 
 
@@ -332,26 +273,25 @@ class ImageCounts:
     final: int  # images of the final fit; 0: there is none
 
 
-def plan_search(
+def make_schedule(
     depth: int,
     cost: Callable[[int], BlockCost],
     sizes: ImageCounts,
     budget: float,
     epoch_seconds: float,
     rates: Sequence[float] = RATES,
-) -> SearchPlan:
+) -> Schedule:
     """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
 
-    The predicted time is that of training every recipe of the plan (a number of blocks at a learning rate), and of a
-    final fit to all images with the last recipe. The plan goes up to the largest number of blocks that the time allows.
-    It also tries all smaller numbers if there is time for them, and all learning rates rather than only the first. If
-    there is no time for even one block, the plan is empty and has the reason.
+    The predicted time is that of training every recipe, and of a final fit to all images with the last one. The
+    schedule goes up to the largest number of blocks that the time allows. It also has all smaller numbers if there is
+    time for them, and all learning rates rather than only the first. It is empty if there is no time for one block.
 
     depth: the largest number of blocks that can be fine-tuned (`finetunable_blocks`).
     cost: function that returns the `BlockCost` of a number of blocks.
     sizes: numbers of training and validation images and of the final fit.
     epoch_seconds: duration of an epoch without fine-tuned blocks.
-    rates: learning rates to try at the smallest number of blocks of the plan.
+    rates: learning rates to try at the smallest number of blocks of the schedule.
     """
     costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
 
@@ -369,12 +309,12 @@ def plan_search(
         for depths, tried in _depth_choices(possible[:end], len(rates)):
             if (seconds := predicted(depths, tried)) <= budget:
                 listed = ", ".join(map(str, depths))
-                return SearchPlan(depths, tuple(rates[:tried]), seconds, f"blocks {listed}: about {_duration(seconds)}")
+                return Schedule(depths, tuple(rates[:tried]), seconds, f"blocks {listed}: about {_duration(seconds)}")
     if not possible:
-        return SearchPlan((), (), 0.0, "no block of the encoder can be fine-tuned")
+        return Schedule((), (), 0.0, "no block of the encoder can be fine-tuned")
     least = min(predicted((blocks,), 1) for blocks in possible)
     left = _duration(max(budget, 0.0))
-    return SearchPlan((), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
+    return Schedule((), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
 
 
 def _duration(seconds: float) -> str:
@@ -395,117 +335,18 @@ def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int,
     return [*choices, (depths[-1:], 1)]
 
 
-@dataclass(frozen=True)
-class RecipeRuns:
-    """Store of the runs that a search for training settings (recipes) makes on one data set with one seed.
-
-    Each recipe has a folder of files inside `folder`. Results and tensors are always read from files, even for a recipe
-    trained in this process, so that an interrupted search makes the same choice.
-    """
-
-    folder: Path
-    read: Callable[[InputRequest], RunInputs]  # returns the data set's inputs for a request
-    seed: int
-    device: torch.device
-    settings: EvaluationParams
-    label: str = ""  # name of what is trained, for the progress
-    key: str = ""  # hash of what the runs depend on besides their recipes
-    accuracy: Callable[[Run, Examples], float | None] = lambda *_: None  # percent, of a run on validation images
-
-    def files(self, recipe: Recipe) -> RunPaths:
-        """Return the paths of a training's files, such as the checkpoint; a hash of its settings names the folder."""
-        spec = recipe.spec
-        tuned = None if spec.finetune is None else spec.finetune.to_dict()
-        key = [self.key, spec.kind, spec.options.to_dict(), spec.training.to_dict(), tuned]
-        return RunPaths(self.folder / json_digest(key)[:12])
-
-    def result(self, recipe: Recipe) -> RecipeResult:
-        """Return the validation result of a training recipe (settings tried), trained first unless its files exist.
-
-        Raises `DuplexError` if the files are damaged or of another recipe.
-        """
-        files = self.files(recipe)
-        result, margins = files.root / "attempt.json", files.root / "margins.npz"
-        if not result.is_file():
-            self._train(recipe, files, result, margins)
-        with report_damage(files.root), np.load(margins) as arrays:
-            record = json.loads(result.read_text(encoding="utf-8"))
-            for name, digest in self._digests(recipe, margins).items():
-                if record.pop(name, None) != digest:
-                    raise DuplexError(f"{result.name} is of another {name}")
-            return RecipeResult(recipe.name, Margins(**arrays), **record)
-
-    def _train(self, recipe: Recipe, files: RunPaths, result: Path, margins: Path) -> None:
-        start, inputs = time.monotonic(), self.read(recipe.spec.request)
-        label = ", ".join(filter(None, (self.label, recipe.name)))
-        resume = ResumePoint(label, files.unfinished_training, files.root.name)
-        run = train_run(recipe.spec, inputs, self.seed, self.device, self.settings, resume)
-        val = inputs.examples["val"].to(self.device)
-        accuracy = self.accuracy(run, val)
-        run.write(files)
-        assert run.margins is not None
-        np.savez(margins, **asdict(run.margins))
-        record = {
-            "epoch": run.record.epoch,
-            "accuracy": accuracy,
-            "seconds": time.monotonic() - start,
-            "seconds_per_epoch": run.result.timing["seconds_per_epoch"],
-            **self._digests(recipe, margins),
-        }
-        write_text(result, json.dumps(record) + "\n")
-        files.unfinished_training.unlink(missing_ok=True)
-
-    def _header(self, recipe: Recipe) -> CheckpointHeader:
-        """Read a checkpoint's metadata; raise `DuplexError` if it was trained with other settings than `recipe`."""
-        header, spec = read_checkpoint(self.files(recipe).checkpoint), recipe.spec
-        record, training = header.record, spec.training.result_settings()
-        stored = [record.kind, record.options, record.finetune, record.seed, dict(record.training) | training]
-        if stored != [spec.kind, spec.options, spec.finetune, self.seed, record.training]:
-            raise DuplexError(f"{header.path.name} is of another recipe")
-        return header
-
-    def _digests(self, recipe: Recipe, margins: Path) -> dict[str, str]:
-        """Return digests of a training's checkpoint and of its file of margins (from which validation AUC is computed).
-
-        They are stored with the training's result, so that a file that was replaced afterwards is noticed.
-        """
-        return {"checkpoint": self._header(recipe).fingerprint, "margins": sha256(margins)}
-
-    def load(self, recipe: Recipe) -> tuple[Record, Method[Any], RunInputs]:
-        """Load a training with the settings `recipe`: checkpoint metadata, trained method, features with labels."""
-        files, inputs = self.files(recipe), self.read(recipe.spec.request)
-        with report_damage(files.root):
-            header = self._header(recipe)
-            method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
-            record = replace(header.record, novelty=read_novelty(header, self.device))
-        return record, method, inputs
-
-    def plan(self, minutes: float, make: Callable[[], SearchPlan]) -> SearchPlan:
-        """Return the plan of a search (numbers of fine-tuned blocks and learning rates to try) for a time limit.
-
-        The plan is read from its file; without a file, `make` is called and its result is stored.
-        """
-        path = self.folder / f"plan-{minutes:g}.json"
-        if not path.is_file():
-            write_text(path, json.dumps(make().to_dict()) + "\n")
-        with report_damage(self.folder):
-            return SearchPlan.from_dict(json.loads(path.read_text(encoding="utf-8")))
+def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) -> Schedule:
+    """The schedule of a search with a time limit, from its file in `folder`; without a file, `make` is called once."""
+    path = folder / f"schedule-{minutes:g}.json"
+    if not path.is_file():
+        write_text(path, json.dumps(make().to_dict()) + "\n")
+    with report_damage(folder):
+        return Schedule.from_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-@contextmanager
-def report_damage(folder: Path) -> Iterator[None]:
-    """Context manager: raise a `DuplexError` that names `folder` if files of trainings in it cannot be read."""
-    try:
-        yield
-    except (DuplexError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile
-    ) as error:  # fmt: skip
-        problem = str(error).partition(";")[0]  # what comes after is advice for other folders
-        raise DuplexError(
-            f"{folder} has a damaged file ({problem}); delete the folder and run the same command again"
-        ) from error
-
-
-def train_chosen_blocks(spec: MethodSpec, options: AutoFinetune, runs: RecipeRuns, say: Callable[[str], None]) -> Run:
+def train_chosen_blocks(
+    spec: MethodSpec, options: AutoFinetune, seed: int, runs: Trials, say: Callable[[str], None]
+) -> Run:
     """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
 
     The metadata of the returned run has a table of all training recipes tried (numbers of blocks and learning rates).
@@ -519,19 +360,20 @@ def train_chosen_blocks(spec: MethodSpec, options: AutoFinetune, runs: RecipeRun
     def report(line: str) -> None:
         say(f"{runs.label}: {line}")
 
-    first = Recipe("0 blocks", spec)
-    plan = runs.plan(options.minutes, lambda: _plan(first, options, runs))
-    report(f"fine-tuning: {plan.reason}")
-    choice = search_recipes([[first], *finetuned_recipes(spec, plan.depths, plan.rates)], runs.result, report)
+    first = Trial("0 blocks", spec, seed)
+    schedule = stored_schedule(runs.folder, options.minutes, lambda: _schedule(first, options, runs))
+    report(f"fine-tuning: {schedule.reason}")
+    levels = [[first], *finetuned_recipes(spec, schedule.depths, schedule.rates, seed)]
+    choice = search_recipes(levels, runs.result, report)
     report(f"chosen: {choice.recipe.name}")
-    run = _load(choice.recipe, runs)
+    run = runs.run(choice.recipe)
     numbers = [
         {name: float(value) for name, value in row.items() if isinstance(value, (int, float))} for row in choice.table
     ]
     return replace(run, record=replace(run.record, recipes=tuple(numbers)))
 
 
-def _plan(first: Recipe, options: AutoFinetune, runs: RecipeRuns) -> SearchPlan:
+def _schedule(first: Trial, options: AutoFinetune, runs: Trials) -> Schedule:
     """Time some training steps; return which numbers of fine-tuned blocks and learning rates fit into the time limit.
 
     Raises `UsageError` if the feature cache holds no block inputs (activations that enter the last blocks).
@@ -550,18 +392,4 @@ def _plan(first: Recipe, options: AutoFinetune, runs: RecipeRuns) -> SearchPlan:
     last_blocks(tower, depth)  # raises for an encoder that cannot be cut
     counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
     epoch = runs.result(first).seconds_per_epoch
-    return plan_search(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)
-
-
-def _load(recipe: Recipe, runs: RecipeRuns) -> Run:
-    """Read the method, metadata, history and timing of a finished training recipe (one of the settings tried)."""
-    record, method, _ = runs.load(recipe)
-    files = runs.files(recipe)
-    with report_damage(files.root):
-        rows = pd.read_csv(files.history).to_dict("records")
-        history = [
-            {str(name): int(value) if name == "epoch" else float(value) for name, value in row.items()} for row in rows
-        ]
-        timing = json.loads(files.timing.read_text(encoding="utf-8"))
-    result = TrainingResult(record.epoch, record.val_auc, history, timing, record.selected_by)
-    return Run(recipe.spec.name, method, record, recipe.spec.training, result)
+    return make_schedule(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from duplex.config.params import Params, load_params
 from duplex.project import stages
 from duplex.project import sweep as sweep_module
 from duplex.project.sweep import DvcRepo, commit_targets, grid, missing_tasks, run_in_processes, sweep
-from duplex.project.trials import RunExecutor, RunId, RunResult, RunTask, missing_stages
+from duplex.project.trials import Executor, Outcome, RunId, RunTask, missing_stages
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import load_inputs
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
@@ -145,11 +146,11 @@ def test_a_failed_run_is_reported_and_stops_no_other(project):
     assert (project / "artifacts/own/csp/0/metrics.json").exists()
 
 
-class KilledBySeed1(RunExecutor):
-    def execute(self, task: RunTask) -> RunResult:
+class KilledBySeed1(Executor):
+    def execute(self, task: Any) -> Outcome:
         if task.run.seed == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return RunResult(task)
+        return Outcome(task)
 
 
 @pytest.mark.slow
@@ -161,10 +162,10 @@ def test_a_process_that_dies_fails_its_current_run_only(params):
     assert "was killed by signal 9" in (errors[1] or "")
 
 
-class PrintsEnvironment(RunExecutor):
-    def execute(self, task: RunTask) -> RunResult:
+class PrintsEnvironment(Executor):
+    def execute(self, task: Any) -> Outcome:
         values = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ["OMP_WAIT_POLICY"], torch.get_num_threads()
-        return RunResult(task, output=repr(values))
+        return Outcome(task, output=repr(values))
 
 
 def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):

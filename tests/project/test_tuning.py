@@ -17,7 +17,9 @@ from duplex.cli import app
 from duplex.config.params import load_params
 from duplex.errors import UsageError
 from duplex.project import stages
-from duplex.project.tune import Trial, TrialExecutor, best_rows, tune
+from duplex.project import tune as tuning
+from duplex.project.trials import Executor
+from duplex.project.tune import TuningTask, best_rows, tune
 from duplex.training.checkpoint import read_record
 from tests.subprocesses import ROOT
 
@@ -64,21 +66,41 @@ def test_a_trial_is_the_run_that_the_pipeline_would_train(params, tmp_path):
     stages.train_stage(changed, "own", "csp", 5, ArtifactPaths(), RunPaths(tmp_path / "out"))
     record = read_record(tmp_path / "out" / "checkpoint.safetensors")
     settings = {"learning_rate": 0.003, "template": "an image of"}
-    result = TrialExecutor(params, ArtifactPaths(), 1).execute(Trial("own", "csp", settings, 5))
-    assert result.error is None and (result.val_auc, result.epoch) == (100 * record.val_auc, record.epoch)
-    assert record.val_auc_all is not None and result.val_auc_all == 100 * record.val_auc_all
+    task = TuningTask("own", "csp", settings, 5, tmp_path / "trials")
+    outcome = Executor(params, ArtifactPaths(), 1).execute(task)
+    result = outcome.value
+    assert outcome.error is None and (result.auc, result.epoch) == (100 * record.val_auc, record.epoch)
+    assert record.val_auc_all is not None and result.auc_all == 100 * record.val_auc_all
 
 
-def test_test_images_are_not_needed(params):
-    executor = TrialExecutor(params, ArtifactPaths(), 1)
-    load = executor.inputs
+def test_test_images_are_not_needed(params, tmp_path):
+    executor = Executor(params, ArtifactPaths(), 1)
+    load = executor.load
 
     def without_test(*arguments):
         inputs = load(*arguments)
         return dataclasses.replace(inputs, examples={s: inputs.examples[s] for s in ("train", "val")})
 
-    executor.inputs = without_test  # type: ignore[assignment]
-    assert executor.execute(Trial("own", "csp", {"epochs": 1}, 0)).error is None
+    executor.load = without_test
+    assert executor.execute(TuningTask("own", "csp", {"epochs": 1}, 0, tmp_path)).error is None
+
+
+def test_a_second_search_trains_only_what_is_missing(params, monkeypatch):
+    def in_this_process(params, wanted, jobs, engine, paths):
+        return lambda tasks: map(Executor(params, paths, 1).execute, reversed(tasks))
+
+    def trained() -> set[int]:
+        return {path.stat().st_mtime_ns for path in ArtifactPaths().trials.rglob("checkpoint.safetensors")}
+
+    monkeypatch.setattr(tuning, "task_executor", in_this_process)
+    first = tune(params, "own", ["csp"], {"epochs": [1]}, [0])
+    before = trained()
+    again = tune(params, "own", ["csp"], {"epochs": [1, 2]}, [0])
+    assert again[0].to_dict() == first[0].to_dict() and len(before) == 1
+    assert before < trained() and len(trained()) == 2
+    changed = params.model_copy(update={"evaluation": params.evaluation.model_copy(update={"thresholds": 9})})
+    tune(changed, "own", ["csp"], {"epochs": [1]}, [0])
+    assert len(trained()) == 1 and not before & trained()
 
 
 def test_a_failed_trial_leaves_the_others(params):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from duplex.recognition import fit
-from duplex.training.recipes import Recipe
+from duplex.training.trials import Trial
 
 
 def only_the_first(self: fit.FolderRecipes, began: float):
     """Levels of a search that trains nothing."""
-    yield [Recipe("nothing trained", self._spec(fit.NOTHING_TRAINED))]
+    yield [Trial("nothing trained", self._spec(fit.NOTHING_TRAINED))]

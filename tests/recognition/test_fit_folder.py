@@ -17,14 +17,14 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
-from duplex.training import recipes
+from duplex.training import trials
 from duplex.training.checkpoint import read_record
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first
 from tests.subprocesses import duplex, start_duplex
 
 pytestmark = pytest.mark.slow
-PLAN = f"plan-{fit.MINUTES:g}.json"
+SCHEDULE = f"schedule-{fit.MINUTES:g}.json"
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +99,12 @@ def test_a_second_fit_trains_nothing_and_gives_the_same_bytes(fitted, drawn, mon
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(recipes, "train_run", refuse)
+    monkeypatch.setattr(trials, "train_run", refuse)
     fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
     assert model_bytes(model) == before
 
 
-@pytest.mark.parametrize("stage", ["features.h5.partial", "attempt.json", "training.partial", PLAN])
+@pytest.mark.parametrize("stage", ["features.h5.partial", "result.json", "training.partial", SCHEDULE])
 def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, stage):
     model, _ = fitted
     out = tmp_path / "model"
@@ -125,8 +125,8 @@ def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        *(("attempt.json", b""), ("attempt.json", b"[]"), ("attempt.json", b"[" * 100_000)),
-        *((PLAN, b"{}"), ("margins.npz", b"PK"), ("margins.npz", None)),
+        *(("result.json", b""), ("result.json", b"[]"), ("result.json", b"[" * 100_000)),
+        *((SCHEDULE, b"{}"), ("margins.npz", b"PK"), ("margins.npz", None)),
         *(("checkpoint.safetensors", b"no tensors"), ("checkpoint.safetensors", None)),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_damaged_file_of_a_recipe_is_one_line_that_says_what_to_delete(fitted,
     assert not out.exists()
 
 
-OF_A_RECIPE = "checkpoint.safetensors margins.npz attempt.json"
+OF_A_RECIPE = "checkpoint.safetensors margins.npz result.json"
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_time_must_be_more_than_nothing(tmp_path, drawn):
 
 
 def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "train_run", None)
+    monkeypatch.setattr(trials, "train_run", None)
     page = tmp_path / "model-page.html"
     page.write_text("<html>my own page</html>")
     with pytest.raises(UsageError, match=r"model-page\.html exists; .*--force"):

@@ -19,16 +19,15 @@ from duplex.training.recipes import (
     RATES,
     BlockCost,
     ImageCounts,
-    Recipe,
-    RecipeResult,
     block_cost,
     finetunable_blocks,
     finetuned_recipes,
     gain_exceeds_error,
-    plan_search,
+    make_schedule,
     search_recipes,
 )
 from duplex.training.run import MethodSpec
+from duplex.training.trials import Trial, TrialResult
 
 TRAINING = TrainingOptions(learning_rate=1e-3, batch_size=64, epochs=3)
 SPEC = MethodSpec("m", "prompts", parse_options("prompts", {}), TRAINING, ("closed",), "closed")
@@ -44,15 +43,15 @@ def margins(auc: float, images: int = 200) -> Margins:
 def attempts(aucs: dict[str, float]):
     tried = []
 
-    def attempt(recipe: Recipe) -> RecipeResult:
+    def attempt(recipe: Trial) -> TrialResult:
         tried.append(recipe.name)
-        return RecipeResult(recipe.name, margins(aucs[recipe.name]), epoch=1)
+        return TrialResult(recipe.name, margins(aucs[recipe.name]), epoch=1)
 
     return attempt, tried
 
 
 def levels(depths=(1, 2, 4)):
-    return [[Recipe("nothing", SPEC)], *finetuned_recipes(SPEC, depths)]
+    return [[Trial("nothing", SPEC)], *finetuned_recipes(SPEC, depths)]
 
 
 def names(level: int) -> list[str]:
@@ -60,11 +59,11 @@ def names(level: int) -> list[str]:
 
 
 def test_a_costlier_recipe_is_adopted_only_beyond_the_standard_error():
-    low, high = RecipeResult("a", margins(0.5), 1), RecipeResult("b", margins(0.51), 1)
+    low, high = TrialResult("a", margins(0.5), 1), TrialResult("b", margins(0.51), 1)
     difference = high.components.minus(low.components)
     assert gain_exceeds_error(high, low) == (difference.auc > difference.standard_error)
     assert not gain_exceeds_error(low, low)
-    assert gain_exceeds_error(RecipeResult("c", margins(0.9), 1), low)
+    assert gain_exceeds_error(TrialResult("c", margins(0.9), 1), low)
 
 
 def test_the_search_goes_to_the_most_blocks_that_gain_with_the_better_rate():
@@ -82,7 +81,7 @@ def test_a_higher_rate_is_taken_only_if_it_pays():
     attempt, tried = attempts(aucs)
     random = np.random.default_rng(0)
 
-    def noisy(recipe: Recipe) -> RecipeResult:
+    def noisy(recipe: Trial) -> TrialResult:
         """The higher rate is right on other images, so that its gain of one point is smaller than its error."""
         result = attempt(recipe)
         if recipe.name != names(1)[1]:
@@ -99,16 +98,16 @@ def test_more_blocks_are_taken_for_any_gain_but_the_first_only_beyond_the_error(
     random = np.random.default_rng(0)
 
     def attempt_with(aucs: dict[str, float]):
-        def attempt(recipe: Recipe) -> RecipeResult:
+        def attempt(recipe: Trial) -> TrialResult:
             """Each recipe is right on other images, so that a gain of one point is smaller than its error."""
             exact = margins(aucs[recipe.name])
             mixed = [random.permutation(each) for each in (exact.seen, exact.unseen)]
-            return RecipeResult(recipe.name, Margins(*mixed, exact.is_seen), epoch=1)
+            return TrialResult(recipe.name, Margins(*mixed, exact.is_seen), epoch=1)
 
         return attempt
 
     one, two = names(1)[0], names(2)[0]
-    levels_of_one_rate = [[Recipe("nothing", SPEC)], *finetuned_recipes(SPEC, (1, 2), RATES[:1])]
+    levels_of_one_rate = [[Trial("nothing", SPEC)], *finetuned_recipes(SPEC, (1, 2), RATES[:1])]
     chosen = [
         search_recipes(levels_of_one_rate, attempt_with(aucs), print).recipe.name
         for aucs in (
@@ -136,7 +135,7 @@ def test_one_depth_without_gain_does_not_end_the_climb():
 
 def test_the_first_recipe_is_adopted_whatever_its_result():
     attempt, _ = attempts({"nothing": 0.0})
-    assert search_recipes([[Recipe("nothing", SPEC)]], attempt, print).recipe.name == "nothing"
+    assert search_recipes([[Trial("nothing", SPEC)]], attempt, print).recipe.name == "nothing"
 
 
 COST = {blocks: BlockCost(0.01 * blocks, 0.002 * blocks, 0.01 / blocks) for blocks in DEPTHS}
@@ -159,7 +158,7 @@ def seconds(depths: tuple[int, ...], rates: int, epoch: float = 1.0) -> float:
 @settings(max_examples=100, deadline=None)
 @given(depth=st.sampled_from((0, 1, 2, 4, 8)), budget=st.floats(0, 1000))
 def test_a_plan_fits_into_its_time_and_no_deeper_one_does(depth: int, budget: float):
-    made = plan_search(depth, COST.__getitem__, SIZES, budget, 1.0)
+    made = make_schedule(depth, COST.__getitem__, SIZES, budget, 1.0)
     if made.depths:
         assert seconds(made.depths, len(made.rates)) == pytest.approx(made.seconds)
         assert made.seconds <= budget
@@ -171,7 +170,7 @@ def test_a_plan_fits_into_its_time_and_no_deeper_one_does(depth: int, budget: fl
 
 
 def test_a_plan_without_time_names_what_it_would_take():
-    made = plan_search(2, COST.__getitem__, SIZES, 1.0, 1.0)
+    made = make_schedule(2, COST.__getitem__, SIZES, 1.0, 1.0)
     assert made.depths == ()
     assert "fine-tuning takes at least" in made.reason
 
@@ -196,4 +195,4 @@ def test_more_blocks_take_longer():
 
 @pytest.mark.parametrize(("budget", "left"), [(-5.0, "0.0 seconds"), (0.5, "0.5 seconds")])
 def test_time_that_is_left_is_never_below_nothing(budget: float, left: str):
-    assert plan_search(2, COST.__getitem__, SIZES, budget, 1.0).reason.endswith(f", and {left} are left")
+    assert make_schedule(2, COST.__getitem__, SIZES, budget, 1.0).reason.endswith(f", and {left} are left")
