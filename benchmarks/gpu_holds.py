@@ -19,7 +19,7 @@ from duplex.config.params import Params
 from duplex.features.file import ENCODED, PartialCache, Span, open_features
 from duplex.features.tokens import DiskTokens
 from duplex.methods.base import Batch
-from duplex.project import stages
+from duplex.project.train import train_stage
 from duplex.training.loop import prefetch
 from tests.projects import inside, make_project
 from tests.subprocesses import ENVIRONMENT, ROOT
@@ -99,7 +99,7 @@ def twice(project: Path, params: Params, method: str) -> bool:
     """Train seed 0 again and compare the bytes of the checkpoints."""
     first, again = project / ArtifactPaths().run("own", method, 0).root, RunPaths(project / "again")
     with inside(project):
-        stages.train_stage(params, "own", method, 0, out=again)
+        train_stage(params, "own", method, 0, out=again)
     return again.checkpoint.read_bytes() == RunPaths(first).checkpoint.read_bytes()
 
 
@@ -110,7 +110,7 @@ def killed(project: Path, params: Params, method: str) -> tuple[bool, float]:
     """
     whole, broken = RunPaths(project / "whole"), RunPaths(project / ArtifactPaths().run("own", method, 1).root)
     with inside(project):
-        stages.train_stage(params, "own", method, 1, out=whole)
+        train_stage(params, "own", method, 1, out=whole)
     words, began = (*DUPLEX, "train", "--dataset", "own", "--method", method, "--seed", "1"), time.perf_counter()
     running = subprocess.Popen(words, cwd=project, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
     while running.poll() is None and not (broken.root / "training.partial").exists():

@@ -48,6 +48,7 @@ from duplex.labels import WORLDS
 from duplex.methods.registry import method_source
 from duplex.options import FinetuneOptions
 from duplex.project import stages
+from duplex.project.train import train_stage
 from duplex.report.aggregate import at_threshold, standard_error
 from duplex.system.plugins import code_hash, module_of
 from duplex.system.threads import keep_freed_memory
@@ -124,7 +125,7 @@ class Bench:
         if not (same and out.checkpoint.exists()):
             out.root.mkdir(parents=True, exist_ok=True)
             out.metrics.unlink(missing_ok=True)
-            stages.train_stage(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))
+            train_stage(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))
             mark.write_text(key)
         if tested and not out.metrics.exists():
             stages.evaluate_stage(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))

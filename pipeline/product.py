@@ -5,11 +5,11 @@ from duplex.system.entry import run_script
 
 def work(dataset: str, method: str, seed: str) -> None:
     from duplex.project import stages
-    from duplex.project import stages as train
     from duplex.project.stamps import load_planned
+    from duplex.project.train import train_stage
 
     params = load_planned(dataset, "train", "evaluate", method=method)
-    train.train_stage(params, dataset, method, int(seed))
+    train_stage(params, dataset, method, int(seed))
     stages.evaluate_stage(params, dataset, method, int(seed))
 
 

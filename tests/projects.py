@@ -18,6 +18,7 @@ from duplex.config.params import Params, load_params
 from duplex.data.shapes import render_images, shapes_manifest
 from duplex.project import stages
 from duplex.project.stages import extract, prepare
+from duplex.project.train import train_stage
 from duplex.training import loop
 from duplex.training.inputs import InputsCache
 from tests.subprocesses import ROOT
@@ -83,7 +84,7 @@ def make_project(
         extract(params, "own", paths, num_workers=0)
         for method in methods:
             for seed in seeds:
-                stages.train_stage(params, "own", method, seed, paths, load=load)
+                train_stage(params, "own", method, seed, paths, load=load)
                 stages.evaluate_stage(params, "own", method, seed, paths, load=load)
     return params
 

@@ -28,6 +28,7 @@ from duplex.project.runs import load_featured_run, model_card_facts
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import run_records
 from duplex.project.suspects import rank_suspects
+from duplex.project.train import train_stage
 from duplex.recognition import numpy_example
 from duplex.recognition.export import export
 from duplex.recognition.inputs import encode, open_image
@@ -79,7 +80,7 @@ def project(tmp_path_factory) -> Project:
     found = Project(folder)
     prepare(found.params(), "own", found.paths)
     extract(found.params(), "own", found.paths, num_workers=0)
-    stages.train_stage(found.params(), "own", "deep", 0, found.paths)
+    train_stage(found.params(), "own", "deep", 0, found.paths)
     stages.evaluate_stage(found.params(), "own", "deep", 0, found.paths)
     return found
 
@@ -122,7 +123,7 @@ def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: P
     params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
     prepare(params, "own", paths)
     extract(params, "own", paths, num_workers=0)
-    stages.train_stage(params, "own", "eight", 0, paths)
+    train_stage(params, "own", "eight", 0, paths)
     run = paths.run("own", "eight", 0)
     recognizer, kept = Recognizer.load(run.root, device="cpu"), read_record(run.checkpoint)
     assert (kept.encoder["block_inputs"], kept.encoder["bits"]) == ("2", "8")
@@ -229,12 +230,10 @@ def test_the_report_shows_finetuned_features(project) -> None:
 
 def test_training_and_evaluation_from_the_disk_equal_those_from_memory(project, monkeypatch) -> None:
     wanted = stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths)
-    held = stages.train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
+    held = train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
     monkeypatch.setattr(inputs_module, "read_tokens", lambda path, name, limit: read_tokens(path, name, 0))
     assert stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths) == wanted
-    streamed = stages.train_stage(
-        project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0)
-    )
+    streamed = train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
     assert streamed.history == held.history  # so few images are one block, in the order that those in memory have
 
 
@@ -252,7 +251,7 @@ def test_the_memory_budget_decides_which_tokens_stay_on_the_disk(project) -> Non
 
 
 def test_a_cache_with_block_inputs_serves_methods_without_finetuning(project) -> None:
-    stages.train_stage(project.params(), "own", "flat", 0, project.paths)
+    train_stage(project.params(), "own", "flat", 0, project.paths)
     assert read_record(project.checkpoint("flat")).finetune is None
 
 
@@ -260,7 +259,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
     with pytest.raises(
         UsageError, match=r"finetune\.blocks is 3 and .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`"
     ):
-        stages.train_stage(project.params(), "own", "deeper", 0, project.paths)
+        train_stage(project.params(), "own", "deeper", 0, project.paths)
 
 
 def test_more_blocks_than_the_encoder_has_are_reported_with_its_number(project) -> None:

@@ -24,6 +24,7 @@ from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace
 from duplex.project import report, stages
 from duplex.project.stages import extract, prepare
+from duplex.project.train import train_stage
 from duplex.report.aggregate import aggregate as summary
 from duplex.training.checkpoint import read_checkpoint
 from tests.commands import command
@@ -58,7 +59,7 @@ def paths(folder: Path) -> ArtifactPaths:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_goes_from_features_to_metrics(params, paths, method):
-    outcome = stages.train_stage(params, "own", method, 0, paths)
+    outcome = train_stage(params, "own", method, 0, paths)
     found = stages.evaluate_stage(params, "own", method, 0, paths)
     run = paths.run("own", method, 0)
     assert json.loads(run.metrics.read_text()) == found
@@ -104,7 +105,7 @@ def test_a_resplit_copies_the_features_of_its_data_set(params, paths, tmp_path, 
     extract(params, "own", alone)
     assert alone.features("own").read_bytes() == paths.features("own").read_bytes()
     assert ": copied " in capsys.readouterr().err
-    stages.train_stage(params, "own-split1", "cso", 0, paths)
+    train_stage(params, "own-split1", "cso", 0, paths)
     found = stages.evaluate_stage(params, "own-split1", "cso", 0, paths)
     assert 0 < found["closed"]["auc"] <= 100
     with_blocks, elsewhere = with_resplit(params, 1), ArtifactPaths(tmp_path / "block inputs")
@@ -124,7 +125,7 @@ def with_resplit(params: Params, block_inputs: int) -> Params:
 def test_the_same_seed_gives_the_same_bytes(params, paths):
     found = []
     for _ in range(2):
-        stages.train_stage(params, "own", "duplex", 3, paths)
+        train_stage(params, "own", "duplex", 3, paths)
         stages.evaluate_stage(params, "own", "duplex", 3, paths)
         run = paths.run("own", "duplex", 3)
         found.append([path.read_bytes() for path in (run.checkpoint, run.history, run.metrics, run.curve)])
@@ -138,7 +139,7 @@ def test_the_same_seed_gives_the_same_bytes(params, paths):
      ("clip", 4, "seed is 3 instead of 4")],
 )  # fmt: skip
 def test_a_checkpoint_of_another_run_is_not_evaluated_under_this_name(params, paths, method, seed, names):
-    stages.train_stage(params, "own", "clip", 3, paths)
+    train_stage(params, "own", "clip", 3, paths)
     copy = paths.run("own", method, seed).checkpoint
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_bytes(paths.run("own", "clip", 3).checkpoint.read_bytes())
@@ -148,7 +149,7 @@ def test_a_checkpoint_of_another_run_is_not_evaluated_under_this_name(params, pa
 
 @pytest.mark.slow
 def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folder, params, paths, tmp_path):
-    stages.train_stage(params, "own", "csp", 5, paths)
+    train_stage(params, "own", "csp", 5, paths)
     stages.evaluate_stage(params, "own", "csp", 5, paths)
     record = YAML(typ="safe").load((folder / "params.yaml").read_text())
     record["datasets"]["own"]["training"]["epochs"], record["run"]["seeds"] = 1, [5]
@@ -177,9 +178,9 @@ def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folde
     report.read_results(load_params(changed), {}, paths)
 
     run = paths.run("own", "csp", 5)
-    stages.train_stage(params, "own", "csp", 5, paths)
+    train_stage(params, "own", "csp", 5, paths)
     assert run.metrics.exists() and run.predictions.exists(), "the same checkpoint"
-    stages.train_stage(load_params(changed), "own", "csp", 5, paths)
+    train_stage(load_params(changed), "own", "csp", 5, paths)
     assert not run.metrics.exists() and not run.curve.exists() and not run.predictions.exists()
 
 
@@ -229,7 +230,7 @@ def trained_content(run: RunPaths) -> list[Any]:
 def test_training_and_selection_do_not_use_test_images(params, paths):
     """Scramble every test row: checkpoint, its bias and threshold, and history stay the same, test metrics do not."""
     run = paths.run("own", "duplex_open", 5)
-    stages.train_stage(params, "own", "duplex_open", 5, paths)
+    train_stage(params, "own", "duplex_open", 5, paths)
     clean = trained_content(run)
     auc = stages.evaluate_stage(params, "own", "duplex_open", 5, paths)["open"]["auc"]
     rows = np.flatnonzero(read_manifest(paths.manifest("own"))["split"] == "test")
@@ -240,7 +241,7 @@ def test_training_and_selection_do_not_use_test_images(params, paths):
         file["cls"][...] = poisoned
         update_checksums(file)
     try:
-        stages.train_stage(params, "own", "duplex_open", 5, paths)
+        train_stage(params, "own", "duplex_open", 5, paths)
         assert trained_content(run) == clean
         assert stages.evaluate_stage(params, "own", "duplex_open", 5, paths)["open"]["auc"] != auc
     finally:
@@ -254,7 +255,7 @@ def with_evaluation(params: Params, **changes) -> Params:
 
 
 def test_score_terms_are_measured_if_evaluation_terms_is_true(params, paths):
-    stages.train_stage(params, "own", "cso", 0, paths)
+    train_stage(params, "own", "cso", 0, paths)
     found, plain = (
         stages.evaluate_stage(with_evaluation(params, terms=terms), "own", "cso", 0, paths) for terms in (True, False)
     )
@@ -265,7 +266,7 @@ def test_score_terms_are_measured_if_evaluation_terms_is_true(params, paths):
 
 
 def test_the_sampled_protocol_is_close_to_the_exact_one(params, paths):
-    stages.train_stage(params, "own", "csp", 0, paths)
+    train_stage(params, "own", "csp", 0, paths)
     exact = stages.evaluate_stage(params, "own", "csp", 0, paths)["closed"]
     swept = stages.evaluate_stage(with_evaluation(params, protocol="sampled"), "own", "csp", 0, paths)["closed"]
     assert swept["auc"] == pytest.approx(exact["auc"], abs=3)
@@ -282,11 +283,11 @@ def write_vectors(path: Path, paths: ArtifactPaths, width: int, seed: int) -> Pa
 
 def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     params = with_evaluation(params, feasibility="words")
-    stages.train_stage(params, "own", "clip", 0, paths)
+    train_stage(params, "own", "clip", 0, paths)
     own = stages.evaluate_stage(params, "own", "clip", 0, paths)["open"]["threshold"]
     words = write_vectors(folder / "words.txt", paths, 8, 0)
     changed = with_evaluation(params, word_vectors=words)
-    stages.train_stage(changed, "own", "clip", 0, paths)
+    train_stage(changed, "own", "clip", 0, paths)
     other = stages.evaluate_stage(changed, "own", "clip", 0, paths)["open"]["threshold"]
     assert other != own
     with pytest.raises(DuplexError, match="its word vectors have changed"):
@@ -306,16 +307,16 @@ def test_interrupted_training_does_not_continue_with_other_word_vectors(folder, 
     for other in others:
         interrupt(monkeypatch, 2)
         with pytest.raises(KeyboardInterrupt):
-            stages.train_stage(with_evaluation(params, word_vectors=first), "own", "compcos", 0, paths)
+            train_stage(with_evaluation(params, word_vectors=first), "own", "compcos", 0, paths)
         capsys.readouterr()
-        found = stages.train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
+        found = train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert "belongs to another run; starting from the beginning" in capsys.readouterr().err
-        again = stages.train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
+        again = train_stage(with_evaluation(params, word_vectors=other), "own", "compcos", 0, paths).history
         assert found == again
 
 
 def test_a_method_without_a_world_to_evaluate_is_refused(params, paths):
-    stages.train_stage(params, "own", "duplex", 4, paths)
+    train_stage(params, "own", "duplex", 4, paths)
     with pytest.raises(UsageError, match=r"evaluation.worlds is \['open'\] and duplex is for the closed world alone"):
         stages.evaluate_stage(with_evaluation(params, worlds=("open",)), "own", "duplex", 4, paths)
     assert not paths.run("own", "duplex", 4).metrics.exists()
@@ -335,7 +336,7 @@ def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, 
     for source in ("words", "likelihood"):
         asked = with_evaluation(params, feasibility=source)
         for method in ("closed_form", "clip"):
-            stages.train_stage(asked, "own", method, 0, paths)
+            train_stage(asked, "own", method, 0, paths)
             found[source, method] = stages.evaluate_stage(asked, "own", method, 0, paths)["open"]
     first, second = found["words", "closed_form"], found["likelihood", "closed_form"]
     for name in ("threshold", "feasible", "auc", "unseen", "val_auc_at_threshold"):
@@ -349,7 +350,7 @@ def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, 
 def open_metrics(params, paths, **changes):
     """Train and evaluate `closed_form` with some settings of the evaluation; return the metrics of the open world."""
     asked = with_evaluation(params, **changes)
-    stages.train_stage(asked, "own", "closed_form", 0, paths)
+    train_stage(asked, "own", "closed_form", 0, paths)
     return stages.evaluate_stage(asked, "own", "closed_form", 0, paths)["open"]
 
 

@@ -111,9 +111,9 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
     An interrupted training is resumed by the same command.
     """
     from duplex.artifacts import ArtifactPaths
-    from duplex.project import stages as stage
+    from duplex.project.train import train_stage
 
-    outcome = stage.train_stage(load_params(), dataset, method, seed)
+    outcome = train_stage(load_params(), dataset, method, seed)
     checkpoint = ArtifactPaths().run(dataset, method, seed).checkpoint
     chosen = "" if outcome.selected_by == "auc" else f" by {outcome.selected_by}"
     typer.echo(

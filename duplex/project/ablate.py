@@ -24,7 +24,6 @@ from duplex.errors import require
 from duplex.features.file import open_features
 from duplex.labels import LabelSpace
 from duplex.project import stages
-from duplex.project import stages as train
 from duplex.project.stamps import StageRecord, check_options, run_records, write_json_folder
 from duplex.project.sweep import (
     CHANGED_PARAMS,
@@ -38,6 +37,7 @@ from duplex.project.sweep import (
     refuse_duplicates,
     task_executor,
 )
+from duplex.project.train import train_stage
 from duplex.project.trials import RunId
 from duplex.report.aggregate import aggregate, read_metrics
 from duplex.system.files import write_json
@@ -66,7 +66,7 @@ def run(params: Params, name: str, paths: ArtifactPaths = ArtifactPaths()) -> No
     with tempfile.TemporaryDirectory() as scratch:
         for dataset, seed in product(params.ablation_run.datasets, params.ablation_run.seeds):
             out = run_paths(Path(scratch), dataset, seed)
-            train.train_stage(params, dataset, name, seed, paths, out)
+            train_stage(params, dataset, name, seed, paths, out)
             stages.evaluate_stage(params, dataset, name, seed, paths, out)
         copy_results(params, name, Path(scratch), paths)
 

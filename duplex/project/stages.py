@@ -2,20 +2,16 @@
 
 Encode the images of a data set into its feature cache: the pipeline's stage `extract`.
 
-Train one method on one data set with one seed: write the checkpoint of its best epoch and the training history.
-
 Evaluate one run on the test split: write metrics, the seen-unseen curve, and predictions per image.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +19,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from duplex.artifacts import ArtifactPaths, RunPaths, log_folder
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.images import ImageTree
 from duplex.data.sources import ensure_images, load_source, require_prepared, write_source
 from duplex.data.tables import count_dataset, read_manifest, write_manifest
 from duplex.encoders.base import Encoder, load_encoder, resolve_device
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 from duplex.features.extract import BadImage, ExtractionReport
 from duplex.features.extract import extract as encode
 from duplex.features.file import (
@@ -47,25 +43,17 @@ from duplex.features.imported import feature_keys, import_features
 from duplex.features.inspect import verify
 from duplex.features.shards import copy_matching_cache
 from duplex.methods.registry import find_method
-from duplex.options import AutoFinetune
-from duplex.project.stamps import outdated_member, require_current_run, run_records
-from duplex.system.files import json_digest, sha256, sole_writer, write_json, write_text
-from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint
-from duplex.training.inputs import InputRequest, LoadInputs, RunInputs, load_inputs, require_inputs
-from duplex.training.logs import TrainingHooks, open_log
-from duplex.training.loop import ResumePoint, TrainingResult
-from duplex.training.members import find_members
-from duplex.training.recipes import train_chosen_blocks
+from duplex.project.stamps import require_current_run
+from duplex.system.files import sha256, write_json, write_text
+from duplex.training.checkpoint import load_checkpoint, read_checkpoint
+from duplex.training.inputs import InputRequest, LoadInputs, load_inputs
 from duplex.training.run import (
-    MethodSpec,
     calibration_for,
     evaluate_world,
     frequency_accuracies,
     reproducible,
     term_metrics,
-    train_run,
 )
-from duplex.training.trials import Trials
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
@@ -216,82 +204,6 @@ def _copy_other_split(
         if read_manifest(manifest)["image"].tolist() == images and copy_matching_cache(cache, expected, out, wanted):
             print(f"{dataset} has the same images as {name}: copied {cache}", file=sys.stderr)
             return
-
-
-def train_stage(
-    params: Params,
-    dataset: str,
-    method: str,
-    seed: int,
-    paths: ArtifactPaths = ArtifactPaths(),
-    out: RunPaths | None = None,
-    load: LoadInputs = load_inputs,
-) -> TrainingResult:
-    """Train a method on a data set with a seed, save the epoch with the best validation AUC, return history and timing.
-
-    Bias and feasibility threshold are calibrated on validation data. Interrupted training continues after its last
-    whole epoch.
-
-    out: paths to write to, by default the run's own folder.
-    load: function that loads features and labels, by default from disk.
-    """
-    out = out or paths.run(dataset, method, seed)
-    require_inputs(params, dataset, method)
-    spec = MethodSpec.of(params, dataset, method)
-    device = torch.device(resolve_device(params.device))
-    with reproducible(spec.training.threads):
-        spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
-        if difference := outdated_member(spec.options, params, dataset, paths):
-            raise DuplexError(
-                f"{method} cannot combine its runs: {difference}; train that run again, or run `dvc repro`"
-            )
-        inputs = members.add_to(load(params, dataset, paths, spec.request))
-        with sole_writer(out.checkpoint, "training"):
-            key = _resume_key(params, dataset, method, seed, inputs, device, members.fingerprints)
-            resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
-            log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
-            auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
-            if isinstance(auto, AutoFinetune):
-                read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
-                trials = Trials(work, read, device, params.evaluation, resume.label, resume.key)
-                trained = train_chosen_blocks(spec, auto, seed, trials, partial(print, file=sys.stderr))
-            else:
-                hooks = TrainingHooks(log=log)
-                trained = train_run(spec, inputs, seed, device, params.evaluation, resume, hooks)
-            if members.headers:
-                training = {**trained.record.training, "members": members.fingerprints}
-                trained = replace(trained, record=replace(trained.record, training=training))
-            trained.write(out)
-            out.unfinished_training.unlink(missing_ok=True)
-            shutil.rmtree(work, ignore_errors=True)
-            if out.root == paths.run(dataset, method, seed).root and not members.headers:
-                fingerprint = read_checkpoint(out.checkpoint).fingerprint
-                write_json(paths.trained(dataset, method, seed), {"checkpoint": fingerprint})
-            return trained.result
-
-
-def _resume_key(
-    params: Params,
-    dataset: str,
-    method: str,
-    seed: int,
-    inputs: RunInputs,
-    device: torch.device,
-    members: Sequence[str],
-) -> str:
-    """Return the digest of everything that training depends on; saved training resumes only if its digest is equal."""
-    is_gpu = device.type == "cuda"
-    key = {
-        **run_records(params, dataset, method)["train"],
-        "seed": seed,
-        "inputs": inputs.identity,
-        "words": inputs.encoder.get(WORD_VECTORS),
-        "labels": inputs.labels.to_dict(),
-        "device": torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads(),  # decide the last bits
-        "torch": torch.__version__,
-        **({"members": list(members)} if members else {}),
-    }
-    return json_digest(key)
 
 
 def evaluate_stage(

@@ -18,6 +18,7 @@ from duplex.config.params import Params
 from duplex.errors import DuplexError
 from duplex.project import stages
 from duplex.project.stamps import run_records
+from duplex.project.train import train_stage
 from duplex.system.files import json_digest, sha256, write_text
 from duplex.training.inputs import InputsCache, LoadInputs
 
@@ -59,7 +60,7 @@ class RunTask:
         mark: dict[str, object] = {"run": str(run)}
         if self.train:
             files.sweep_mark.unlink(missing_ok=True)
-            stages.train_stage(params, run.dataset, run.method, run.seed, paths, files, load)
+            train_stage(params, run.dataset, run.method, run.seed, paths, files, load)
         for stage in STAGES:
             if stage == "evaluate":
                 stages.evaluate_stage(params, run.dataset, run.method, run.seed, paths, files, load)

@@ -185,7 +185,7 @@ def test_stored_runs_are_not_repeated(params, tmp_path, monkeypatch):
         done.append("evaluate")
         out.metrics.write_text("{}")
 
-    monkeypatch.setattr(study.stages, "train_stage", trained)
+    monkeypatch.setattr(study, "train_stage", trained)
     monkeypatch.setattr(study.stages, "evaluate_stage", tested)
     bench = Bench(params, "shapes", tmp_path)
     for is_tested in (False, False, True, True):

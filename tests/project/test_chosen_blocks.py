@@ -12,8 +12,8 @@ from duplex.config.params import Params, load_params
 from duplex.errors import UsageError
 from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.project import stages
-from duplex.project import stages as train
 from duplex.project.stages import extract, prepare
+from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
 from duplex.report.tables import run_recipe_tables
 from duplex.training import recipes
@@ -54,7 +54,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_of(params: Params, folder: Path, out: str = "artifacts") -> ArtifactPaths:
     paths = ArtifactPaths(folder / "artifacts")
     files = ArtifactPaths(folder / out).run("own", "auto", 0)
-    train.train_stage(params, "own", "auto", 0, paths, files)
+    train_stage(params, "own", "auto", 0, paths, files)
     return ArtifactPaths(folder / out)
 
 
@@ -109,7 +109,7 @@ def test_a_cache_without_block_inputs_is_refused_in_one_line(tmp_path):
     prepare(params, "own", paths)
     extract(params, "own", paths, num_workers=0)
     with pytest.raises(UsageError, match="holds no block inputs") as caught:
-        train.train_stage(params, "own", "auto", 0, paths)
+        train_stage(params, "own", "auto", 0, paths)
     assert "\n" not in str(caught.value)
 
 

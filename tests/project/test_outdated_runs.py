@@ -16,10 +16,10 @@ from duplex.config.params import MethodEntry, Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_contents_digest
 from duplex.project import ablate, report, runs, stages
-from duplex.project import stages as train
 from duplex.project.runs import best_run
 from duplex.project.stages import extract
 from duplex.project.suspects import rank_suspects
+from duplex.project.train import train_stage
 from duplex.training.inputs import load_inputs
 from tests.projects import make_project
 
@@ -230,12 +230,12 @@ def test_a_product_of_members_with_other_settings_is_refused(project: Path) -> N
     entry = MethodEntry("product", {"of": ["clip", "csp"]})
     params = load_params()
     params = params.model_copy(update={"methods": {**params.methods, "both": entry}})
-    train.train_stage(params, "own", "both", 0)
+    train_stage(params, "own", "both", 0)
     stages.evaluate_stage(params, "own", "both", 0)
     other = changed(params, "evaluation", thresholds=7)
     with pytest.raises(
         DuplexError, match=r"both cannot combine its runs: (clip|csp) with seed 0, which it combines, does not match"
     ):
-        train.train_stage(other, "own", "both", 0)
+        train_stage(other, "own", "both", 0)
     with pytest.raises(DuplexError, match=r"does not match both with seed 0 in params.yaml: (clip|csp) with seed 0"):
         stages.evaluate_stage(other, "own", "both", 0)

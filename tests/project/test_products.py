@@ -20,10 +20,10 @@ from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import open_features
 from duplex.project import stages, stamps
-from duplex.project import stages as train
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import run_records
 from duplex.project.sweep import grid, sweep
+from duplex.project.train import train_stage
 from duplex.project.trials import RunId
 from duplex.training.checkpoint import read_record
 from tests.projects import draw_project
@@ -53,7 +53,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare(params, "own", paths)
     extract(params, "own", paths)
     for method, seed in (("csp", 0), ("csp", 1), ("closed_form", 0), ("csp_deep", 0)):
-        train.train_stage(params, "own", method, seed, paths)
+        train_stage(params, "own", method, seed, paths)
         stages.evaluate_stage(params, "own", method, seed, paths)
     return folder
 
@@ -72,7 +72,7 @@ def params(project: Path) -> Params:
 
 
 def test_a_product_has_the_metrics_of_its_members_scores(params: Params) -> None:
-    train.train_stage(params, "own", "both", 0)
+    train_stage(params, "own", "both", 0)
     found = stages.evaluate_stage(params, "own", "both", 0)
     alone = {name: stages.evaluate_stage(params, "own", name, 0) for name in ("csp", "closed_form")}
     for name, metrics in alone.items():
@@ -83,17 +83,17 @@ def test_a_product_has_the_metrics_of_its_members_scores(params: Params) -> None
 
 
 def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
-    train.train_stage(params, "own", "both", 0)
+    train_stage(params, "own", "both", 0)
     stages.evaluate_stage(params, "own", "both", 0)
     training = {**params.methods["csp"].training, "learning_rate": 0.05}
     changed = {**params.methods, "csp": replace(params.methods["csp"], training=training)}
     params = params.model_copy(update={"methods": changed})
     with pytest.raises(DuplexError, match=r"learning_rate is .* instead of 0\.05"):
         stages.evaluate_stage(params, "own", "csp", 0)
-    train.train_stage(params, "own", "csp", 0)
+    train_stage(params, "own", "csp", 0)
     with pytest.raises(DuplexError, match="a run that it combines was trained again"):
         stages.evaluate_stage(params, "own", "both", 0)
-    train.train_stage(params, "own", "both", 0)
+    train_stage(params, "own", "both", 0)
     stages.evaluate_stage(params, "own", "both", 0)
     shutil.rmtree(ArtifactPaths().run("own", "csp", 0).root)
     stages.evaluate_stage(params, "own", "both", 0)  # needs no run but its own
@@ -101,7 +101,7 @@ def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
 
 def test_runs_of_all_seeds_are_multiplied_whatever_the_seed(params: Params) -> None:
     for seed in (0, 1):
-        train.train_stage(params, "own", "csp_seeds", seed)
+        train_stage(params, "own", "csp_seeds", seed)
         record = read_record(ArtifactPaths().run("own", "csp_seeds", seed).checkpoint)
         assert [m["seed"] for m in record.options.members] == [0, 1]
     metrics = [stages.evaluate_stage(params, "own", "csp_seeds", seed) for seed in (0, 1)]
@@ -109,7 +109,7 @@ def test_runs_of_all_seeds_are_multiplied_whatever_the_seed(params: Params) -> N
 
 
 def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Params) -> None:
-    train.train_stage(params, "own", "deep", 0)
+    train_stage(params, "own", "deep", 0)
     found = stages.evaluate_stage(params, "own", "deep", 0)
     alone = stages.evaluate_stage(params, "own", "csp_deep", 0)
     assert found["terms_csp_deep"]["auc"] == pytest.approx(alone["closed"]["auc"], abs=0.3)
@@ -122,7 +122,7 @@ def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Param
 
 
 def test_a_product_recognises_and_exports_where_its_members_do(params: Params, project: Path) -> None:
-    train.train_stage(params, "own", "tuned", 0)
+    train_stage(params, "own", "tuned", 0)
     stages.evaluate_stage(params, "own", "tuned", 0)
     features = np.asarray(open_features(project / "artifacts/own/features.h5").cls[:20], dtype=np.float32)
     here = Recognizer.load("artifacts/own/tuned/0", device="cpu")
@@ -150,17 +150,17 @@ def test_a_product_recognises_and_exports_where_its_members_do(params: Params, p
 def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -> None:
     run = ArtifactPaths().run("own", "csp", 0)
     with pytest.raises(DuplexError, match=r"artifacts/own/closed_form/1/checkpoint.safetensors does not exist"):
-        train.train_stage(params, "own", "both", 1)
+        train_stage(params, "own", "both", 1)
     shutil.copy(run.checkpoint, (other := ArtifactPaths().run("own", "csp", 1)).checkpoint)
     with pytest.raises(UsageError, match="has seed 0; csp_seeds combines runs with seed 1"):
-        train.train_stage(params, "own", "csp_seeds", 1)
+        train_stage(params, "own", "csp_seeds", 1)
     assert other.checkpoint.exists()
     record = YAML(typ="safe").load((project / "params.yaml").read_text())
     record["methods"]["both"]["world"] = "open"
     with (project / "params.yaml").open("w") as file:
         YAML(typ="safe").dump(record, file)
     with pytest.raises(UsageError, match="was trained for the closed world and both is for the open world"):
-        train.train_stage(load_params(), "own", "both", 0)
+        train_stage(load_params(), "own", "both", 0)
 
 
 def test_runs_of_another_data_set_are_refused(params: Params) -> None:
@@ -170,11 +170,11 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
     record["pairs"]["test"] = sorted([*pairs, next(c for c in range(192) if c not in pairs)])
     labels.write_text(json.dumps(record))  # those of the runs and one pair more
     with pytest.raises(DuplexError, match="was trained on other labels than those of the data set"):
-        train.train_stage(params, "own", "both", 0)
+        train_stage(params, "own", "both", 0)
     record["pairs"]["test"] = pairs[:-1]
     labels.write_text(json.dumps(record))
     with pytest.raises(DuplexError, match=r"labels.json does not list all pairs of .*; `duplex prepare --dataset own`"):
-        train.train_stage(params, "own", "both", 0)
+        train_stage(params, "own", "both", 0)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from duplex.config.params import Params, load_params
 from duplex.project import stages
 from duplex.project import sweep as sweep_module
 from duplex.project.sweep import DvcRepo, commit_targets, grid, missing_tasks, run_in_processes, sweep
+from duplex.project.train import train_stage
 from duplex.project.trials import Executor, Outcome, RunId, RunTask, missing_stages
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import load_inputs
@@ -46,7 +47,7 @@ def by_stages(params: Params, project: Path, runs: list[RunId]) -> dict[str, byt
         for file in ("manifest.csv", "labels.json", "features.h5"):
             shutil.copy(project / "artifacts" / name / file, paths.root / name / file)
     for run in runs:
-        stages.train_stage(params, run.dataset, run.method, run.seed, paths)
+        train_stage(params, run.dataset, run.method, run.seed, paths)
         stages.evaluate_stage(params, run.dataset, run.method, run.seed, paths)
     return files(paths.root)
 
@@ -127,7 +128,7 @@ def test_stages_use_the_threads_of_their_training_options(params):
 
     torch.set_num_threads(3)
     try:
-        for stage in (stages.train_stage, stages.evaluate_stage):
+        for stage in (train_stage, stages.evaluate_stage):
             stage(params, "own", "closed_form", 0, load=load)
         assert (used, torch.get_num_threads()) == ([1, 1], 3)
     finally:

@@ -9,8 +9,8 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.project import stages
 from duplex.project.stamps import run_records
+from duplex.project.train import train_stage
 
 
 def with_log(params: Params, log: str) -> Params:
@@ -22,9 +22,9 @@ def with_log(params: Params, log: str) -> Params:
 def test_the_pipeline_writes_the_log_and_the_same_checkpoint(params, project):
     pytest.importorskip("dvclive")
     checkpoint = ArtifactPaths().run("own", "csp", 0).checkpoint
-    stages.train_stage(params, "own", "csp", 0)
+    train_stage(params, "own", "csp", 0)
     before = checkpoint.read_bytes()
-    result = stages.train_stage(with_log(params, "dvclive"), "own", "csp", 0)
+    result = train_stage(with_log(params, "dvclive"), "own", "csp", 0)
     assert checkpoint.read_bytes() == before
     table = pd.read_csv(project / "dvclive/own/csp/0/plots/metrics/epoch/val_auc.tsv", sep="\t")
     assert table["val_auc"].tolist() == pytest.approx([row["val_auc"] for row in result.history])

@@ -16,8 +16,8 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.cli import app
 from duplex.config.params import load_params
 from duplex.errors import UsageError
-from duplex.project import stages
 from duplex.project import tune as tuning
+from duplex.project.train import train_stage
 from duplex.project.trials import Executor
 from duplex.project.tune import TuningTask, best_rows, tune
 from duplex.training.checkpoint import read_record
@@ -63,7 +63,7 @@ def test_a_trial_is_the_run_that_the_pipeline_would_train(params, tmp_path):
     entry = dataclasses.replace(params.methods["csp"], training={"learning_rate": 0.003}, options=dict(
         params.methods["csp"].options, template="an image of"))  # fmt: skip
     changed = params.model_copy(update={"methods": {**params.methods, "csp": entry}})
-    stages.train_stage(changed, "own", "csp", 5, ArtifactPaths(), RunPaths(tmp_path / "out"))
+    train_stage(changed, "own", "csp", 5, ArtifactPaths(), RunPaths(tmp_path / "out"))
     record = read_record(tmp_path / "out" / "checkpoint.safetensors")
     settings = {"learning_rate": 0.003, "template": "an image of"}
     task = TuningTask("own", "csp", settings, 5, tmp_path / "trials")
