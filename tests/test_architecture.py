@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 from tests.subprocesses import ROOT
 
 PACKAGE = ROOT / "duplex"
-MODULES, ARROWS, LINES = 139, 120, 36_000
+MODULES, ARROWS, LINES = 140, 120, 36_000
+TRAINING = 45
 TABLE = re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
 ORDER = [name for name, _ in TABLE]  # lowest first
 APART = [("encoders", "data"), ("evaluation", "encoders"), ("evaluation", "data"), ("evaluation", "methods")]
@@ -101,6 +104,14 @@ def test_evaluation_imports_torch_where_it_computes_with_it_alone():
     for name, path in modules().items():
         if room(name) == "evaluation" and name.rsplit(".", 1)[1] not in ("confidence", "sampled"):
             assert not re.search(r"^(?:import|from) torch", path.read_text(), re.M), name
+
+
+def test_training_loads_few_modules():
+    """The stage `train`, besides the modules of the method and of the encoder."""
+    code = "import sys, duplex.project.train; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    found = [name for name in done.stdout.split() if name in modules() and modules()[name].name != "__init__.py"]
+    assert len(found) <= TRAINING, found
 
 
 def test_methods_read_no_file():

@@ -269,6 +269,7 @@ def tune(
             min=1, help="Number of worker processes; default: one per GPU; without GPU, by cores and threads."
         ),
     ] = None,
+    engine: EngineOption = "local",
     write: Annotated[bool, typer.Option("--write", help="Write each method's best settings to params.yaml.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -286,7 +287,8 @@ def tune(
     params = load_params()
     name = require(dataset or params.run.datasets[0], params.datasets, "data set")
     chosen = split_names(methods) or list(params.run.methods)
-    rows = search(params, name, chosen, parse_grid(grid), parse_seeds(seeds) or [], jobs)
+    kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"
+    rows = search(params, name, chosen, parse_grid(grid), parse_seeds(seeds) or [], jobs, engine=kind)
     best = best_rows(rows)
     if as_json:
         print_json([{**row.to_dict(), "best": row is best.get(row.method)} for row in rows])

@@ -35,7 +35,6 @@ from duplex.evaluation.accumulate import TopCompetitors
 from duplex.evaluation.confidence import Confidence
 from duplex.evaluation.metric_table import METRICS
 from duplex.evaluation.metrics import Curve, Margins, Metrics, group_table, harmonic_mean, measure
-from duplex.evaluation.sampled import sampled_metrics
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
@@ -529,6 +528,8 @@ def _metrics(
 def _sampled(
     task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
 ) -> dict[str, Any]:
+    from duplex.evaluation.sampled import sampled_metrics
+
     target, seen, blocks = result.accumulator.target, result.accumulator.seen, partial(task.blocks, test.inputs)
     return _for_every_k(settings, lambda k: sampled_metrics(blocks, target, seen, feasible_mask, k))
 
