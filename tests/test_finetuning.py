@@ -262,17 +262,6 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
         train_stage(project.params(), "own", "deeper", 0, project.paths)
 
 
-def test_more_blocks_than_the_encoder_has_are_reported_with_its_number(project) -> None:
-    with pytest.raises(UsageError, match=r"'tiny' has \d+ blocks; its last 99 were requested; set finetune\.blocks"):
-        project.inputs(FinetuneOptions(blocks=99))
-
-
-def test_missing_patch_tokens_are_reported_with_the_command_to_run(project) -> None:
-    request = InputRequest(needs=frozenset({"cls", "patch"}))
-    with pytest.raises(UsageError, match=r"needs patch tokens, .*`duplex extract --dataset own`"):
-        load_inputs(project.params(), "own", project.paths, request)
-
-
 @pytest.mark.parametrize(
     ("finetune", "message"),
     [

@@ -226,10 +226,10 @@ def test_accuracy_is_refused_where_it_means_nothing(change, message):
         model.score(**{"X": X, "y": y, **change})
 
 
-@pytest.mark.parametrize("name", ["candidates", "ridge", "shrinkage", "prior", "bias"])
+@pytest.mark.parametrize("name", ["candidates", "ridge", "bias"])
 def test_parameters_act_when_images_are_added(name):
     X, y = drawn()
-    values: dict[str, Any] = {"candidates": "seen", "ridge": 100.0, "shrinkage": 50.0, "prior": False, "bias": 5.0}
+    values: dict[str, Any] = {"candidates": "seen", "ridge": 100.0, "bias": 5.0}
     value = values[name]
     other = CompositionClassifier(**{name: value}).fit(X, y).composition_scores(X)
     for model in (CompositionClassifier().fit(X, y), CompositionClassifier().partial_fit(X, y)):

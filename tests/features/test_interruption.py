@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -150,18 +149,3 @@ def test_the_first_signal_sets_the_event_and_a_second_reaches_the_old_handler(be
         raise ValueError("anything")
     os.kill(os.getpid(), number)
     assert before == [*NUMBERS, number], "after the block"
-
-
-def test_in_another_thread_signals_are_not_caught(before) -> None:
-    """Python delivers signals only to the main thread; handlers cannot be set elsewhere."""
-    seen: list[bool] = []
-
-    def elsewhere() -> None:
-        with stop_requests() as stop:
-            os.kill(os.getpid(), signal.SIGINT)
-            seen.append(stop.wait(0.05))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert seen == [False] and before == [signal.SIGINT]

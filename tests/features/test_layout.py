@@ -13,15 +13,9 @@ import pytest
 from duplex.errors import DuplexError
 from duplex.features import file as layout
 from duplex.features.file import (
-    FIRST_BAD,
-    REASONS,
     PartialCache,
-    Span,
-    open_cache,
     open_features,
     refuse_foreign,
-    status_of_reason,
-    status_reason,
 )
 from tests.features.test_store import write_cache
 
@@ -79,15 +73,6 @@ def test_a_cache_of_another_version_is_refused_with_the_command_to_run(cache: Pa
         PartialCache(cache)
 
 
-def test_no_file_stays_open(cache: Path) -> None:
-    with open_cache(cache) as sound:
-        assert sound
-    assert not sound  # h5py's way to say that a file is closed
-    with pytest.raises(DuplexError, match="is damaged: read failed"), open_cache(cache) as other:
-        raise OSError("read failed")
-    assert not other
-
-
 FOREIGN = {
     "text": b"features",
     "other HDF5": layout.HDF5_SIGNATURE + bytes(99),
@@ -121,14 +106,3 @@ def test_a_damaged_or_missing_cache_may_be_overwritten(cache: Path) -> None:
     cache.unlink()
     layout.partial_path(cache).unlink()
     refuse_foreign(cache)
-
-
-def test_every_reason_has_a_status_of_its_own() -> None:
-    statuses = [status_of_reason(reason) for reason in REASONS]
-    assert statuses == list(range(FIRST_BAD, FIRST_BAD + len(REASONS)))
-    assert [status_reason(status) for status in statuses] == list(REASONS)
-
-
-@pytest.mark.parametrize(("span", "whole"), [((0, 8, 8), True), ((0, 4, 8), False), ((4, 8, 8), False)])
-def test_a_span_is_whole_if_it_begins_and_ends_with_all_rows(span: tuple[int, int, int], whole: bool) -> None:
-    assert Span(*span).whole is whole

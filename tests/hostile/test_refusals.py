@@ -94,10 +94,9 @@ def test_a_busy_pipeline_is_reported_with_its_process(tmp_path: Path, monkeypatc
         sweep.DvcRepo(tmp_path).changed(["plan"])
 
 
-@pytest.mark.parametrize("mode", ["read", "write"])
 @pytest.mark.parametrize(
-    ("file", "process", "refused"),
-    [("plan/own/a.json", 1, True), ("plan/own/a.json", 2**22 + 1, False), ("own/x", 1, False)],
+    ("mode", "file", "process", "refused"),
+    [("read", "plan/own/a.json", 1, True), ("write", "plan/own/a.json", 2**22 + 1, False), ("read", "own/x", 1, False)],
 )
 def test_the_plan_of_a_running_dvc_command_is_not_free(
     tmp_path: Path, mode: str, file: str, process: int, refused: bool

@@ -149,30 +149,6 @@ def test_scripts_refuse_files_that_do_not_belong_together_in_one_line(
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
 
 
-@pytest.mark.parametrize("name", ["trained.onnx", "encoder.onnx"])
-def test_see_refuses_an_onnx_file_of_another_model_in_one_line(trained, exported, tmp_path, name):
-    pytest.importorskip("onnxruntime")
-    folder = shutil.copytree(exported["duplex"], tmp_path / "copy")
-    (folder / name).write_bytes((exported["dual"] / "trained.onnx").read_bytes())
-    command = [sys.executable, str(folder / "see.py"), str(trained.images()[0])]
-    for text in ("damaged or of another model", "missing"):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-        assert name in done.stderr and text in done.stderr
-        (folder / name).unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_recognize_refuses_truncated_files_in_one_line(exported, features, tmp_path, name):
-    np.save(tmp_path / "features.npy", features)
-    folder = shutil.copytree(exported["duplex"], tmp_path / "copy")
-    (folder / name).write_bytes((folder / name).read_bytes()[:50])
-    command = [sys.executable, str(folder / "recognize.py"), str(tmp_path / "features.npy")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-    assert "export the run again" in done.stderr
-
-
 def test_see_refuses_what_is_no_image_in_one_line(exported, tmp_path):
     pytest.importorskip("onnxruntime")
     (tmp_path / "text.png").write_text("no image")

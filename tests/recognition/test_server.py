@@ -255,13 +255,6 @@ def listening(pid: int) -> set[str]:
     return {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in held}
 
 
-@pytest.mark.slow
-def test_a_checkpoint_under_another_name_is_served(trained, tmp_path):
-    shutil.copy(trained.run() / "checkpoint.safetensors", tmp_path / "best.safetensors")
-    with RunningServer(tmp_path / "best.safetensors", trained.folder, "--workers", "1") as alone:
-        assert alone.predict(("good.png", data_of(trained)))[0] == 200
-
-
 def test_images_of_another_encoder_are_not_similar(project, capsys):
     recognizer = Recognizer.load(project.run(), device="cpu")
     assert _training_images(recognizer) is not None

@@ -21,7 +21,6 @@ from PIL import Image
 pytest.importorskip("fastapi")
 
 from duplex import Recognizer
-from duplex.errors import DuplexError
 from duplex.recognition.serve import Batcher, ImageRequest, image_workers
 from duplex.system.processes import ProcessFailed
 from tests.recognition.serving import RunningServer
@@ -111,23 +110,6 @@ def test_a_failing_image_is_reported_alone_and_a_dying_worker_is_replaced(tmp_pa
         assert answer(workers, colour(0))[0][0] == {"top": [worker.pid]} and worker.restarts == 3
         last = worker.pid
     assert has_ended(last)
-
-
-def load_once(folder: Path) -> FragileRecognizer:
-    if (folder / "loaded").exists():
-        raise DuplexError("another model lies here")
-    (folder / "loaded").touch()
-    return FragileRecognizer(folder)
-
-
-@pytest.mark.slow
-def test_a_worker_that_cannot_be_replaced_is_reported_at_each_request(tmp_path):
-    load: Any = partial(load_once, tmp_path)
-    with image_workers(load, 1, **OPTIONS) as workers:
-        os.kill(workers[0].pid, signal.SIGKILL)
-        for _ in range(2):
-            with pytest.raises(ProcessFailed, match=r"^a worker process could not start: another model lies here$"):
-                answer(workers, colour(0))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_table_of_experiments_has_at_most_150_columns(project):
     text = (ROOT / "docs" / "report.md").read_text()
     commands = [shlex.split(line) for line in re.findall(r"^dvc (exp show --csv.*)$", text, re.MULTILINE)]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.tokens import Examples
-from duplex.labels import LabelSpace
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 from duplex.training.loop import make_optimiser, optimiser_step, train
 from duplex.training.scoring import Validation, metric_name
@@ -95,12 +93,6 @@ def test_gradients_are_scaled_to_the_largest_norm():
     assert norms[0] > 2 * clip and norms[1] == pytest.approx(clip, rel=1e-3)
 
 
-def test_sgd_has_the_momentum_of_the_options():
-    method = small_method(DUPLEX)
-    sgd = make_optimiser(method, dataclasses.replace(SETTINGS, optimiser="sgd", sgd_momentum=0.5))
-    assert type(sgd) is torch.optim.SGD and sgd.param_groups[0]["momentum"] == 0.5
-
-
 def test_an_optimiser_of_ones_own_has_the_learning_rate_of_the_options():
     method = small_method(DUPLEX)
     groups: list[dict[str, Any]] = [{"params": [parameter]} for parameter in method.parameters()]
@@ -159,13 +151,6 @@ def test_a_precision_that_the_text_tower_does_not_have_is_refused():
     train(Recorder(context), ten, dataclasses.replace(SETTINGS, precision="bf16", epochs=1), 0, lambda _: 0.5)
 
 
-def test_undefined_validation_is_one_line():
-    seen = Examples(VAL.rows, VAL.inputs, torch.as_tensor(LABELS.pairs["train"][[0] * 24]))
-    assert isinstance(LABELS, LabelSpace)
-    with pytest.raises(DuplexError, match="the validation AUC is undefined"):
-        Validation(seen, LABELS, "hm")(small_method(DUPLEX))
-
-
 def test_an_optimiser_that_would_not_train_the_method_is_refused():
     method = small_method(DUPLEX)
     for build, message in (
@@ -174,11 +159,3 @@ def test_an_optimiser_that_would_not_train_the_method_is_refused():
     ):
         with pytest.raises(DuplexError, match=message):
             make_optimiser(method, SETTINGS, TrainingHooks(optimiser=build))
-
-
-def test_whole_numbers_of_numpy_are_options():
-    three: Any = np.int64(3)
-    changed = dataclasses.replace(SETTINGS, epochs=three)
-    assert changed.epochs == 3 and type(changed.epochs) is int
-    with pytest.raises(UsageError):
-        dataclasses.replace(SETTINGS, epochs=True)

@@ -76,7 +76,3 @@ def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeyp
     with pytest.raises(DuplexError, match=rf"training.log is {name}.*pip install 'duplex-czsl\[{name}\]'") as caught:
         open_log(name, tmp_path / "log")
     assert "\n" not in str(caught.value)
-
-
-def test_no_log_is_the_default(tmp_path):
-    assert open_log(SETTINGS.log, tmp_path / "log") is None and not (tmp_path / "log").exists()

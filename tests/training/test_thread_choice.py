@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from pathlib import Path
 
@@ -46,17 +45,6 @@ def test_a_step_that_threads_speed_up_gets_all():
     assert fastest_count(time_threads(step, (1, 2), rounds=3)) == 2
 
 
-def test_threads_that_are_far_slower_are_tried_once():
-    calls = []
-
-    def step():
-        calls.append(torch.get_num_threads())
-        time.sleep(0.001 if torch.get_num_threads() == 1 else 0.1)
-
-    assert fastest_count(time_threads(step, (1, 2), rounds=4)) == 1
-    assert calls.count(2) == 1 and calls.count(1) == 1 + 4
-
-
 def test_timing_leaves_method_random_numbers_and_threads_as_they_were():
     method = small_method(DUPLEX)
     before, random = {k: v.clone() for k, v in method.state_dict().items()}, torch.get_rng_state()
@@ -67,26 +55,6 @@ def test_timing_leaves_method_random_numbers_and_threads_as_they_were():
     assert all(parameter.grad is None for parameter in method.parameters())
     assert torch.equal(random, torch.get_rng_state())
     assert torch.get_num_threads() == 2
-
-
-def test_threads_that_are_far_slower_at_a_product_are_tried_at_no_step(monkeypatch):
-    real = torch.mm
-
-    def slow_beside_a_busy_core(*factors):
-        time.sleep(0 if torch.get_num_threads() == 1 else 0.05)
-        return real(*factors)
-
-    method = small_method(DUPLEX)
-    monkeypatch.setattr(torch, "mm", slow_beside_a_busy_core)
-    monkeypatch.setattr(type(method), "losses", lambda *_: pytest.fail("a step was timed"))
-    count, seconds = choose_threads(method, images(), 8)
-    assert count == 1 and seconds[2] > 0.05
-
-
-def test_a_method_that_cannot_be_copied_gets_all_threads():
-    method = small_method(DUPLEX)
-    method.lock = threading.Lock()  # type: ignore[assignment]
-    assert choose_threads(method, images(), 8) == (2, {})
 
 
 def test_timing_changes_no_result(monkeypatch):
