@@ -135,7 +135,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise OptionError(f"the labels have {width} columns; expected {expected}", "y")
         labels = _two_columns(y.reshape(len(y), width))
         names = [np.unique(column) for column in labels.T]
-        for column, listed in enumerate([] if classes is None else [classes] if width == 1 else classes):
+        each_listed = [classes] if width == 1 else classes
+        for column, listed in enumerate([] if classes is None else each_listed):
             names[column] = _with_listed(names[column], np.asarray(listed))
         if not first:
             names = [_union(*each) for each in zip(names, self.names_, strict=True)]

@@ -44,7 +44,8 @@ from duplex.training.inputs import RunInputs
 from duplex.training.loop import make_optimiser, optimiser_step
 from duplex.training.run import MethodSpec, calibration_for, evaluate_world, term_metrics, train_run
 
-IMAGES, PATCHES, WIDTH = 40, 4, 8
+IMAGES = 40
+PATCHES, WIDTH = 4, 8
 CPU = torch.device("cpu")
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
 STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "heart")

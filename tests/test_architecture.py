@@ -21,7 +21,7 @@ TABLE = re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "architecture.md
 ORDER = [name for name, _ in TABLE]  # lowest first
 APART = [("encoders", "data"), ("evaluation", "encoders"), ("evaluation", "data"), ("evaluation", "methods")]
 READS_FILES = re.compile(r"^\s*(?:from|import) (?:h5py|pandas|dvc|duplex\.(?:features|data|config|artifacts))\b", re.M)
-PLAIN = ("errors", "artifacts", "labels", "options", "encoders", "data", "methods", "evaluation", "config")
+NOT_PLAIN = ("features", "training", "recognition", "project", "cli")  # rooms that `test_python_is_plain` passes over
 KNOWS_PARAMS = ("config", "training", "recognition", "project", "cli")
 
 
@@ -141,7 +141,7 @@ def test_python_is_plain():
     """No literal behind a star, no generator unpacked, no conditional in a conditional, at most two names a line."""
     found = []
     for name, path in modules().items():
-        if room(name) not in PLAIN:
+        if room(name) in NOT_PLAIN:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if is_clever(node):

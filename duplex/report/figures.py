@@ -57,10 +57,10 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
     tones = tones_of(data)
     series = []
     for method, curve in curves.items():
-        seen, unseen, low, high = (values.tolist() for values in (curve.seen, curve.unseen, curve.low, curve.high))
+        seen, unseen = curve.seen.tolist(), curve.unseen.tolist()
         points = list(zip(seen, unseen, strict=True))[::4]
         marks = [Mark(s, u, f"{method}: seen {s:.1f}, unseen {u:.1f}", visible=False) for s, u in points]
-        series.append(Series(method, seen, unseen, low, high, marks, tones[method]))
+        series.append(Series(method, seen, unseen, curve.low.tolist(), curve.high.tolist(), marks, tones[method]))
     alt = f"Seen–unseen curves of {data.name}, {world} world: {', '.join(curves)}."
     chart = Chart(alt, "seen accuracy, %", "unseen accuracy, %", series)
     caption = (

@@ -287,7 +287,7 @@ def _swap_all(context: RetrievalContext, states: Array, objects: Array) -> tuple
     swaps = [swap for swap in found if swap is not None]
     if not swaps:
         return {"questions": 0}, Gallery([], "No two test images have a state and an object of another test pair.")
-    wanted, a, b = (np.array(column) for column in zip(*swaps, strict=True))
+    wanted, a, b = np.array(swaps).T
     gallery = context.joined(states, objects)
     rows, cosines = nearest(context.joined(states[a], objects[b]), gallery, SWAP_NEAREST + 2)
     groups = []
