@@ -78,7 +78,7 @@ class TuningRow:
         return nan if self.errors else fmean([result.auc for result in self.results])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return method, settings and mean AUC, epoch, seconds for JSON; if a trial failed, an error, no means."""
+        """Method, settings and mean AUC, epoch, seconds for JSON; if a trial failed, an error, no means."""
         record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
         if self.errors:
             return {**record, "error": self.errors[0]}
@@ -141,7 +141,7 @@ def _folder(params: Params, dataset: str, method: str, paths: ArtifactPaths, par
 
 
 def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
-    """Return method -> its row with the best mean validation AUC; methods whose rows all have errors are left out."""
+    """Method -> its row with the best mean validation AUC; methods whose rows all have errors are left out."""
     best: dict[str, TuningRow] = {}
     for row in rows:
         if not row.errors and (row.method not in best or row.val_auc > best[row.method].val_auc):

@@ -1,9 +1,4 @@
-"""`duplex.fit`: train a method of params.yaml, of an installed kind (class of methods), or of the user's own class.
-
-`duplex.evaluate`: compute the metrics of a trained method on the validation or test split of a data set.
-
-`Result`: the metrics of a run on a split, and `duplex.compare`: the difference of two results.
-"""
+"""`duplex.fit` trains a method, `duplex.evaluate` measures it, `duplex.compare` tells two results apart."""
 
 from __future__ import annotations
 
@@ -142,7 +137,7 @@ def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
-    """Return the name and the params.yaml entry of the method to train.
+    """The name and the params.yaml entry of the method to train.
 
     method: name of an entry; or an installed kind or a `Method` class, for which an entry without options is made.
     """
@@ -159,7 +154,7 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
 
 
 def _kind_of(method: type[Method[Any]]) -> str:
-    """Return the text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`.
+    """The text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`.
 
     Raises `UsageError` if the class cannot be found by this text again, such as a class inside a function.
     """
@@ -173,7 +168,7 @@ def _kind_of(method: type[Method[Any]]) -> str:
 
 
 def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, settings: Mapping[str, Any]) -> MethodSpec:
-    """Return a method's options and training options: those of its entry in params.yaml, changed by `settings`.
+    """A method's options and training options: those of its entry in params.yaml, changed by `settings`.
 
     Raises `UsageError` for an unknown setting, and for `finetune: auto` (validation chooses the number of blocks).
     """
@@ -313,7 +308,7 @@ def _check_same_images(results: Sequence[Result]) -> None:
 
 
 def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "test") -> Result:
-    """Return the metrics of a trained method, with 95 % intervals, as the DVC pipeline computes them.
+    """The metrics of a trained method, with 95 % intervals, as the DVC pipeline computes them.
 
     run: the trained method, as `fit` returns it.
     data: the data set of training, or another with the same labels and encoder.

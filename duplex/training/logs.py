@@ -1,9 +1,7 @@
-"""Functions and objects that a caller passes to training: called per step and epoch, or used in place of options.
-
-Training logs by name: DVCLive, TensorBoard, and those that other packages register.
+"""What a caller passes to training besides options: functions that are called per step and epoch, and training logs.
 
 A package registers a log with an entry point of the group `duplex.training_logs`, a function from a folder to a
-`TrainingLog`. Built-in logs import their packages when they are opened.
+`TrainingLog`. Built-in logs (DVCLive, TensorBoard) import their packages when they are opened.
 """
 
 from __future__ import annotations
@@ -153,7 +151,7 @@ BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {"dvclive": DvcliveLog, "te
 
 
 def open_log(name: str, folder: Path) -> TrainingLog | None:
-    """Return a new training log that writes into a folder; None for the name `none`.
+    """A new training log that writes into a folder; None for the name `none`.
 
     name: `dvclive`, `tensorboard`, `none` or the name of a package's entry point in the group `duplex.training_logs`.
 

@@ -52,7 +52,7 @@ class RecipeChoice:
 def search_recipes(
     levels: Iterable[Sequence[Trial]], attempt: Callable[[Trial], TrialResult], report: Callable[[str], None]
 ) -> RecipeChoice:
-    """Try training recipes (settings to compare), the cheapest first, and return the chosen one.
+    """Try recipes, the cheapest first, and return the chosen one.
 
     levels: lists of recipes of equal cost, such as two learning rates. The first recipe of a list is chosen, unless
         another one has a higher validation AUC by more than the standard error of the difference. By the rules of this
@@ -91,7 +91,6 @@ def search_recipes(
 
 
 def _replaces(new: tuple[Trial, TrialResult], best: tuple[Trial, TrialResult]) -> bool:
-    """Return whether a training recipe that costs more has enough validation AUC to replace the best one so far."""
     (recipe, result), (best_recipe, best_result) = new, best
     if recipe.blocks > best_recipe.blocks > 0:
         return result.auc > best_result.auc
@@ -99,14 +98,14 @@ def _replaces(new: tuple[Trial, TrialResult], best: tuple[Trial, TrialResult]) -
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
-    """Return whether a costlier training gains more validation AUC than the standard error of the difference."""
+    """Whether a costlier training gains more validation AUC than the standard error of the difference."""
     difference = dearer.components.minus(cheaper.components)
     gain, error = difference.auc, difference.standard_error
     return gain is not None and gain > (error or 0.0)
 
 
 def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> dict[str, Any]:
-    """Return the table row of a training recipe: validation AUC in percent, gain over `best`, standard errors of both.
+    """The table row of a recipe: validation AUC in percent, gain over `best`, standard errors of both.
 
     best: result of the best training tried before; None for the first.
     """
@@ -121,7 +120,7 @@ def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> 
 
 
 def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
-    """Return one line of text about a training that was tried: validation AUC, accuracy, gain over best, seconds."""
+    """One line of text about a training that was tried: validation AUC, accuracy, gain over best, seconds."""
     parts = [f"{row['recipe']:<24} validation AUC {row['auc']:5.1f}"]
     if row["accuracy"] is not None:
         parts.append(f"accuracy {row['accuracy']:5.1f} %")
@@ -146,7 +145,7 @@ TIMED_IMAGES = 64
 def finetuned_recipes(
     spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES, seed: int = 0
 ) -> list[list[Trial]]:
-    """Return training recipes (settings to compare) that train a method and the image tower's last blocks together.
+    """Recipes that train a method and the image tower's last blocks together.
 
     The result has one list per number of blocks in `depths`, with one recipe per learning rate in `rates`.
 
@@ -175,7 +174,7 @@ class BlockRoom:
 
 
 def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
-    """Return the largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
+    """The largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
 
     Fine-tuning reads the activations that enter these blocks from a cache, computed once per image. So the tower must
     be of a kind that can be cut before the blocks, and the cache of all images must fit into half of the disk's free
@@ -322,7 +321,7 @@ def _duration(seconds: float) -> str:
 
 
 def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return possible searches for the number of fine-tuned blocks, the most thorough first.
+    """Possible searches for the number of fine-tuned blocks, the most thorough first.
 
     A search is (numbers of blocks to try, number of learning rates to try at the smallest of them). The first search
     tries all of `depths`, later ones fewer; the last search tries only the last of `depths`.
@@ -349,7 +348,7 @@ def train_chosen_blocks(
 ) -> Run:
     """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
 
-    The metadata of the returned run has a table of all training recipes tried (numbers of blocks and learning rates).
+    The metadata of the returned run has a table of all recipes tried (numbers of blocks and learning rates).
 
     spec: the method to train, without fine-tuned blocks.
     options: the method's `finetune` options, with the time limit in minutes.

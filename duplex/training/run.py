@@ -485,7 +485,7 @@ def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Return open-world metrics for the sources of feasibility that a run does not use, as source -> metrics.
+    """Open-world metrics for the sources of feasibility that a run does not use, as source -> metrics.
 
     A source is `words` (similarity of words) or `likelihood`; its threshold excludes implausible compositions.
     """
@@ -500,7 +500,7 @@ def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration
 
 
 def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
-    """Return seen and unseen accuracy and their harmonic mean, in percent, at the bias chosen on validation images.
+    """Seen and unseen accuracy and their harmonic mean, in percent, at the bias chosen on validation images.
 
     Predictions use this bias; for the curve's best harmonic mean, the bias is chosen on the test images themselves.
 
@@ -518,7 +518,7 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
 def _metrics(
     result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """Return S, U (seen, unseen accuracy), HM, AUC with 95 % intervals, state and object accuracy, per k of top-k."""
+    """S, U (seen, unseen accuracy), HM, AUC with 95 % intervals, state and object accuracy, per k of top-k."""
     compositions = result.candidates.compositions
     states, objects = labels.state_of(compositions), labels.object_of(compositions)
     measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
@@ -544,7 +544,7 @@ def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics])
 
 
 def flatten(metrics: Metrics) -> dict[str, Any]:
-    """Return metrics as a flat dict; 95 % intervals become numbers such as `auc_low`, because DVC ignores lists."""
+    """Metrics as a flat dict; 95 % intervals become numbers such as `auc_low`, because DVC ignores lists."""
     record: dict[str, Any] = {}
     for key, value in metrics.to_dict().items():
         if value is not None and key.endswith("_interval"):
@@ -556,7 +556,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 
 
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
-    """Return closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
+    """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
     They are measured at bias 0, and at the ends of the curve: seen groups with unseen pairs excluded, unseen pairs with
     seen ones excluded.
@@ -572,7 +572,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Return closed-world metrics of each score term (summand of the score) alone, and of partial sums of terms."""
+    """Closed-world metrics of each score term (summand of the score) alone, and of partial sums of terms."""
     labels, test = inputs.labels, inputs.examples["test"]
     sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
     records = {}
