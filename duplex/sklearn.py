@@ -1,4 +1,4 @@
-"""`CompositionClassifier`: a scikit-learn estimator of states and objects, fitted in closed form (without gradients).
+"""`CompositionClassifier`: a scikit-learn estimator of states and objects in closed form.
 
     from duplex.sklearn import CompositionClassifier
     from sklearn.pipeline import make_pipeline
@@ -65,15 +65,17 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     are refused, and training features that are all below 1e-5, though not all zero: their variance would overflow or
     vanish. With a single column of labels, it is linear discriminant analysis with shrunken means.
 
-    candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: every state with every object.
-    ridge: number of images at which a state's or an object's effect on the mean feature is halved (shrinkage).
-    shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the sum of its state's and its
-        object's effects; None: chosen by marginal likelihood.
-    prior: whether pairs with more training images get higher scores.
-    bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose it by validation.
-
     As in scikit-learn, parameters that `set_params` changes act at the next `fit` or `partial_fit`. Labels may be a
     DataFrame; later labels, and `candidates`, must then have the same columns in the same order.
+
+    Args:
+        candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: every state with every
+            object.
+        ridge: number of images at which a state's or an object's effect on the mean feature is halved.
+        shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the sum of its state's and
+            its object's effects; None: chosen by marginal likelihood.
+        prior: whether pairs with more training images get higher scores.
+        bias: number added to the scores of unseen pairs. Their true frequency is unknown: choose it by validation.
     """
 
     closed_form_: ClosedForm | None
@@ -99,11 +101,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.bias = bias
 
     def fit(self: Self, X: Any, y: Any) -> Self:
-        """Fit the model to the features of training images; earlier fits are discarded.
-
-        X: features [n, d].
-        y: labels [n, 2], the state and the object of each image.
-        """
+        """Fit the model to features X [n, d] and labels y [n, 2], the state and the object of each training image."""
         self._update(X, y, None, first=True)
         self.fitted_closed_form()
         return self
@@ -113,10 +111,11 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
         This only updates sums of features per pair; the model is fitted from them when it is next needed.
 
-        X: features [n, d].
-        y: labels [n, 2]; states and objects that did not occur before are added.
-        classes: states and objects to expect, a list of two arrays of labels; for a single column of labels one array.
-            They must include all labels of this `y`.
+        Args:
+            X: features [n, d].
+            y: labels [n, 2]; states and objects that did not occur before are added.
+            classes: states and objects to expect, a list of two arrays of labels; for a single column of labels one
+                array. They must include all labels of this `y`.
         """
         self._update(X, y, classes, first=not hasattr(self, "statistics_"))
         return self

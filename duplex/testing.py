@@ -5,16 +5,15 @@
     check_method(MyMethod, {"width": 32})
 
 The method is built for a small task: 4 states, 3 objects, the text tower of the tiny encoder in the package, random
-features and patch tokens; it is trained, saved, loaded, evaluated in the closed and open world and, if its function
-`portable` returns tensors, exported, with the functions that the commands of `duplex` use. The first violation of the
-protocol of methods (docs/your_method.md) raises `MethodFault`.
+features and patch tokens. It is trained, saved, loaded, evaluated in both worlds and, if its function `portable`
+returns tensors, exported, with the functions that the commands of `duplex` use. The first violation of the protocol of
+methods (docs/your_method.md) raises `MethodFault`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,19 +51,23 @@ STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "hear
 
 
 class MethodFault(AssertionError):
-    """Error: a class violates the protocol of methods (docs/your_method.md); the message names class and fault."""
+    """A class violates the protocol of methods; the message names class and fault."""
 
 
 @initial_modes()
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
     """Raise `MethodFault` if a method class violates the protocol of methods (docs/your_method.md).
 
-    kind: the class, a subclass of `Method`.
-    options: the method's options by name; None: the defaults.
+    Args:
+        kind: the class, a subclass of `Method`.
+        options: the method's options by name; None: the defaults.
     """
-    with _faults(kind.__name__):
+    try:
         parsed = _check_options(kind, dict(options or {}))
-        _check_needs(kind, kind.needs(parsed))
+        needs = kind.needs(parsed)
+        unknown = sorted(needs - set(KNOWN_NEEDS))
+        _demand(not unknown, kind, f"needs() returns {unknown[:1]}; known: {', '.join(KNOWN_NEEDS)}")
+        _demand(needs & {"cls", "patch"}, kind, "needs() returns neither cls nor patch")
         method = _start(kind, parsed)
         _check_device(method)
         _check_losses(method)
@@ -75,16 +78,11 @@ def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = No
         _check_predictions(method)
         with temporary_kind(kind) as name, TemporaryDirectory() as folder:
             _check_run(name, parsed, Path(folder))
-
-
-@contextmanager
-def _faults(name: str) -> Iterator[None]:
-    try:
-        yield
     except (MethodFault, OptionError):
         raise
     except Exception as error:
-        raise MethodFault(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        message = f"{kind.__name__}: {type(error).__name__}: {' '.join(str(error).split())}"
+        raise MethodFault(message) from error
 
 
 def small_labels() -> LabelSpace:
@@ -145,12 +143,6 @@ def _check_options(kind: type[Method[Any]], record: dict[str, Any]) -> Options:
     except OptionError:
         return options
     raise MethodFault(f"{kind.__name__}: Options accept an unknown key")
-
-
-def _check_needs(kind: type[Method[Any]], needs: frozenset[str]) -> None:
-    unknown = sorted(needs - set(KNOWN_NEEDS))
-    _demand(not unknown, kind, f"needs() returns {unknown[:1]}; known: {', '.join(KNOWN_NEEDS)}")
-    _demand(needs & {"cls", "patch"}, kind, "needs() returns neither cls nor patch")
 
 
 def _start(kind: type[Method[Any]], options: Options) -> Method[Any]:

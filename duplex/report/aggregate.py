@@ -55,8 +55,10 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
         summaries: dict[str, dict[str, float]] = {}
-        if validation := _validation(records):
-            summaries["validation"] = validation
+        for name, key in VALIDATION.items():
+            if (centre := _mean_of(records, key)) is not None:
+                error = standard_error([record[key] for record in records])
+                summaries.setdefault("validation", {}).update({name: centre, f"{name}_se": error})
         for world in WORLDS:
             if known := [record[world] for record in records if world in record]:
                 summaries[world] = _summary(known)
@@ -92,18 +94,9 @@ def headlines(table: Aggregate) -> Aggregate:
     }
 
 
-def _validation(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    summary: dict[str, float] = {}
-    for name, key in VALIDATION.items():
-        centre = _mean_of(records, key) if records else None
-        if centre is not None:
-            summary |= {name: centre, f"{name}_se": standard_error([record[key] for record in records])}
-    return summary
-
-
 def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
     values: list[Any] = [record.get(name) for record in records]
-    return None if any(value is None for value in values) else fmean(values)
+    return None if not values or any(value is None for value in values) else fmean(values)
 
 
 def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
