@@ -259,9 +259,10 @@ class Result:
             rows.append(TableRow([text_cell(str(title)), *(number_cell(value, "{:.2f}") for value in values)]))
         table = Table("Percent, with 95 % intervals", columns("metric", "value", "low", "high"), rows)
         mean = mean_curve([self.margins])
-        seen, unseen, low, high = (values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high))
         alt = f"Unseen against seen accuracy of {self._title}"
-        chart = Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [Series(self.name, seen, unseen, low, high)])
+        lines = [values.tolist() for values in (mean.seen, mean.unseen, mean.low, mean.high)]
+        series = Series(self.name, *lines)
+        chart = Chart(alt, "seen accuracy (%)", "unseen accuracy (%)", [series])
         return render_notebook(self._title, [table, Figure("curve", draw(chart), alt)])
 
     @property

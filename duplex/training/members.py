@@ -98,7 +98,9 @@ def _member(method: str, header: CheckpointHeader) -> dict[str, Any]:
 
 
 def _load(header: CheckpointHeader, inputs: RunInputs) -> Any:
-    finetune, member_blocks, blocks = header.record.finetune, inputs.member_blocks, None
+    finetune = header.record.finetune
+    member_blocks = inputs.member_blocks
+    blocks = None
     if finetune is not None:
         if member_blocks is None:
             raise DuplexError(

@@ -530,8 +530,11 @@ def _sampled(
 ) -> dict[str, Any]:
     from duplex.evaluation.sampled import sampled_metrics
 
-    target, seen, blocks = result.accumulator.target, result.accumulator.seen, partial(task.blocks, test.inputs)
-    return _for_every_k(settings, lambda k: sampled_metrics(blocks, target, seen, feasible_mask, k))
+    statistics = result.accumulator
+    blocks = partial(task.blocks, test.inputs)
+    return _for_every_k(
+        settings, lambda k: sampled_metrics(blocks, statistics.target, statistics.seen, feasible_mask, k)
+    )
 
 
 def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:
@@ -561,7 +564,8 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
     They are measured at bias 0, and at the ends of the curve: seen groups with unseen pairs excluded, unseen pairs with
     seen ones excluded.
     """
-    train, test = (inputs.examples[split].compositions.cpu().numpy() for split in ("train", "test"))
+    train = inputs.examples["train"].compositions.cpu().numpy()
+    test = inputs.examples["test"].compositions.cpu().numpy()
     groups = frequency_groups(train, inputs.labels.size)
     right = {"accuracy": result.right, "accuracy_at_ends": result.right_at_ends}
     table = group_table(groups, train, test, right).set_index("group")

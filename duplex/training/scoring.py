@@ -68,7 +68,9 @@ class ScoringTask:
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
         """The task of scoring sorted `candidates`; sets the method to evaluation mode."""
         method.eval()
-        size, name, shapes = method.labels.size, method.class_name, method.context.inputs
+        name = method.class_name
+        size = method.labels.size
+        shapes = method.context.inputs
         if not isinstance(candidates, CandidateSet):
             candidates = CandidateSet(size, None if len(candidates) == size else candidates)
         if candidates.listed is None and size > BLOCK_SCORES:
@@ -247,8 +249,8 @@ def choose_feasible(
     points: number of thresholds tried per source.
     """
     steps = [thresholds(feasible, labels.seen, points) for feasible in sources]
-    first, *more = (buckets(feasible, tried) for feasible, tried in zip(sources, steps, strict=True))
-    result = score_split(task, examples, labels, bucket=first, further=more)
+    numbers = [buckets(feasible, tried) for feasible, tried in zip(sources, steps, strict=True)]
+    result = score_split(task, examples, labels, bucket=numbers[0], further=numbers[1:])
     choices = []
     for accumulator, tried in zip((result.accumulator, *result.further), steps, strict=True):
         chosen = choose_threshold(accumulator, tried)
