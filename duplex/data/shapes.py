@@ -59,8 +59,9 @@ def _closed(corners: object) -> Points:
 
 def _polar(radius: object, count: int = 80) -> Points:
     angle = np.arange(count) * (2 * np.pi / count)
-    points = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    return points * np.broadcast_to(np.asarray(radius), count)[:, None]
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    points: Points = circle * np.broadcast_to(np.asarray(radius), count)[:, None]
+    return points
 
 
 def _regular(corners: int, inner: float | None = None, turn: float = -0.5 * np.pi) -> Points:  # with `inner`, a star
