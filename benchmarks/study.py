@@ -28,7 +28,7 @@ import math
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -69,15 +69,15 @@ def with_rows(params: Params, names: Sequence[str], rate: float, epochs: int | N
     entries = dict(params.methods)
     for name in names:
         if PRODUCT in name:
-            entries[name] = MethodEntry("product", {"of": name.split(PRODUCT)})
+            entries[name] = MethodEntry(kind="product", of=name.split(PRODUCT))
         elif (row := ROW.fullmatch(name)) and (row["options"] or row["blocks"]):
             entry = params.entry(row["method"])
             changes = YAML(typ="safe").load(row["options"] or "{}")
-            entry = replace(entry, options={**entry.options, **changes})
+            entry = entry.model_copy(update=changes)
             if row["blocks"]:
                 training = {**entry.training, "epochs": epochs, "schedule": "cosine"} if epochs else entry.training
                 finetune = {"blocks": int(row["blocks"]), "adapter": row["adapter"] or "full", "learning_rate": rate}
-                entry = replace(entry, training=training, finetune=finetune, per_dataset={})
+                entry = entry.model_copy(update={"training": training, "finetune": finetune, "per_dataset": {}})
             entries[name] = entry
     return params.model_copy(update={"methods": entries})
 
@@ -109,9 +109,8 @@ class Bench:
             training = {**training, "learning_rate": rate}
         if self.epochs:
             training |= {"epochs": self.epochs, "warm_up": 0}
-        changes = entry.per_dataset.get(self.dataset, {})
-        kept = {key: value for key, value in changes.items() if key not in ("training", "finetune")}
-        entry = replace(entry, training=training, finetune=finetune, per_dataset={self.dataset: kept})
+        options = entry.options_for(self.dataset)
+        entry = entry.model_copy(update={**options, "training": training, "finetune": finetune, "per_dataset": {}})
         return self.params.model_copy(update={"methods": {**self.params.methods, name: entry}})
 
     def run(self, name: str, seed: int, *, tested: bool, rate: float | None = None) -> RunPaths:

@@ -6,7 +6,7 @@ A wrong value such as `context="lerned"` raises an error when the object is crea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from dataclasses import field as option_field
 from functools import cache
 from numbers import Integral
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from duplex.errors import UsageError
+from duplex.errors import UsageError, shown
 from duplex.system.threads import Precision
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -71,9 +71,7 @@ class Options:
             try:
                 object.__setattr__(self, name, adapter.validate_python(value))
             except ValidationError as error:
-                fault = error.errors(include_url=False)[0]
-                message = f"{fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
-                raise OptionError(message, name) from None
+                raise OptionError(first_fault(error)[1], name) from None
         for holds, message in self.rules():
             if not holds:
                 raise OptionError(message)
@@ -124,7 +122,48 @@ def _describe(hint: Any) -> str:
 @cache
 def _adapters(cls: Any) -> dict[str, TypeAdapter[Any]]:
     hints = get_type_hints(cls, include_extras=True)
-    return {field.name: TypeAdapter(hints[field.name], config=STRICT) for field in fields(cls)}
+    names = [field.name for field in fields(cls)]
+    return {name: TypeAdapter(hints[name], config=None if is_dataclass(hints[name]) else STRICT) for name in names}
+
+
+UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
+NO_TABLE = ("dict_type", "model_type", "dataclass_type")
+
+
+def first_fault(error: ValidationError, table: Any = None) -> tuple[str, str]:
+    """The place and the message of a pydantic error's first fault; unknown keys come before wrong values.
+
+    Args:
+        table: the class that was validated, whose known keys the message lists for an unknown one.
+
+    Returns:
+        Keys joined by dots, such as `run.seeds`, and a message such as `input should be ... (it is 0)`.
+    """
+    faults = error.errors(include_url=False)
+    fault = next((each for each in faults if each["type"] in UNKNOWN_KEY), faults[0])
+    path = [str(part) for part in fault["loc"] if part != "[key]"]
+    cause = fault.get("ctx", {}).get("error")  # of our own validators
+    if isinstance(cause, OptionError):
+        return ".".join([*path, *([cause.key] if cause.key else [])]), cause.message
+    message = f"{fault['msg'][0].lower()}{fault['msg'][1:]} (it is {shown(fault['input'])})"
+    if fault["type"] in UNKNOWN_KEY:
+        message = f"unknown key; known: {', '.join(_known_keys(table, path[:-1]))}"
+    elif fault["type"].startswith("missing"):
+        message = "missing"
+    elif fault["type"] in NO_TABLE:
+        message = f"expected a table of keys and values (it is {shown(fault['input'])})"
+    elif cause is not None:
+        message = str(cause)
+    return ".".join(path), message
+
+
+def _known_keys(table: Any, path: Iterable[str]) -> list[str]:
+    """The keys that are allowed at the end of a path of keys, from the annotations of the class `table`."""
+    for key in path:
+        if hint := get_type_hints(table).get(key):
+            types = [hint, *get_args(hint)]
+            table = next((kind for kind in types if is_dataclass(kind) or hasattr(kind, "model_fields")), table)
+    return list(table.model_fields if hasattr(table, "model_fields") else table.__dataclass_fields__)
 
 
 @dataclass(frozen=True)

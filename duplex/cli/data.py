@@ -1,6 +1,6 @@
 """`duplex data`: list, count, check and download data sets.
 
-`duplex data add`, `split` and `remove`: data sets of params.yaml, checked before they are written.
+`duplex data add`, `split` and `remove`: the user's data sets, checked before datasets/NAME.yaml is written.
 
 `duplex data suspects` lists images whose labels are likely wrong (*suspects*); `relabel` applies corrections.
 """
@@ -188,17 +188,13 @@ def add(
         str | None,
         typer.Option(help="auto: fine-tune last blocks of the encoder, as many as validation favours; default: none."),
     ] = None,
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="Do not add the data set to run.datasets of params.yaml.")
-    ] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the data set to run.datasets.")] = False,
 ) -> None:
-    """Check a data set, print its statistics, and add it to params.yaml.
+    """Check a data set, print its statistics, and write datasets/NAME.yaml.
 
-    In a data set that params.yaml already has, only the given options change. Exits with 1 if the data set cannot be
-    trained on.
+    In an existing data set only the given options change. Exits with 1 if the data set cannot be trained on.
     """
-    from duplex.cli.params_file import add_dataset, check_name
-    from duplex.config.params import load_params
+    from duplex.config.datasets import check_name, write_dataset
 
     check_name(name)
     params = load_params()
@@ -224,12 +220,15 @@ def add(
     supported = _supported_methods(params, name, source, encoder_entry, features)
     unsupported = [method for method in params.run.methods if method not in supported]
     run = not (no_run or unsupported)
-    add_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
-    changes = f"; changed: {' and '.join(entry)}" if known else ""
-    later = "" if run else " after you add it to run.datasets"
-    typer.echo(f"params.yaml has {name}{changes}; `dvc repro` runs it{later}", err=True)
     if depth:
-        _set_finetune(name)
+        before = known.model_dump(include={"methods"}, exclude_defaults=True).get("methods", {}) if known else {}
+        entry["methods"] = {**before, FINETUNED: {"finetune": "auto"}}
+    write_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
+    changes = f"; changed: {' and '.join(entry)}" if known else ""
+    later = "" if run else " after you add it to run.datasets of params.yaml"
+    typer.echo(f"wrote datasets/{name}.yaml{changes}; `dvc repro` runs it{later}", err=True)
+    if depth:
+        typer.echo(f"{FINETUNED} has finetune: auto on {name}", err=True)
     if unsupported:
         _report_unsupported(name, unsupported, supported)
 
@@ -279,16 +278,14 @@ def split(
         int,
         typer.Option(min=1, max=100, help="Number of new random splits to make."),
     ] = 5,
-    no_run: Annotated[
-        bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets of params.yaml.")
-    ] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets.")] = False,
 ) -> None:
-    """Add data sets NAME-split1, NAME-split2, … to params.yaml, each with another random choice of unseen pairs.
+    """Write datasets/NAME-split1.yaml, datasets/NAME-split2.yaml, …, each with another random choice of unseen pairs.
 
-    The new data sets have the images, encoder, training options and number of unseen pairs of NAME; features are
-    copied if they exist. In a re-split that params.yaml already has, only a changed `source` of NAME is copied.
+    The new data sets have the images, encoder, options and number of unseen pairs of NAME; features are copied if
+    they exist. In an existing re-split, only a changed `source` of NAME is copied.
     """
-    from duplex.cli.params_file import add_dataset, check_name
+    from duplex.config.datasets import check_name, write_dataset
     from duplex.data.sources import load_source
     from duplex.data.tables import resplit, split_name
     from duplex.features.imported import feature_keys
@@ -319,12 +316,13 @@ def split(
         else:
             entry = {"source": source}
             typer.echo(f"{split_name(name, number)}: source changed to that of {name}", err=True)
-        add_dataset(split_name(name, number), entry, run=not no_run)
+        write_dataset(split_name(name, number), entry, run=not no_run)
         val, test = ((~labels.seen[labels.pairs[part]]).sum() for part in ("val", "test"))
         seen = f"{labels.pairs['train'].size} seen pairs"
         typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)
     entries = {**params.methods, **params.ablations}
-    if special := [method for method, entry in entries.items() if name in entry.per_dataset]:
+    special = [method for method, entry in entries.items() if name in entry.per_dataset and method not in base.methods]
+    if special:
         typer.echo(
             f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them", err=True
         )
@@ -337,14 +335,14 @@ def remove(
         bool, typer.Option("--results", help="Also delete artifacts/NAME, the features, runs and results.")
     ] = False,
 ) -> None:
-    """Remove a data set from params.yaml, dvc.lock and the report. Images are never deleted."""
+    """Delete datasets/NAME.yaml, and the data set's part of dvc.lock and of the report. Images are never deleted."""
     import shutil
 
     from duplex.artifacts import ArtifactPaths
-    from duplex.cli.params_file import forget_stages, remove_dataset
+    from duplex.config.datasets import remove_dataset
 
     remove_dataset(name)
-    stages = sum(forget_stages(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))
+    stages = sum(_forget_stages(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))
     paths = ArtifactPaths()
     shutil.rmtree(paths.inventory(name), ignore_errors=True)
     paths.maps(name).unlink(missing_ok=True)
@@ -352,7 +350,33 @@ def remove(
     if results:
         shutil.rmtree(folder, ignore_errors=True)
     remark = f"; kept: {folder} (--results deletes it)" if folder.exists() else ""
-    typer.echo(f"removed {name} from params.yaml and dvc.lock ({stages} stages){remark}", err=True)
+    typer.echo(f"removed datasets/{name}.yaml and {stages} stages of dvc.lock{remark}", err=True)
+
+
+def _forget_stages(dataset: str, lock: Path) -> int:
+    """Remove the DVC stages of a data set from a dvc.lock; return their number."""
+    import shlex
+
+    from ruamel.yaml import YAML
+
+    from duplex.system.files import replace_file
+
+    if not lock.is_file():
+        return 0
+    yaml = YAML()
+    record = yaml.load(lock)
+    names = []
+    for name, stage in record["stages"].items():
+        words = shlex.split(stage["cmd"]) if isinstance(stage["cmd"], str) else []
+        arguments = words[3:] if words[2:3] == ["inputs"] else words[2:]  # of `python pipeline/train.py DATASET ...`
+        if arguments[:1] == [dataset]:
+            names.append(name)
+    for name in names:
+        del record["stages"][name]
+    if names:
+        with replace_file(lock.resolve()) as scratch:
+            yaml.dump(record, scratch)
+    return len(names)
 
 
 def _encoder_entry(
@@ -378,14 +402,6 @@ def _encoder_entry(
     name = name or ENCODER
     weights = weights or (WEIGHTS if name.startswith("ViT-") else None)
     return {"name": name, **({"weights": weights} if weights else {})}
-
-
-def _set_finetune(dataset: str) -> None:
-    """Write `finetune: auto` (validation chooses the blocks) for `dual_finetuned` on a data set to params.yaml."""
-    from duplex.cli.params_file import set_for_dataset
-
-    set_for_dataset(FINETUNED, dataset, {"finetune": "auto"})
-    typer.echo(f"params.yaml now has finetune: auto for {dataset} in methods.{FINETUNED}", err=True)
 
 
 def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], images: int) -> int:

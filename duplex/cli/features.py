@@ -247,7 +247,9 @@ def _override(
     """Return the content of params.yaml with command-line options in place of its values, checked by the same rules."""
     from pydantic import ValidationError
 
-    record = params.model_dump(mode="json", exclude={"methods", "ablations"})
+    from duplex.options import first_fault
+
+    record = params.model_dump(mode="json")
     params.dataset(dataset)
     encoder = record["datasets"][dataset]["encoder"]
     encoder.update({key: None if value == "" else value for key, value in encoder_options.items() if value is not None})
@@ -258,8 +260,8 @@ def _override(
     try:
         return type(params).model_validate_json(json.dumps(record))
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise UsageError(f"--{str(fault['loc'][-1]).replace('_', '-')} {fault['input']!r}: {fault['msg']}") from error
+        place, message = first_fault(error, type(params))
+        raise UsageError(f"--{place.rpartition('.')[2].replace('_', '-')}: {message}") from None
 
 
 def _check_precision(params: Params, dataset: str) -> None:

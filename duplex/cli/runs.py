@@ -64,7 +64,7 @@ def show_params(
 def _entry(params: Params, name: str) -> dict[str, Any]:
     """A method's entry in params.yaml with default options filled in; `training` and `per_dataset` stay as written."""
     entry = params.entry(name)
-    overrides = {"training": dict(entry.training), "per_dataset": dict(entry.per_dataset), "shown_as": entry.shown_as}
+    overrides = entry.model_dump(include={"training", "per_dataset", "shown_as"}, exclude_defaults=True)
     overrides = {key: value for key, value in overrides.items() if value}
     return {"kind": entry.kind, "world": entry.world, **params.method(name).to_dict(), **overrides}
 
@@ -270,14 +270,16 @@ def tune(
         ),
     ] = None,
     engine: EngineOption = "local",
-    write: Annotated[bool, typer.Option("--write", help="Write each method's best settings to params.yaml.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write each method's best settings to datasets/NAME.yaml.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train methods with every combination of settings and list their validation AUC. Test images are not scored.
 
     Settings are training options, such as learning_rate and epochs, and options of the methods' kinds. Each method's
-    best row is marked with *; --write saves its settings under `per_dataset` of the method in params.yaml, unless other
-    settings have the same AUC. Exits with 1 if a trial failed.
+    best row is marked with *; --write saves its settings under `methods:` of datasets/NAME.yaml, unless other settings
+    have the same AUC. Exits with 1 if a trial failed.
     """
     from duplex.cli.options import print_json
     from duplex.config.params import load_params
@@ -306,7 +308,7 @@ def tune(
                 f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}", err=True
             )
     if write:
-        write_best(name, best)
+        write_best(params, name, best)
     if any(row.errors for row in rows):
         raise typer.Exit(1)
 
@@ -358,22 +360,22 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def write_best(dataset: str, best: dict[str, TuningRow]) -> None:
-    """Write each method's best settings to params.yaml, as `per_dataset.DATASET` of the method.
+def write_best(params: Params, dataset: str, best: dict[str, TuningRow]) -> None:
+    """Write each method's best settings to `methods:` of datasets/DATASET.yaml.
 
     best: method -> its best row of the tuning results.
     """
     from dataclasses import fields
 
-    from duplex.cli.params_file import set_method
+    from duplex.config.datasets import set_method
     from duplex.options import TrainingOptions
 
     training = {field.name for field in fields(TrainingOptions)}
     for method, row in best.items():
         options = {key: value for key, value in row.settings.items() if key not in training}
         of_training = {key: value for key, value in row.settings.items() if key in training}
-        set_method(method, dataset, options, of_training)
-        typer.echo(f"params.yaml: {method}, per_dataset.{dataset}: {dict(row.settings)}", err=True)
+        set_method(params, method, dataset, options, of_training)
+        typer.echo(f"datasets/{dataset}.yaml: methods.{method}: {dict(row.settings)}", err=True)
 
 
 SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both runs

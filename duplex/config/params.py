@@ -1,14 +1,15 @@
-"""Read params.yaml as frozen, typed objects. Unknown keys and wrong types raise a one-line error with the key.
+"""params.yaml and datasets/NAME.yaml as frozen, typed objects; a mistake is an error of one line that gives its key.
 
-Entries of `methods:` and `ablations:` in params.yaml: a method's class (`kind`), worlds and (training) options.
+A data set is an entry of `datasets:` in params.yaml, a file datasets/NAME.yaml with the same keys, or both: then keys
+of the file replace those of the entry. Its `methods:` are options of methods on this data set.
+
+Entries of `methods:` and `ablations:` have a method's class (`kind`), worlds, options of the class and of training:
 
     duplex_open:
       {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
 
-`extends` takes kind, options, `training`, `finetune` and `per_dataset` from another entry. All keys other than
-`RESERVED_KEYS` are options of the kind. `world`: closed or open; `shown_as`: the method's name in result tables.
-
-Read YAML as plain data of bounded size; excessive anchors, nesting and numbers raise an error.
+`extends` takes kind, options, `training`, `finetune` and `per_dataset` from another entry. `world` is closed, open, or
+by default both. `shown_as` is the method's name in result tables. All other keys are options of the kind.
 """
 
 from __future__ import annotations
@@ -17,21 +18,31 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, is_dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
 from duplex.data.contents import SourceOptions
-from duplex.errors import DuplexError, UsageError, require
+from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
 from duplex.methods import registry
 from duplex.options import (
+    STRICT,
     AutoFinetune,
     Count,
     FinetuneOptions,
@@ -42,229 +53,25 @@ from duplex.options import (
     Share,
     TrainingOptions,
     finetune_options,
+    first_fault,
 )
 from duplex.system.threads import Precision
 
-DEFAULT_KIND = "duplex"
-SHARED_KEYS = {"kind", "extends", "world", "shown_as", "per_dataset"}  # cannot be in a table of `per_dataset`
-RESERVED_KEYS = ("kind", "extends", "world", "shown_as", "training", "finetune", "per_dataset")
-TABLES = ("training", "finetune")  # keys whose values are tables of options
+PACKAGE = Path(__file__).parents[1]
+DATASETS = "datasets"  # the folder beside params.yaml with one file per data set of the user
+MAX_WORKERS = 1024
 Table = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class MethodEntry:
-    """One entry of `methods:` or `ablations:` in params.yaml, merged with the entry that it extends."""
-
-    kind: str
-    options: Table = field(default_factory=dict)
-    world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
-    shown_as: str | None = None  # method whose name this one, its model of another world, has in tables
-    training: Table = field(default_factory=dict)  # overrides training options of the data set
-    finetune: Table = field(default_factory=dict)  # options of fine-tuned blocks; empty: no block is fine-tuned
-    per_dataset: Mapping[str, Table] = field(default_factory=dict)  # data set -> options, `training` and `finetune`
-
-    @property
-    def members(self) -> tuple[str, ...]:
-        """Methods whose runs' probabilities this method multiplies (its option `of`); empty if it is trained itself."""
-        return tuple(self.options.get("of", ()))
-
-    @property
-    def worlds(self) -> tuple[World, ...]:
-        """The worlds (closed, open) in which the method is scored."""
-        return WORLDS if self.world == "both" else (self.world,)
-
-    @property
-    def trained_for(self) -> World:
-        """The world (closed or open) whose candidates are used in training."""
-        return "open" if self.world == "open" else "closed"
-
-    def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """Return the options that the method's class takes on a data set, before they are checked.
-
-        dataset: its entry in `per_dataset` changes the options; None: the options without such changes.
-        """
-        changes = self.per_dataset.get(dataset, {}) if dataset else {}
-        return {**self.options, **{key: value for key, value in changes.items() if key not in TABLES}}
-
-    def training_for(self, dataset: str) -> dict[str, Any]:
-        """Return the training options that the method sets for a data set; they override those of the data set."""
-        return {**self.training, **self.per_dataset.get(dataset, {}).get("training", {})}
-
-    def finetune_for(self, dataset: str | None) -> dict[str, Any]:
-        """Return the options of fine-tuning the image tower on a data set, unchecked; empty without fine-tuning."""
-        changes = self.per_dataset.get(dataset, {}).get("finetune", {}) if dataset else {}
-        is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
-        replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
-        return {**({} if replaces else self.finetune), **changes}
+def is_name(text: str) -> bool:
+    """Whether a data set or a method can have this name, which is part of paths and of DVC's stages."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", text) is not None
 
 
-def read_entries(methods: Table, ablations: Table, datasets: tuple[str, ...]) -> dict[str, dict[str, MethodEntry]]:
-    """Parse `methods:` and `ablations:` of params.yaml; return `{"methods": {name: entry}, "ablations": …}`."""
-
-    def entry(place: str, record: Table, path: tuple[str, ...]) -> MethodEntry:
-        return _parse(place, _with_base(place, record, methods, path), datasets)
-
-    return {
-        "methods": {name: entry(f"methods.{name}", record, (name,)) for name, record in methods.items()},
-        "ablations": {
-            name: entry(f"ablations.{name}", {"extends": None, **check_table(f"ablations.{name}", record)}, ())
-            for name, record in ablations.items()
-        },
-    }
-
-
-def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
-    """Return an entry's table, completed from the entry that its key `extends` names.
-
-    place: where params.yaml has the entry, such as `methods.duplex`, for messages.
-    path: names of the entries that led to this one by `extends`, to find circles.
-    """
-    if "extends" not in check_table(place, record):
-        return record
-    base = record["extends"]
-    if not isinstance(base, str) or base not in methods:
-        raise UsageError(f"{place}.extends is {base!r}; known methods: {', '.join(methods)}")
-    if base in path:
-        raise UsageError(f"{place}.extends: {' -> '.join((*path, base))} is a circle; remove one `extends`")
-    return _merge(_with_base(f"methods.{base}", methods[base], methods, (*path, base)), record)
-
-
-def _merge(base: Table, record: Table) -> Table:
-    """Return the entry `base` without `extends`, `world`, `shown_as`, updated by the entry `record` that extends it."""
-    taken = {key: value for key, value in base.items() if key not in ("extends", "world", "shown_as")}
-    merged = {**taken, **{key: value for key, value in record.items() if key != "extends"}}
-    for key in (*TABLES, "per_dataset"):
-        if isinstance(base.get(key), Mapping) and isinstance(record.get(key), Mapping):
-            merged[key] = {**base[key], **record[key]}
-    return merged
-
-
-def _parse(place: str, record: Table, datasets: tuple[str, ...]) -> MethodEntry:
-    """Return the `MethodEntry` of the table `record` at `place` in params.yaml; raise UsageError for a wrong value."""
-    kind = record.get("kind", DEFAULT_KIND)
-    if not isinstance(kind, str) or not kind:
-        raise UsageError(f"{place}.kind is {kind!r}; expected a name that `duplex methods` lists, or module:Class")
-    world = record.get("world", "both")
-    if world not in (*WORLDS, "both"):
-        raise UsageError(f"{place}.world is {world!r}; known: closed, open, both")
-    shown_as = record.get("shown_as")
-    if shown_as is not None and not isinstance(shown_as, str):
-        raise UsageError(f"{place}.shown_as is {shown_as!r}; expected the name of a method")
-    per_dataset = {
-        name: _with_finetune_table(changes)
-        for name, changes in check_table(f"{place}.per_dataset", record.get("per_dataset", {})).items()
-    }
-    for name, changes in per_dataset.items():
-        where = f"{place}.per_dataset.{name}"
-        if name not in datasets:
-            raise UsageError(f"{where}: unknown data set; known: {', '.join(datasets)}")
-        for key in TABLES:
-            check_table(f"{where}.{key}", check_table(where, changes).get(key, {}))
-        for key in SHARED_KEYS & changes.keys():
-            raise UsageError(f"{where}.{key}: `{key}` cannot differ by data set; set it in {place}, or add a method")
-    options = {key: value for key, value in record.items() if key not in RESERVED_KEYS}
-    _check_members(place, options, per_dataset)
-    training = check_table(f"{place}.training", record.get("training", {}))
-    finetune = check_table(f"{place}.finetune", _with_finetune_table(record).get("finetune", {}))
-    return MethodEntry(kind, options, world, shown_as, training, finetune, per_dataset)
-
-
-def _with_finetune_table(record: Any) -> Any:
-    """Return a method entry with `finetune: auto` (depth from validation) written as `finetune: {blocks: auto}`."""
-    is_auto = isinstance(record, Mapping) and record.get("finetune") == "auto"
-    return {**record, "finetune": {"blocks": "auto"}} if is_auto else record
-
-
-def _check_members(place: str, options: Table, per_dataset: Table) -> None:
-    """Raise UsageError if the option `of` (methods whose runs form a product) is wrong or varies by data set."""
-    if "of" not in options:
-        return
-    of = options["of"]
-    if not isinstance(of, list | tuple) or not all(isinstance(name, str) for name in of):
-        raise UsageError(f"{place}.of is {of!r}; expected a list of names of methods")
-    if "members" in options:
-        raise UsageError(f"{place}.members: training fills it in; remove it")
-    for dataset, changes in per_dataset.items():
-        if "of" in changes:
-            raise UsageError(f"{place}.per_dataset.{dataset}.of: all data sets combine the same methods; remove it")
-
-
-def check_table(place: str, value: Any) -> Table:
-    """Return `value`, found at `place` in params.yaml; raise UsageError unless it is a table with text keys."""
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{place} is {value!r}; expected a table of keys and values")
-    numbers = [key for key in value if not isinstance(key, str)]
-    if numbers:
-        raise UsageError(f"{place} has the key {numbers[0]!r}, which is not text; correct it, or write it in quotes")
+def _name(value: str) -> str:
+    if not is_name(value):
+        raise ValueError(f"{value!r} is not a name; use letters, digits, `_` and single hyphens")
     return value
-
-
-MAX_BYTES = 1 << 20  # of a file
-MAX_CHARACTERS = 4096  # of a text
-MAX_VALUES = 100_000  # of a file; an alias counts as all values that it stands for
-MAX_BITS = 128  # of a whole number
-
-
-class _Refused(Exception):
-    """Error: a value in a YAML file is too long or too large, contains itself, or has a key that is not a word."""
-
-
-def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML 1.2 file with one document. Raises UsageError for a file that cannot be read."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise UsageError(f"{path} has {size:,} bytes; expected at most {MAX_BYTES:,}")
-        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        _count(content, {}, set())
-    except FileNotFoundError as error:
-        raise UsageError(f"{path} does not exist here; run from the project's folder") from error
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise UsageError(
-            f"{path} is nested too deeply to be read; write tables and lists inside each other with fewer levels"
-        ) from error
-    except (YAMLError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    except _Refused as error:
-        raise UsageError(f"{path}: {error}") from error
-    return content
-
-
-def _count(value: Any, counts: dict[int, int], outer: set[int]) -> int:
-    """Return the number of values in `value`, itself included; raise an error for values beyond the limits.
-
-    counts: number of values by id, for the tables and lists counted before.
-    outer: ids of the tables and lists that contain `value`.
-    """
-    if isinstance(value, str) and (len(value) > MAX_CHARACTERS or value.encode(errors="ignore").decode() != value):
-        raise _Refused(
-            f"text {value[:20]!r}... is too long or not Unicode; expected at most {MAX_CHARACTERS} characters"
-        )
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise _Refused(f"a whole number has {value.bit_length()} bits; expected at most {MAX_BITS}")
-    if not isinstance(value, Mapping | list | tuple | set):
-        return 1
-    if id(value) in outer:
-        raise _Refused("an anchor contains itself")
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str | int | float | bool | None):
-                raise _Refused(f"the key {str(key)[:40]} is not a word; write it in quotes")
-    if id(value) not in counts:
-        inner = [*value.keys(), *value.values()] if isinstance(value, Mapping) else [*value]
-        counts[id(value)] = 1 + sum(_count(part, counts, outer | {id(value)}) for part in inner)
-    if counts[id(value)] > MAX_VALUES:
-        raise _Refused(f"it has more than {MAX_VALUES:,} values, counted with aliases expanded")
-    return counts[id(value)]
-
-
-PACKAGE = Path(__file__).parents[1]
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$"
-Name = Annotated[str, Field(pattern=NAME)]
-MAX_WORKERS = 1024
 
 
 def _workers(value: object) -> int | Literal["auto"]:
@@ -275,13 +82,14 @@ def _workers(value: object) -> int | Literal["auto"]:
     raise ValueError(f"must be a number of processes, 0–{MAX_WORKERS}, or auto (it is {value!r})")
 
 
+Name = Annotated[str, AfterValidator(_name)]
 Workers = Annotated[int | Literal["auto"], PlainValidator(_workers)]
 
 
 class ParamsSection(BaseModel):
     """Base class of the sections of params.yaml: frozen; unknown keys and wrong types are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(**STRICT, extra="forbid", frozen=True)
 
 
 class AblationRunParams(ParamsSection):
@@ -308,8 +116,81 @@ class EncoderParams(ParamsSection):
     bits: Literal[8, 16] = 16  # bits per cached value of block inputs
 
 
+def _auto_as_table(value: Any) -> Any:
+    return {"blocks": "auto"} if value == "auto" else value
+
+
+class MethodChanges(ParamsSection):
+    """Changes of a method on one data set: options of its kind, and the tables `training` and `finetune`."""
+
+    model_config = ConfigDict(extra="allow")
+    training: dict[str, Any] = {}  # overrides training options of the data set
+    finetune: Annotated[dict[str, Any], BeforeValidator(_auto_as_table)] = {}  # of fine-tuned blocks; empty: none
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the kind, unchecked."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> MethodChanges:
+        for key in ("kind", "extends", "world", "shown_as", "per_dataset", "of"):
+            if key in self.options:
+                raise OptionError("cannot differ by data set; set it in the method's entry, or add a method", key)
+        return self
+
+
+class MethodEntry(MethodChanges):
+    """An entry of `methods:` or `ablations:`, merged with the entry that it extends."""
+
+    kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
+    world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
+    shown_as: str | None = None  # method whose name this one, its model of another world, has in tables
+    per_dataset: dict[str, MethodChanges] = {}  # data set -> options, `training` and `finetune`
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Methods whose runs' probabilities this method multiplies (its option `of`); empty if it is trained itself."""
+        return tuple(self.options.get("of", ()))
+
+    @property
+    def worlds(self) -> tuple[World, ...]:
+        """The worlds (closed, open) in which the method is scored."""
+        return WORLDS if self.world == "both" else (self.world,)
+
+    @property
+    def trained_for(self) -> World:
+        """The world (closed or open) whose candidates are used in training."""
+        return "open" if self.world == "open" else "closed"
+
+    def options_for(self, dataset: str | None) -> dict[str, Any]:
+        """The options that the method's class takes on a data set, unchecked; None: those of no data set."""
+        return {**self.options, **self._changes(dataset).options}
+
+    def training_for(self, dataset: str | None) -> dict[str, Any]:
+        """The training options that the method sets for a data set; they override those of the data set."""
+        return {**self.training, **self._changes(dataset).training}
+
+    def finetune_for(self, dataset: str | None) -> dict[str, Any]:
+        """The options of fine-tuning the image tower on a data set, unchecked; empty without fine-tuning."""
+        changes = self._changes(dataset).finetune
+        is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
+        replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
+        return {**({} if replaces else self.finetune), **changes}
+
+    def _changes(self, dataset: str | None) -> MethodChanges:
+        return self.per_dataset.get(dataset or "", MethodChanges())
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> MethodEntry:
+        of = self.options.get("of", [])
+        if not isinstance(of, list | tuple) or not all(isinstance(name, str) for name in of):
+            raise OptionError(f"expected a list of methods (it is {of!r})", "of")
+        return self
+
+
 class DatasetParams(ParamsSection):
-    """Section `datasets.NAME:`. The images, encoder and training options of a data set."""
+    """Section `datasets.NAME:`, or the file datasets/NAME.yaml. The images, encoder and options of a data set."""
 
     source: SourceOptions  # where images and labels are read from
     encoder: EncoderParams
@@ -317,6 +198,7 @@ class DatasetParams(ParamsSection):
     training: Annotated[
         TrainingOptions, PlainValidator(TrainingOptions.from_dict), PlainSerializer(TrainingOptions.to_dict)
     ]
+    methods: dict[Name, MethodChanges] = {}  # method -> its options, `training` and `finetune` on this data set
 
 
 class ExtractionParams(ParamsSection):
@@ -350,25 +232,25 @@ class Params(ParamsSection):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     extraction: ExtractionParams
     evaluation: EvaluationParams
-    datasets: dict[Name, DatasetParams]
-    methods: dict[str, MethodEntry] = {}
-    ablations: dict[str, MethodEntry] = {}
+    datasets: dict[Name, DatasetParams] = {}
+    methods: dict[Name, MethodEntry] = {}
+    ablations: dict[Name, MethodEntry] = {}
 
     def dataset(self, name: str) -> DatasetParams:
-        """Return the entry of a data set under `datasets:`. Raises UsageError for an unknown name."""
+        """The entry of a data set. Raises UsageError for an unknown name."""
         return self.datasets[require(name, self.datasets, "data set")]
 
     def block_inputs(self, dataset: str) -> int:
-        """Return the number of last image tower blocks whose inputs a data set's cache stores, to fine-tune them."""
+        """Number of last image tower blocks whose inputs a data set's cache stores, to fine-tune them."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
 
     def entry(self, name: str) -> MethodEntry:
-        """Return the entry of a method or an ablation. Raises UsageError for an unknown name."""
+        """The entry of a method or an ablation. Raises UsageError for an unknown name."""
         return self._entries[require_method(name, self._entries)]
 
     def method_for_world(self, name: str, world: World) -> str:
-        """Return the method whose results are shown as `name` in a world: itself, or a method with `shown_as: name`.
+        """The method whose results are shown as `name` in a world: itself, or a method with `shown_as: name`.
 
         Raises UsageError if no method is for this world.
         """
@@ -381,7 +263,7 @@ class Params(ParamsSection):
         raise UsageError(f"method {name} is for the {only} world alone; change --world, or its `world` in params.yaml")
 
     def worlds(self, name: str) -> tuple[World, ...]:
-        """Return the worlds (closed, open) in which a method is evaluated. Raises UsageError if there is none."""
+        """The worlds (closed, open) in which a method is evaluated. Raises UsageError if there is none."""
         worlds = tuple(world for world in self.entry(name).worlds if world in self.evaluation.worlds)
         if not worlds:
             only = self.entry(name).world
@@ -392,21 +274,21 @@ class Params(ParamsSection):
         return worlds
 
     def method(self, name: str, dataset: str | None = None) -> Options:
-        """Return a method's options on a data set, checked by the options class of its kind."""
+        """A method's options on a data set, checked by the options class of its kind."""
         entry = self.entry(name)
-        with self._located(name):
+        with self._located(name, dataset):
             return registry.parse_options(entry.kind, entry.options_for(dataset))
 
     def training(self, dataset: str, name: str) -> TrainingOptions:
-        """Return a method's training options on a data set: those of the data set, overridden by the method's."""
+        """A method's training options on a data set: those of the data set, overridden by the method's."""
         base = self.dataset(dataset).training
-        with self._located(name, ".training"):
+        with self._located(name, dataset, ".training"):
             return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
-        """Return a method's `finetune:` options, `AutoFinetune` if validation chooses them; None if it has none."""
+        """A method's `finetune:` options, `AutoFinetune` if validation chooses them; None if it has none."""
         record = self.entry(name).finetune_for(dataset)
-        with self._located(name, ".finetune"):
+        with self._located(name, dataset, ".finetune"):
             return finetune_options(record)
 
     def check_entries(self) -> None:
@@ -429,6 +311,7 @@ class Params(ParamsSection):
             for key, values in getattr(self, section):
                 if isinstance(values, tuple) and len(set(values)) != len(values):
                     raise UsageError(f"params.yaml: {section}.{key} has a value twice: {list(values)}; remove one")
+        self._check_options_by_dataset()
         self._check_products()
         self._check_stage_names()
         words = self.evaluation.word_vectors
@@ -441,6 +324,14 @@ class Params(ParamsSection):
         for name in sorted(set(self.methods) & set(self.ablations)):
             raise UsageError(f"params.yaml: {name!r} is both a method and an ablation; rename one of them")
         self._check_shown_as()
+
+    def _check_options_by_dataset(self) -> None:
+        for name, entry in self._entries.items():
+            for dataset in entry.per_dataset:
+                require(dataset, self.datasets, f"data set in params.yaml, {name}.per_dataset:")
+        for dataset, options in self.datasets.items():
+            for name in options.methods:
+                require_method(name, self._entries, f" in {DATASETS}/{dataset}.yaml, methods:")
 
     def _check_stage_names(self) -> None:
         """Check that no two runs have the same name in dvc.yaml, where data set and method are joined by a hyphen."""
@@ -493,38 +384,133 @@ class Params(ParamsSection):
         return {**self.methods, **self.ablations}
 
     @contextmanager
-    def _located(self, name: str, section: str = "") -> Iterator[None]:
+    def _located(self, name: str, dataset: str | None, section: str = "") -> Iterator[None]:
         """Context manager: prefix option errors with their place, as in `params.yaml: methods.duplex.momentum: ...`."""
         try:
             yield
         except OptionError as error:
-            place = f"{'methods' if name in self.methods else 'ablations'}.{name}{section}"
-            raise UsageError(f"params.yaml: {place}{'.' if error.key else ': '}{error}") from None
+            place = f"params.yaml: {'methods' if name in self.methods else 'ablations'}.{name}{section}"
+            if dataset in self.datasets and name in self.datasets[dataset].methods:
+                place = f"{DATASETS}/{dataset}.yaml: methods.{name}{section}"
+            raise UsageError(f"{place}{'.' if error.key else ': '}{error}") from None
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check params.yaml; options of methods are checked when they are used, or by `Params.check_entries`.
+    """Read and check params.yaml and the files datasets/NAME.yaml beside it.
 
-    Raises UsageError with one line that gives the key.
+    Options of methods are checked when they are used, or by `Params.check_entries`. Raises UsageError for a mistake,
+    with one line that gives file and key.
     """
-    record = dict(check_table(str(path), read_yaml(path)))
-    entries = {key: _read_entries(key, record.pop(key, None) or {}) for key in ("methods", "ablations")}
+    return parse_params(read_yaml(path), dataset_files(path), path)
+
+
+def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
+    """The content of the files datasets/NAME.yaml beside params.yaml, by name."""
+    return {file.stem: read_yaml(file) for file in sorted((path.parent / DATASETS).glob("*.yaml"))}
+
+
+def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Params:
+    """The checked content of params.yaml, `record`, and of data sets' files; `path` is for messages."""
+    datasets = _tables(path, record, "datasets")
+    for name, table in files.items():
+        datasets[name] = {**datasets.get(name, {}), **table}
+    methods = _on_datasets(_tables(path, record, "methods"), datasets)
+    ablations = _on_datasets(_tables(path, record, "ablations"), datasets)
+    merged = {
+        "datasets": datasets,
+        "methods": {name: _with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},
+        "ablations": {
+            name: _with_base(f"ablations.{name}", {"extends": None, **entry}, methods, ())
+            for name, entry in ablations.items()
+        },
+    }
     try:
-        params = Params.model_validate_json(json.dumps(record, default=str))
+        params = Params.model_validate_json(json.dumps({**record, **merged}))
     except ValidationError as error:
-        raise UsageError(f"{path}: {_first_fault(error)}") from None
-    try:
-        checked = read_entries(entries["methods"], entries["ablations"], tuple(params.datasets))
-    except UsageError as error:
-        raise UsageError(f"params.yaml: {error}") from None
-    params = params.model_copy(update=checked)
+        place, message = first_fault(error, Params)
+        section, _, key = place.partition(".")
+        name, _, key = key.partition(".")
+        if section == "datasets" and key.partition(".")[0] in files.get(name, {}):
+            path, place = path.parent / DATASETS / f"{name}.yaml", key
+        raise UsageError(f"{path}: {place}: {message}") from None
     params.check_run()
-    methods = (*params.run.methods, *params.run.products)
-    return params.model_copy(update={"run": params.run.model_copy(update={"methods": methods})})
+    names = (*params.run.methods, *params.run.products)
+    return params.model_copy(update={"run": params.run.model_copy(update={"methods": names})})
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The table in a YAML 1.2 file, as plain data for JSON. Raises UsageError for a file that cannot be read."""
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        content = json.loads(json.dumps(content, default=str, ensure_ascii=False).encode())
+    except FileNotFoundError as error:
+        raise UsageError(f"{path} does not exist here; run from the project's folder") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise UsageError(
+            f"{path} is not YAML of tables, lists, text and numbers: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is {shown(content)}; expected a table of keys and values")
+    return content
+
+
+def _tables(path: Path, record: Table, section: str) -> dict[str, Any]:
+    """A copy of a section of params.yaml whose entries are tables; raises UsageError for other values."""
+    tables = record.get(section) or {}
+    if not isinstance(tables, dict):
+        raise UsageError(f"{path}: {section} is {shown(tables)}; expected a table of keys and values")
+    for name, value in tables.items():
+        if not isinstance(value, dict):
+            raise UsageError(f"{path}: {section}.{name} is {shown(value)}; expected a table of keys and values")
+    return dict(tables)
+
+
+def _on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
+    """Entries of methods, their `per_dataset` completed from `methods:` of the data sets."""
+    completed = dict(entries)
+    for name, table in datasets.items():
+        own = table.get("methods")
+        for method, changes in own.items() if isinstance(own, dict) else ():
+            before = completed.get(method, {}).get("per_dataset", {})
+            if method in completed and isinstance(before, dict):
+                by_dataset = {**before, name: _update(before.get(name), changes)}
+                completed[method] = {**completed[method], "per_dataset": by_dataset}
+    return completed
+
+
+def _update(table: Any, changes: Any) -> Any:
+    is_table = isinstance(table, dict) and isinstance(changes, dict)
+    return {**table, **changes} if is_table else changes
+
+
+def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
+    """An entry's table, completed from the entry that its key `extends` names.
+
+    Args:
+        place: where params.yaml has the entry, such as `methods.duplex`, for messages.
+        path: names of the entries that led to this one by `extends`, to find circles.
+    """
+    if "extends" not in record:
+        return record
+    name = record["extends"]
+    if not isinstance(name, str) or name not in methods:
+        raise UsageError(f"params.yaml: {place}.extends is {name!r}; known methods: {', '.join(methods)}")
+    if name in path:
+        circle = " -> ".join((*path, name))
+        raise UsageError(f"params.yaml: {place}.extends: {circle} is a circle; remove one `extends`")
+    base = _with_base(f"methods.{name}", methods[name], methods, (*path, name))
+    merged = {key: value for key, value in base.items() if key not in ("world", "shown_as")}
+    for key, value in record.items():
+        is_group = key in ("training", "finetune", "per_dataset")
+        merged[key] = _update(merged.get(key), value) if is_group else value
+    del merged["extends"]
+    return merged
 
 
 def shipped_project() -> Path:
-    """Return the folder of the files dvc.yaml and params.yaml that ship with the package."""
+    """The folder of the files dvc.yaml and params.yaml that ship with the package."""
     for folder in (PACKAGE / "shipped", PACKAGE.parent):  # in a wheel (setup.py), in a clone
         if (folder / "dvc.yaml").is_file():
             return folder
@@ -532,44 +518,9 @@ def shipped_project() -> Path:
 
 
 def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
-    """Return the method's `name` if it is among `known`; otherwise raise UsageError.
+    """The method's `name` if it is among `known`; otherwise raises UsageError.
 
-    where: text for the message after the word "method", such as " in params.yaml, run.methods:".
+    Args:
+        where: text for the message after the word "method", such as " in params.yaml, run.methods:".
     """
     return require(name, known, f"method{where}")
-
-
-def _read_entries(key: str, value: Any) -> Mapping[str, Any]:
-    """Return the table `value` of `methods:` or `ablations:`; raise UsageError for a name that no folder can have."""
-    table = check_table(f"params.yaml: {key}", value)
-    for name in table:
-        if not re.fullmatch(NAME, name):
-            raise UsageError(f"params.yaml: {key} has the name {name!r}; use letters, digits, `_` and single hyphens")
-    return table
-
-
-def _first_fault(error: ValidationError) -> str:
-    """Return a pydantic error's first fault in one line, such as `run.seeds: input should be … (it is 0)`."""
-    unknown = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_property")
-    faults = error.errors(include_url=False)
-    fault = next((each for each in faults if each["type"] in unknown), faults[0])
-    place = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] in unknown:
-        known = _known_keys(fault["loc"][:-1])
-        return f"{place}: unknown key; known: {', '.join(known)}"
-    if fault["type"].startswith("missing"):
-        return f"{place}: missing"
-    if fault["type"] == "value_error":  # raised by our own validators
-        cause = fault["ctx"]["error"]
-        return f"{place}{'.' if getattr(cause, 'key', None) else ': '}{cause}"
-    return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]} (it is {fault['input']!r})"
-
-
-def _known_keys(place: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that are allowed at a place of params.yaml, from the type annotations of its sections."""
-    table: Any = Params
-    for part in place:
-        if hint := get_type_hints(table).get(str(part)):
-            types = [hint, *get_args(hint)]
-            table = next((kind for kind in types if is_dataclass(kind) or hasattr(kind, "model_fields")), table)
-    return list(table.model_fields if hasattr(table, "model_fields") else table.__dataclass_fields__)

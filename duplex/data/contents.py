@@ -14,7 +14,7 @@ import io
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,8 @@ from PIL import Image
 from pydantic import ConfigDict
 
 from duplex.data.images import READABLE, BadImageFile, MachineFault, decode_image, machine_fault
-from duplex.errors import DuplexError, UsageError
-from duplex.options import STRICT, Count, Seed, Share
+from duplex.errors import DuplexError
+from duplex.options import STRICT, Count, Options, Seed, Share
 from duplex.system.files import sha256
 from duplex.system.processes import track
 
@@ -163,7 +163,7 @@ def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class SplitOptions:
+class SplitOptions(Options):
     """Shares, above 0, of pairs and of images that a random split holds out; each kind has a sum below 1."""
 
     seed: Seed = 0  # of the random choice
@@ -173,17 +173,15 @@ class SplitOptions:
     test_images: Share = 0.2  # share of each seen pair's images
     __pydantic_config__ = CHECKED
 
-    def __post_init__(self) -> None:
+    def rules(self) -> Iterable[tuple[object, str]]:
         for kind in ("unseen", "images"):
             shares = [getattr(self, f"{split}_{kind}") for split in ("val", "test")]
-            if not (all(0 < share < 1 for share in shares) and sum(shares) < 1):
-                raise UsageError(
-                    f"split: val_{kind} and test_{kind} are {shares}; expected numbers above 0 with a sum below 1"
-                )
+            valid = all(0 < share < 1 for share in shares) and sum(shares) < 1
+            yield valid, f"val_{kind} and test_{kind} are {shares}; expected numbers above 0 with a sum below 1"
 
 
 @dataclass(frozen=True)
-class SourceOptions:
+class SourceOptions(Options):
     """Kind (folder, table, benchmark or drawn) and location of a data set, and how it is split."""
 
     kind: Kind

@@ -142,7 +142,7 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
     method: name of an entry; or an installed kind or a `Method` class, for which an entry without options is made.
     """
     if isinstance(method, type) and issubclass(method, Method):
-        return method.__name__, MethodEntry(_kind_of(method))
+        return method.__name__, MethodEntry(kind=_kind_of(method))
     if not isinstance(method, str):
         raise UsageError(f"method is {shown(method)}; expected a name or a subclass of Method")
     known = {**data.params.methods, **data.params.ablations}
@@ -150,7 +150,7 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
         return method, known[method]
     if ":" not in method:
         require(method, dict.fromkeys([*data.params.methods, *installed_methods()]), "method")
-    return method, MethodEntry(method)
+    return method, MethodEntry(kind=method)
 
 
 def _kind_of(method: type[Method[Any]]) -> str:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
-from duplex.cli.params_file import add_dataset
+from duplex.config.datasets import write_dataset
 from duplex.errors import DuplexError
 from duplex.evaluation.metrics import Difference, Margins, compare, compare_splits
 from duplex.project.stages import _write
@@ -152,7 +152,7 @@ def splits(margins) -> list[list[list[Margins]]]:
     for number, name in enumerate(SPLITS, 1):
         source = {"kind": "shapes", "root": "data/shapes", "resplit": number}
         training = {"learning_rate": 0.001, "batch_size": 64, "epochs": 1}
-        add_dataset(name, {"source": source, "encoder": {"name": "tiny"}, "training": training}, run=False)
+        write_dataset(name, {"source": source, "encoder": {"name": "tiny"}, "training": training}, run=False)
     found: list[list[list[Margins]]] = []
     rng = np.random.default_rng(1)
     for gain, method in ((0.0, "static"), (0.4, "duplex")):

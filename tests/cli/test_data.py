@@ -133,7 +133,7 @@ def test_an_interrupted_download_is_continued_and_the_result_loads(
         (["add", "x", "."], 1, "x"),
         (["split", "none"], 2, "unknown data set 'none'"),
         (["split", "cgqa"], 2, "the data root data/cgqa is not a folder"),
-        (["remove", "shapes"], 2, "lists only shapes"),
+        (["remove", "shapes"], 2, "shapes is an entry of `datasets:` in params.yaml"),
         (["remove", "nope"], 2, "unknown data set 'nope'"),
     ],
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from duplex.labels import LabelSpace
-from tests.hostile.conftest import PARAMS, Command, files, full_disk
+from tests.hostile.conftest import Command, files, full_disk
 
 
 @pytest.fixture
@@ -90,10 +90,3 @@ def test_links_are_replaced_and_their_targets_kept(table: Path, command: Command
     labels.symlink_to(stored)
     assert command("prepare", "-d", "pics").code == 0
     assert stored.read_text() == "earlier version" and LabelSpace.load(labels).states == ("blue", "red")
-
-
-def test_a_linked_params_file_stays_a_link(tmp_path: Path, pics: Path, command: Command) -> None:
-    (pics / "params.yaml").rename(pics / "kept.yaml")
-    (pics / "params.yaml").symlink_to("kept.yaml")
-    assert command("data", "remove", "pics").refused("lists only pics")
-    assert (pics / "params.yaml").is_symlink() and (pics / "kept.yaml").read_text() == PARAMS

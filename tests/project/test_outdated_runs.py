@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
-from duplex.cli.params_file import set_method
+from duplex.config.datasets import set_method
 from duplex.config.params import MethodEntry, Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_contents_digest
@@ -49,11 +49,11 @@ def compare(capfd: pytest.CaptureFixture[str]) -> str:
 
 
 def test_outdated_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    set_method("csp", "own", {}, {"epochs": 3})
+    set_method(load_params(), "csp", "own", {}, {"epochs": 3})
     assert best_run(params=load_params()).files.root.parent.name == "clip"
     csp = "duplex: artifacts/own/csp/{} does not match params.yaml: epochs is 1 instead of 3\n"
     assert capfd.readouterr().err == csp.format(0) + csp.format(1)
-    set_method("clip", "own", {}, {"epochs": 3})
+    set_method(load_params(), "clip", "own", {}, {"epochs": 3})
     with pytest.raises(UsageError, match=r"no run in .* matches params\.yaml; run `dvc repro`, or name one"):
         best_run(params=load_params())
     assert best_run().files.root.is_dir()
@@ -61,7 +61,7 @@ def test_outdated_runs_are_no_default_model(project: Path, capfd: pytest.Capture
 
 def test_images_are_not_retrieved_by_a_run_of_other_settings_or_another_method(project: Path) -> None:
     assert runs.load_queried_run(load_params(), "own", "csp", 0)
-    set_method("csp", "own", {}, {"epochs": 3})
+    set_method(load_params(), "csp", "own", {}, {"epochs": 3})
     with pytest.raises(DuplexError, match=r"does not match csp with seed 0 in params\.yaml: epochs is 1 instead of 3"):
         runs.load_queried_run(load_params(), "own", "csp", 0)
     shutil.copy(ArtifactPaths().run("own", "csp", 0).checkpoint, ArtifactPaths().run("own", "clip", 1).checkpoint)
@@ -73,7 +73,7 @@ def test_suspects_by_a_named_run_of_other_settings_say_so(project: Path, capfd: 
     run = ArtifactPaths().run("own", "csp", 0).root
     expected = rank_suspects(load_params(), "own", "run", run)
     assert capfd.readouterr().err == ""
-    set_method("csp", "own", {}, {"epochs": 3})
+    set_method(load_params(), "csp", "own", {}, {"epochs": 3})
     assert rank_suspects(load_params(), "own", "run", run).equals(expected)
     assert f"{run} does not match params.yaml: epochs is 1 instead of 3" in capfd.readouterr().err
     assert rank_suspects(load_params(), "own", "run", run / "checkpoint.safetensors").equals(expected)
@@ -227,7 +227,7 @@ def test_ablations_run_with_other_settings_are_reported(project: Path, capfd: py
 
 
 def test_a_product_of_members_with_other_settings_is_refused(project: Path) -> None:
-    entry = MethodEntry("product", {"of": ["clip", "csp"]})
+    entry = MethodEntry(kind="product", of=["clip", "csp"])
     params = load_params()
     params = params.model_copy(update={"methods": {**params.methods, "both": entry}})
     train_stage(params, "own", "both", 0)

@@ -135,7 +135,7 @@ class Ending(KgSp):
 @pytest.mark.slow
 def test_a_dead_process_fails_its_trial_alone(project):
     (project / "ending_plugin.py").write_text(ENDING)
-    entry = dataclasses.replace(load_params().methods["kg_sp"], kind="ending_plugin:Ending")
+    entry = load_params().methods["kg_sp"].model_copy(update={"kind": "ending_plugin:Ending"})
     params = load_params()
     params = params.model_copy(update={"methods": {**params.methods, "ending": entry}})
     rows = tune(params, "own", ["ending", "csp"], {"epochs": [1]}, [0], jobs=1)
@@ -153,7 +153,7 @@ def test_the_best_settings_are_written_where_asked(project):
     best = float(line.split("learning_rate ")[1].split(",")[0])
     params = load_params()
     assert params.training("own", "csp").learning_rate == best and params.training("own", "csp").epochs == 1
-    assert params.methods["csp"].per_dataset["own"]["template"] == "a photo of"
+    assert params.methods["csp"].per_dataset["own"].options["template"] == "a photo of"
     assert params.training("shapes", "csp").learning_rate == 0.001, "of the tuned data set alone"
     again = command("--methods", "csp", "--grid", "epochs=2", "--seeds", "7", "--write")
     assert again.exit_code == 0
