@@ -4,6 +4,13 @@ Methods differ in what they compare image features with: encoded prompts (`TextM
 compositions, states and objects (`ThreePaths`), or embedded word vectors (`WordMethod`, `EmbeddingHead`).
 Cross-attention goes from prototypes (queries) to the patch tokens of images (keys and values); queries that all images
 share are projected once, not per image.
+
+Margins in losses, and open-world evaluation, use the feasibility (plausibility) of compositions by word vectors:
+
+    f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]
+
+A state is feasible with an object if it was seen with a similar one (CompCos, Mancini et al., CVPR 2021); a missing
+neighbour counts -1.
 """
 
 from __future__ import annotations
@@ -14,14 +21,15 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from duplex.errors import DuplexError, UsageError
-from duplex.labels import Ints
+from duplex.labels import Ints, LabelSpace
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer, inspect_paths
-from duplex.methods.feasibility import feasibility
 from duplex.methods.paths import (
     TEMPLATE,
     CompositionIndex,
@@ -39,6 +47,10 @@ INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 LOSSES = ("state", "object", "semantic")
 TERMS = ("semantic", "factors")
 CHUNK = 2**24  # numbers in memory at once in inference
+NO_NEIGHBOUR = -1.0
+BLOCK = 1 << 20  # compositions whose feasibility is computed at a time
+TABLE = 1 << 12  # states (or objects) up to which the table of all their cosines is stored
+Floats = NDArray[np.float64]
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
@@ -326,3 +338,63 @@ def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
     if not count:
         return place, has_partner
     return torch.where(has_partner, after.masked_fill(~free, count).argmin(1), place), has_partner
+
+
+def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Floats:
+    """Feasibility of each composition [M*N], by word vectors [M, w] and [N, w]; +inf for seen ones."""
+    return np.concatenate([values for _, values in Feasibility(states, objects, labels).blocks()])
+
+
+class Feasibility:
+    """Feasibility of all compositions by their word vectors, in blocks of states; no table is stored."""
+
+    def __init__(self, states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> None:
+        self.labels = labels
+        self._states = Cosines(states, len(labels.states), "state")
+        self._objects = Cosines(objects, len(labels.objects), "object")
+        self._seen = np.asarray(labels.pairs["train"], dtype=np.int64)
+
+    def blocks(self) -> Iterator[tuple[int, Floats]]:
+        """Yield, per block of states, the index of its first composition and the feasibility of its compositions."""
+        step = max(1, BLOCK // len(self.labels.objects))  # states
+        m, n = self.labels.state_of(self._seen), self.labels.object_of(self._seen)
+        by_n = np.argsort(n, kind="stable")
+        states, objects = len(self.labels.states), len(self.labels.objects)
+        for first in range(0, states, step):
+            last = min(first + step, states)
+            a, b = np.searchsorted(m, [first, last])  # the seen pairs of these states
+            by_object = _nearest(self._states.of(slice(first, last))[:, m[by_n]], n[by_n], objects)  # [S, N]
+            by_state = _nearest(self._objects.to(n[a:b]), m[a:b] - first, last - first).T  # [S, N]
+            values: Floats = ((by_object + by_state) / 2).ravel()
+            # a state or object counts as its own neighbour only in seen compositions, whose values are overwritten
+            values[self._seen[a:b] - first * objects] = np.inf
+            yield first * objects, values
+
+
+class Cosines:
+    """Cosines between the word vectors of all states, or of all objects; stored as a table if there are few."""
+
+    def __init__(self, vectors: ArrayLike, count: int, kind: str) -> None:
+        rows = np.asarray(vectors, dtype=np.float64)
+        if rows.ndim != 2 or len(rows) != count or not np.isfinite(rows).all():
+            raise DuplexError(f"word vectors of {kind}s have shape {rows.shape}; expected {count} finite rows")
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        self._rows: Floats = rows / np.where(lengths > 0, lengths, 1.0)
+        self._table: Floats | None = self._rows @ self._rows.T if count <= TABLE else None
+
+    def of(self, some: slice) -> Floats:
+        """Cosines of a slice of the words with all words [S, count]."""
+        return self._rows[some] @ self._rows.T if self._table is None else self._table[some]
+
+    def to(self, some: Ints) -> Floats:
+        """Cosines of all words with the words at the indices `some` [count, S]."""
+        return self._rows @ self._rows[some].T if self._table is None else self._table[:, some]
+
+
+def _nearest(cosines: Floats, partners: Ints, others: int) -> Floats:
+    """Largest cosine [A, B] of A states with the states seen with each object; -1 where there are none."""
+    largest = np.full((len(cosines), others), NO_NEIGHBOUR)
+    distinct, starts = np.unique(partners, return_index=True)
+    nearest = np.maximum.reduceat(cosines, starts, axis=1)  # [A, distinct]
+    largest[:, distinct] = np.maximum(nearest, NO_NEIGHBOUR)
+    return largest

@@ -5,7 +5,7 @@ is the bias on the scores of unseen compositions at which it becomes right or wr
 
 Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world (`calibrate`): the bias and,
 in the open world, a threshold of *feasibility*, which is how plausible an unseen composition is by word vectors
-(`duplex.methods.feasibility`) or by the likelihood of a method that has one. Less feasible compositions are excluded.
+(`duplex.methods.families`) or by the likelihood of a method that has one. Less feasible compositions are excluded.
 By default a threshold is used only if it raises the AUC on unseen validation pairs that had no part in choosing it
 (`duplex.evaluation.feasibility`). Test images have no part in any choice.
 
@@ -46,7 +46,7 @@ from duplex.evaluation.metrics import Components, Curve, Margins
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, ScoreBlocks, Scorer
-from duplex.methods.feasibility import Feasibility
+from duplex.methods.families import Feasibility
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
 from duplex.methods.paths import unit
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from duplex.methods.cge import Cge, CoCge, CompositionGraph, GraphNetwork
-from duplex.methods.feasibility import feasibility
+from duplex.methods.families import feasibility
 from duplex.methods.paths import CompositionIndex
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, context, scores
 from tests.methods.loops import close, convolved, cross_entropy, dot, mlp, products, unit

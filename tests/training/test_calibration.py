@@ -19,7 +19,7 @@ from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.methods.feasibility import feasibility
+from duplex.methods.families import feasibility
 from duplex.training import scoring
 from duplex.training.scoring import (
     LARGEST_BIAS,
@@ -125,7 +125,7 @@ def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.Mo
     mask = feasible_compositions(swept, words(), at_once)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_COLUMNS", 6)
-    monkeypatch.setattr("duplex.methods.feasibility.BLOCK", 3)
+    monkeypatch.setattr("duplex.methods.families.BLOCK", 3)
     monkeypatch.setattr("duplex.evaluation.accumulate.CACHED_COLUMNS", 1)
     found = calibrate(swept, VAL, LABELS, "open", words(), 7, "words")
     assert found.threshold == at_once.threshold
