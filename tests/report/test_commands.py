@@ -60,7 +60,7 @@ def test_swapping_an_image_with_itself_finds_it(command, project):
         (["retrieve", "redd star", "--dataset", "own"], 2, "similar names: red"),
         (["retrieve", "red", "--dataset", "own"], 2, "'red' is not a state and an object of the data set, such as '"),
         (["retrieve", "red star", "--dataset", "none"], 2, "unknown data set 'none'"),
-        (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "duplex train"),
+        (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "does not exist; train again"),
         (["swap", "a.png", "b.png", "--dataset", "own"], 1, "a.png cannot be used: missing"),
         (["swap", "params.yaml", "b.png", "--dataset", "own"], 1, "not an image"),
         (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 1, "a.png cannot be used: missing"),
