@@ -162,7 +162,7 @@ def test_an_exported_folder_has_the_finetuned_blocks(project, tmp_path: Path) ->
     own = same[:, : -len(words)]  # more candidates shift all scores of an image by one number
     torch.testing.assert_close(own - own[:, :1], run.scores(files) - run.scores(files)[:, :1], rtol=0, atol=1e-4)
     inputs = run.encode([run.encoder.image_transform(open_image(file)) for file in files])
-    tensors = numpy_example.load_file(tmp_path / "out" / "model.safetensors")
+    tensors = numpy_example.load_model(tmp_path / "out")[0]
     with torch.no_grad():
         moved = run.trained.finetuned(inputs["block_inputs"]).numpy()
     np.testing.assert_allclose(numpy_example.scores(tensors, moved), run.scores(files), rtol=1e-6, atol=1e-5)

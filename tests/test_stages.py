@@ -222,9 +222,9 @@ def saved(path: Path) -> int:
 
 def trained_content(run: RunPaths) -> list[Any]:
     """Return a run's history, and its checkpoint with the digest of its tensors but without that of all features."""
-    metadata = dict(read_checkpoint(run.checkpoint).header.fields)
-    training = {name: value for name, value in metadata["training"].items() if name != "features"}
-    return [run.history.read_bytes(), {**metadata, "training": training, "checksum": None}]
+    header = read_checkpoint(run.checkpoint).header
+    training = {name: value for name, value in header.fields["training"].items() if name != "features"}
+    return [run.history.read_bytes(), header.digest, {**header.fields, "training": training}]
 
 
 def test_training_and_selection_do_not_use_test_images(params, paths):

@@ -367,18 +367,15 @@ def export(
             typer.echo(f"uploaded to {export_folder.upload(folder, push)}", err=True)
 
 
-def _add_onnx(trained: TrainedModel, folder: Path, scores: bool, tower: bool) -> None:
+def _add_onnx(trained: TrainedModel, folder: Path, tensors: dict[str, Any], scores: bool, tower: bool) -> None:
     if trained.finetuned is not None and not tower:
         names = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
         typer.echo(f"{names} features of the fine-tuned image tower; --onnx-encoder exports this tower", err=True)
     if not scores:
         return
-    from safetensors.torch import load_file
-
     from duplex.recognition.onnx import write_scores, write_tower
-    from duplex.recognition.trained import TENSORS
 
-    write_scores(folder, load_file(folder / TENSORS), trained.backbone.dim)
+    write_scores(folder, tensors, trained.backbone.dim)
     if tower:
         write_tower(folder, trained)
 

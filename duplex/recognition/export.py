@@ -1,12 +1,13 @@
-"""Write a trained model as a folder that works without this package: tensors, labels, model card, numpy script.
+"""Write a trained model as a folder that works without this package, and what `duplex fit` adds to it.
 
-The model card (README.md) of an exported model.
-
-Files that `duplex fit` adds to an exported model: how the model was trained, and statistics for `duplex update`.
-
-fit.json                  the training recipes (settings) tried and the chosen one, metrics measured before the final
-                          training on all images, counts of the data, digests of the images and the model's tensors
-statistics.safetensors    number and sum of the features of all labelled images, by pair; their second moment
+model.safetensors         tensors, labels, encoder and calibration: a model file of the kind `export`
+README.md                 the model card
+recognize.py              scores features with numpy alone, by score_formula.py
+trained.onnx, encoder.onnx, see.py    the same in ONNX, if asked for
+fit.json                  of `duplex fit`: the recipes (settings) tried and the one chosen, test metrics, counts of the
+                          data, digests of the images
+statistics.safetensors    of `duplex fit`: number and sum of the features of all labelled images, by pair, and their
+                          second moment, which `duplex update` extends
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from duplex.encoders.base import is_random
@@ -34,17 +34,21 @@ from duplex.recognition import numpy_example
 from duplex.recognition.onnx import EXAMPLE as ONNX_EXAMPLE
 from duplex.recognition.onnx import TOWER, TRAINED
 from duplex.recognition.trained import (
-    CONFIG,
-    FINETUNED_FORMAT,
-    FORMAT,
-    TENSORS,
+    MODEL,
     TrainedModel,
     code_changed,
     first_line,
-    read_config,
 )
-from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_tensors
-from duplex.training.model_file import digest, with_checksum
+from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
+from duplex.training.model_file import (
+    Kind,
+    ModelHeader,
+    digest,
+    read_header,
+    read_tensors,
+    with_checksum,
+    write_model,
+)
 
 SCORE_TERMS = {  # with the tensor that each needs
     "visual": "visual",
@@ -74,11 +78,11 @@ def read_notes(card: Path) -> str:
     return text.partition(NOTES)[2]
 
 
-def model_card(config: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
-    """The Markdown text of an export's model card, from its config.json and tensors, with the user's `notes`."""
-    labels = config["labels"]
-    world = config["world"]
-    encoder = config["encoder"]
+def model_card(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
+    """The Markdown text of an export's model card, from its header and tensors, with the user's `notes`."""
+    labels = fields["labels"]
+    world = fields["world"]
+    encoder = fields["encoder"]
     terms = [name for name, key in SCORE_TERMS.items() if key in tensors]
     place = f"hf-hub:{facts.repository}" if facts.repository else "FOLDER"
     seen = int(tensors["seen"].sum())
@@ -92,7 +96,7 @@ tags: [compositional-zero-shot-learning, clip]
 # {facts.name}
 
 Recognises compositions of {len(labels["states"])} states and {len(labels["objects"])} objects, including pairs without
-training images. `duplex` trained it as `{config["kind"]}`; it chooses among
+training images. `duplex` trained it as `{fields["kind"]}`; it chooses among
 {len(tensors["state_of"])} compositions of the {world} world, of which {seen} label training images.
 
 ## Use
@@ -109,13 +113,13 @@ answers = Recognizer.load("{place}")("image.jpg", top=3)
 
 From a feature vector, with numpy and safetensors alone: `python recognize.py features.npy`. Features are those of
 `{encoder["name"]}`{weights} ({encoder["precision"]}), rounded to float16, of width {encoder["dim"]}.
-{_finetuning(config.get("finetune"))}
+{_finetuning(fields["finetune"])}
 ## Files
 
-* `model.safetensors`: tensors of the score terms {", ".join(terms)}: prototypes, temperature, adapter and factors.
-* `config.json`: labels, encoder, and the temperature {config["confidence"]["temperature"]:.4g} of the probabilities,
-  fitted on validation images. {100 * config["confidence"]["new_share"]:.0f} % of images are expected to
-  show unseen pairs.
+`model.safetensors` holds the tensors of the score terms {", ".join(terms)}: prototypes, temperature, adapter and
+factors. Its metadata are labels, encoder, and the temperature {fields["confidence"]["temperature"]:.4g} of the
+probabilities, fitted on validation images. {100 * fields["confidence"]["new_share"]:.0f} % of images are expected to
+show unseen pairs.
 
 ## Training data
 
@@ -163,75 +167,69 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
 
 
 FIT, STATISTICS = "fit.json", "statistics.safetensors"
-FIT_FORMAT, STATISTICS_FORMAT = "duplex-fit-4", "duplex-statistics-1"
+FIT_FORMAT = "duplex-fit-5"
 FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
-    """Write fit.json into the folder of a model; equal records give equal bytes.
-
-    record: how the model was fitted: recipes (settings tried), metrics, counts and digests of the images.
-    model: the model's tensors, of which a digest is stored.
-    """
-    fields = {"format": FIT_FORMAT, **record, "model": digest(model)}
-    text = json.dumps(with_checksum(fields), ensure_ascii=False, indent=1) + "\n"
-    (folder / FIT).write_text(text, encoding="utf-8")
+    """Write fit.json into the folder of a model, with the digest of the model's tensors."""
+    write_json(folder / FIT, with_checksum({"format": FIT_FORMAT, **record, "model": digest(model)}))
 
 
-def read_fit(folder: Path, model: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """Return the content of fit.json in a model's folder, the record of how the model was fitted.
+def read_fit(folder: Path) -> dict[str, Any]:
+    """The content of fit.json in a model's folder.
 
-    Raise `UsageError` if the folder was not made by `duplex fit`, or fit.json was changed.
-
-    model: the model's tensors; `UsageError` is raised if fit.json belongs to other tensors. None: this is not checked.
+    Raises `UsageError` if the folder was not made by `duplex fit`, or fit.json was changed or is of another model.
     """
     path = folder / FIT
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        record = dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
-    if not isinstance(record, dict) or record.get("format") != FIT_FORMAT:
-        raise UsageError(f"{path} is not of this version ({FIT_FORMAT}); run `duplex fit` again")
-    if record.get("checksum") != with_checksum(record)["checksum"]:
-        raise UsageError(f"{path} is damaged: its numbers or contents were changed; run `duplex fit` again")
-    if model is not None and record.get("model") != digest(model):
-        raise UsageError(f"{path} belongs to other tensors than {folder} holds; put back the {FIT} of this model")
+    if record.get("format") != FIT_FORMAT or record != with_checksum(record):
+        raise UsageError(f"{path} is damaged or of another version; run `duplex fit` again")
+    if record["model"] != _header(folder / MODEL, "export").digest:
+        raise UsageError(f"{path} is of another model than {folder} holds; put back the {FIT} of this model")
     return record
 
 
-def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return a dict, sha256 of the file -> digest of the pixels, of all images that a model was fitted or updated with.
+def _header(path: Path, kind: Kind) -> ModelHeader:
+    try:
+        return read_header(path, kind)
+    except DuplexError as error:
+        raise UsageError(str(error)) from error
 
-    record: content of the model's fit.json.
-    """
+
+def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """The images that a model was fitted or updated with: sha256 of the file -> digest of the pixels."""
     return {file: pixels for part in (record, *record.get("updates", [])) for file, pixels in part["contents"].items()}
 
 
 def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
-    """Return, for each image of `contents`, whether an image of `others` has the same bytes or the same pixels.
+    """Whether each image of `contents` has the same bytes or the same pixels as one of `others`.
 
-    contents, others: dictionaries from the sha256 of an image file to the digest of its pixels.
+    Args:
+        contents, others: sha256 of the file -> digest of the pixels.
     """
     known = {*others, *others.values()}
     return [file in known or pixels in known for file, pixels in contents.items()]
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
-    """Return a lock on a model's folder, a context manager that only one process can hold.
+    """The lock of a model's folder, which keeps `duplex update` and the end of `duplex fit` from each other's files.
 
-    `duplex update` and the end of `duplex fit` hold it, so that neither overwrites what the other writes.
-
-    folder: folder of the model.
-    instead: what the user can do instead of waiting, for the error message.
+    Args:
+        instead: what the user can do instead of waiting, for the message.
     """
     folder = folder.resolve()  # a link and its target have one lock
     return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
 
 def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a folder's model was updated with images that a new model in its place would lack.
+    """Raise `UsageError` if the model at `folder` was updated with images that its replacement would lack.
 
-    contents: the new model's images: sha256 of the file -> digest of its pixels.
+    Args:
+        contents: the replacement's images: sha256 of the file -> digest of the pixels.
     """
     try:
         updates = read_fit(folder).get("updates", [])
@@ -245,56 +243,44 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
-    """Write counts, sums and second moment of training features into a model's folder, for `duplex update` to extend.
-
-    model: the model's tensors, of which a digest is stored.
-    """
-    tensors = {name: getattr(fitted.statistics, name).cpu().contiguous() for name in FIELDS}
-    record = {
-        "format": STATISTICS_FORMAT,
+    """Write counts, sums and second moment of the training features into a model's folder."""
+    statistics = fitted.statistics
+    fields = {
         "model": digest(model),
-        "tensors": digest(tensors),
-        "shape": [fitted.statistics.states, fitted.statistics.objects],
+        "shape": [statistics.states, statistics.objects],
         "settings": asdict(fitted.settings),
     }
-    write_tensors(folder / STATISTICS, tensors, {"duplex": json.dumps(record, sort_keys=True)})
-    (folder / STATISTICS).chmod(0o644)
+    write_model(folder / STATISTICS, "statistics", fields, {name: getattr(statistics, name) for name in FIELDS})
 
 
-def read_statistics(folder: Path, model: Mapping[str, Tensor]) -> FittedStatistics:
-    """Return counts, sums and second moment of training features from a model's folder; `duplex update` extends them.
+def read_statistics(folder: Path) -> FittedStatistics:
+    """The statistics of the training features in a model's folder.
 
-    Raise `UsageError` if there are none, or if they belong to other tensors than the model's, or to features of a
-    plug-in encoder whose code has changed since.
-
-    model: the model's tensors.
+    Raises `UsageError` if there are none, or if they are of another model or of a plug-in encoder whose code has
+    changed since.
     """
-    path, encoder = folder / STATISTICS, read_config(folder / CONFIG)["encoder"]
+    model, path = _header(folder / MODEL, "export"), folder / STATISTICS
+    encoder = model.fields["encoder"]
     if code_changed(encoder):
         raise UsageError(
             f"the code of {encoder['name']!r} has changed since {folder} was fitted, so new features do not add to its "
             "statistics; run `duplex fit` again with all images"
         )
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist; only models of `duplex fit` can be updated without training")
+    header = _header(path, "statistics")
+    if header.fields["model"] != model.digest:
+        raise UsageError(f"{path} is of another model; run `duplex fit` again")
     try:
-        with safe_open(path, "pt") as file:
-            record = json.loads(file.metadata()["duplex"])
-            tensors = {name: file.get_tensor(name) for name in FIELDS}
-        if record["format"] != STATISTICS_FORMAT:
-            raise UsageError(
-                f"{path} has the format {record['format']}, expected {STATISTICS_FORMAT}; run `duplex fit` again"
-            )
-        if record["tensors"] != digest(tensors) or record["model"] != digest(model):
-            raise UsageError(f"{path} is damaged or of another model; run `duplex fit` again")
-        statistics = ClassStatistics(*record["shape"], *(tensors[name] for name in FIELDS))
-        return FittedStatistics(statistics, FitSettings(**record["settings"]))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{path} cannot be read; only models of `duplex fit` can be updated without training"
-        ) from error
+        tensors = read_tensors(header)
+    except DuplexError as error:
+        raise UsageError(str(error)) from error
+    statistics = ClassStatistics(*header.fields["shape"], *(tensors[name] for name in FIELDS))
+    return FittedStatistics(statistics, FitSettings(**header.fields["settings"]))
 
 
 README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
-NAMES = {CONFIG, TENSORS, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__"}
+NAMES = {MODEL, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__"}
 
 
 def export(
@@ -302,54 +288,55 @@ def export(
     world: World,
     out: Path,
     facts: RunFacts,
-    add_files: Callable[[Path], None] = lambda folder: None,
+    add_files: Callable[[Path, dict[str, Tensor]], None] = lambda folder, tensors: None,
     *,
     force: bool = False,
 ) -> None:
-    """Export a trained model to the folder `out`, atomically.
+    """Export a trained model to the folder `out`, whole or not at all.
 
-    Raise `UsageError` if it cannot be exported, or has an encoder with random weights, or `out` exists.
+    Args:
+        world: closed or open, the world whose candidates the exported model scores.
+        facts: metrics and counts for the model card.
+        add_files: writes further files into the folder given to it; its second argument are the model's tensors.
+        force: replace a model at `out`.
 
-    world: closed or open, the world whose candidates the exported model scores.
-    facts: metrics and counts for the model card.
-    add_files: function that writes further files to the folder given to it.
-    force: replace a model at `out`.
+    Raises:
+        UsageError: if the model cannot be exported, has an encoder with random weights, or `out` exists.
     """
     refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):
         raise UsageError(f"{trained.where} has an encoder with random weights, for trials; train with a pretrained one")
     tensors = exported_tensors(trained, world)
-    options = None if trained.finetuned is None else trained.finetuned.options.to_dict()
+    fields = {
+        "kind": trained.kind,
+        "world": world,
+        "labels": trained.labels.to_dict(),
+        "encoder": dict(trained.backbone.record),
+        "calibration": trained.calibration_of(world).to_dict(),
+        "confidence": trained.confidence.to_dict(),
+        "finetune": None if trained.finetuned is None else trained.finetuned.options.to_dict(),
+    }
     with replace_folder(out.resolve()) as folder:  # a link to a folder stays
-        write_tensors(folder / TENSORS, tensors)
-        (folder / TENSORS).chmod(0o644)  # safetensors writes files that their owner alone may read
-        add_files(folder)
-        fields = {
-            "format": FORMAT if options is None else FINETUNED_FORMAT,
-            "kind": trained.kind,
-            "world": world,
-            "labels": trained.labels.to_dict(),
-            "encoder": dict(trained.backbone.record),
-            "calibration": trained.calibration_of(world).to_dict(),
-            "confidence": trained.confidence.to_dict(),
-            **({} if options is None else {"finetune": options}),
-            "tensors": digest(tensors),
-            "files": {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()},
-        }
-        config = with_checksum(fields)
-        (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        (folder / README).write_text(model_card(config, tensors, facts, read_notes(out / README)), encoding="utf-8")
-        shutil.copyfile(score_formula.__file__, folder / FORMULA)
-        example = Path(numpy_example.__file__).read_text(encoding="utf-8")
-        (folder / EXAMPLE).write_text(
-            example.replace(score_formula.__name__, FORMULA.removesuffix(".py")), encoding="utf-8"
-        )
+        add_files(folder, tensors)
+        write_files(folder, fields, tensors, facts, read_notes(out / README))
+
+
+def write_files(
+    folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str
+) -> None:
+    """Write an export's model file, which names the folder's ONNX files, its model card and its numpy script."""
+    files = {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()}
+    write_model(folder / MODEL, "export", {**fields, "files": files}, tensors)
+    write_text(folder / README, model_card(fields, tensors, facts, notes))
+    shutil.copyfile(score_formula.__file__, folder / FORMULA)
+    example = Path(numpy_example.__file__).read_text(encoding="utf-8")
+    write_text(folder / EXAMPLE, example.replace(score_formula.__name__, FORMULA.removesuffix(".py")))
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
-    """Return the tensors of an export: for scores, for probabilities of answers, and to detect unknown images.
+    """The tensors of an export: for scores, for probabilities of answers, and to detect unknown images.
 
-    These include masks [C] of seen and of feasible candidates and their log prior probabilities [C]. Raise `UsageError`
+    They include masks [C] of seen and of feasible candidates and their log prior probabilities [C]. Raises `UsageError`
     if the model's method cannot be exported.
     """
     tensors = trained.tensors(world)
@@ -372,7 +359,7 @@ def refuse_existing_model(out: Path, *, force: bool) -> None:
 
 
 def upload(folder: Path, name: str) -> str:
-    """Upload a folder to the Hugging Face repository `name`, which is created if missing; return its URL."""
+    """Upload a folder to the Hugging Face repository `name`, which is created if missing; returns its URL."""
     from huggingface_hub import HfApi
 
     api = HfApi()

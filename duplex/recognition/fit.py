@@ -33,7 +33,7 @@ import numpy as np
 import pandas as pd
 import PIL
 import torch
-from safetensors.torch import load_file
+from torch import Tensor
 
 from duplex.artifacts import RunPaths
 from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, load_params, shipped_project
@@ -70,7 +70,7 @@ from duplex.recognition.export import (
     write_fit,
     write_statistics,
 )
-from duplex.recognition.trained import TENSORS, TrainedRun
+from duplex.recognition.trained import TrainedRun
 from duplex.report.own import OwnData, write_page
 from duplex.system.files import json_digest, refuse_existing, sole_writer, with_own_name, write_json
 from duplex.system.plugins import code_hash
@@ -664,8 +664,7 @@ def _write_model(
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
     fitted = run.method.fitted_statistics()
 
-    def add_files(folder: Path) -> None:
-        tensors = load_file(folder / TENSORS)
+    def add_files(folder: Path, tensors: dict[str, Tensor]) -> None:
         write_fit(folder, _fit_record(recipes, choice, measured, counts), tensors)
         if fitted is not None:
             write_statistics(folder, fitted, tensors)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors import SafetensorError, safe_open
 
 from duplex.methods.score_formula import answer_logits, score_terms, unit
 
@@ -25,7 +24,7 @@ def scores(t: Any, features: Any) -> Any:
 
 
 def digest(t: Any) -> str:
-    """The sha256 of tensors' names, types, shapes and values, to compare with an export's config.json."""
+    """The sha256 of tensors' names, types, shapes and values, as the header stores it."""
     sha256 = hashlib.sha256()
     for name in sorted(t):
         sha256.update(f"{name} torch.{t[name].dtype} {t[name].shape}\n".encode())
@@ -34,24 +33,24 @@ def digest(t: Any) -> str:
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """The tensors and the content of config.json of an export; exits with an error if either was changed."""
+    """The tensors and the header of an export; exits with an error if either was changed."""
+    path = folder / "model.safetensors"
     try:
-        t = load_file(folder / "model.safetensors")
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, SafetensorError) as error:
-        sys.exit(f"{Path(sys.argv[0]).name}: {folder} has no readable model ({error}); export the run again")
-    fields = {key: value for key, value in config.items() if key != "checksum"}
+        with safe_open(path, "np") as file:
+            header = json.loads(file.metadata()["duplex"])
+            t = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {path} cannot be read ({error}); export the run again")
+    fields = {key: value for key, value in header.items() if key != "checksum"}
     checksum = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-    whole = {"config.json": config.get("checksum") == checksum, "model.safetensors": config.get("tensors") == digest(t)}
-    for name, is_whole in whole.items():
-        if not is_whole:
-            sys.exit(f"{Path(sys.argv[0]).name}: {folder / name} is damaged or of another model; export the run again")
-    return t, config
+    if header.get("checksum") != checksum or header["tensors"] != digest(t):
+        sys.exit(f"{Path(sys.argv[0]).name}: {path} is damaged; export the run again")
+    return t, header
 
 
-def require_exported(path: Path, config: Any) -> Path:
-    """`path`, a file of an export; exits with an error unless its sha256 is that in config.json."""
-    expected = config["files"].get(path.name)
+def require_exported(path: Path, header: Any) -> Path:
+    """`path`, a file of an export; exits with an error unless its sha256 is that in the header."""
+    expected = header["files"].get(path.name)
     if expected is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
         sys.exit(f"{Path(sys.argv[0]).name}: {path} is missing, damaged or of another model; export the run again")
     return path
@@ -84,11 +83,11 @@ def read_features(path: str, width: int) -> Any:
 def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1] in ("-h", "--help"):
         sys.exit("usage: recognize.py FEATURES.npy (one feature per row; README.md names the encoder)")
-    t, config = load_model(Path(__file__).parent)
-    states, objects = config["labels"]["states"], config["labels"]["objects"]
-    features = read_features(sys.argv[1], int(config["encoder"]["dim"]))
+    t, header = load_model(Path(__file__).parent)
+    states, objects = header["labels"]["states"], header["labels"]["objects"]
+    features = read_features(sys.argv[1], int(header["encoder"]["dim"]))
     totals = scores(t, features).astype(np.float64)
-    for best in answer_logits(t, totals, config["confidence"]["temperature"], np).argmax(axis=1):
+    for best in answer_logits(t, totals, header["confidence"]["temperature"], np).argmax(axis=1):
         print(states[t["state_of"][best]], objects[t["object_of"][best]])
 
 

@@ -64,17 +64,17 @@ def main() -> None:
     if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
         sys.exit("usage: see.py IMAGE [IMAGE ...]")
     folder = Path(__file__).parent
-    t, config = load_model(folder)
-    files = [require_exported(folder / name, config) for name in ("encoder.onnx", "trained.onnx")]
+    t, header = load_model(folder)
+    files = [require_exported(folder / name, header) for name in ("encoder.onnx", "trained.onnx")]
     tower, trained = map(onnxruntime.InferenceSession, files)
-    preprocess = json.loads(config["encoder"]["preprocessing"])
+    preprocess = json.loads(header["encoder"]["preprocessing"])
     batch = np.stack([pixels(open_image(name), preprocess) for name in sys.argv[1:]])
     (features,) = tower.run(None, {"pixels": batch})
     (scores,) = trained.run(None, {"features": features})
-    ranked = answer_logits(t, scores.astype(np.float64), config["confidence"]["temperature"], np)
+    ranked = answer_logits(t, scores.astype(np.float64), header["confidence"]["temperature"], np)
     for name, best in zip(sys.argv[1:], ranked.argmax(axis=1), strict=True):
         m, n = t["state_of"][best], t["object_of"][best]
-        print(name, config["labels"]["states"][m], config["labels"]["objects"][n])
+        print(name, header["labels"]["states"][m], header["labels"]["objects"][n])
 
 
 if __name__ == "__main__":

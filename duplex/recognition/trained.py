@@ -1,15 +1,11 @@
-"""Load the trained model of a recognizer: a run's checkpoint or an exported folder.
+"""Trained models at work: a run's checkpoint or an exported folder, opened by `open_trained`.
 
-Load a trained model by name: a run's folder, its checkpoint, an exported folder, or a Hugging Face repository.
-
-Checks that the tensors of an export can score images, before they are used.
-
-Their checksum shows damage, but not that another tool wrote them.
+An export may be a stranger's, from the Hugging Face hub: nothing in it is pickled, and its tensors are checked before
+they score images. Its checksum shows damage, but not that another tool wrote it.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from duplex.encoders.base import Encoder, family_code, load_encoder
@@ -46,9 +40,9 @@ from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions
 from duplex.recognition.answers import Candidates, sum_of
 from duplex.recognition.words import portable_terms
-from duplex.system.files import checked_path, json_digest, sha256
+from duplex.system.files import checked_path, sha256
 from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_novelty
-from duplex.training.model_file import digest, with_checksum
+from duplex.training.model_file import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector, feasible_compositions
 
 
@@ -108,7 +102,7 @@ class TrainedModel(ABC):
 
     where: str  # path of the model, for messages
     kind: str  # kind of the method
-    fingerprint: str  # digest of the model's content, since another model may later be saved under the same path
+    fingerprint: str  # identifies the content: another model may later be saved under the same path
     labels: LabelSpace
     backbone: Backbone
     calibration: Mapping[str, Calibration]  # world -> bias and feasibility threshold
@@ -236,30 +230,27 @@ class TrainedRun(TrainedModel):
 class ExportedModel(TrainedModel):
     """Trained model in a folder of `duplex export`: tensors that score the candidates of one world, closed or open."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device):
-        self.where, self.kind = str(folder), config["kind"]
-        self.fingerprint = json_digest(config)
-        self.labels = LabelSpace.from_dict(config["labels"])
-        self.calibration = {config["world"]: Calibration(**config["calibration"])}
-        self.confidence = Confidence(**config["confidence"])
+    def __init__(self, header: ModelHeader, tensors: Mapping[str, Tensor], device: torch.device):
+        fields = header.fields
+        self.where, self.kind, self.fingerprint = str(header.path.parent), fields["kind"], header.fingerprint
+        self.labels = LabelSpace.from_dict(fields["labels"])
+        self.calibration = {fields["world"]: Calibration(**fields["calibration"])}
+        self.confidence = Confidence(**fields["confidence"])
         self.needs = frozenset({"cls"})
-        self.backbone = Backbone(config["encoder"], str(device))
+        self.backbone = Backbone(fields["encoder"], str(device))
         self.novelty = NoveltyDetector.from_tensors(tensors, device)
         self._tensors = {name: tensor.to(device) for name, tensor in tensors.items() if not name.startswith(PREFIX)}
-        if config.get("finetune"):
-            self.finetuned = self._load_finetuned(config, device)
-
-    def _load_finetuned(self, config: Mapping[str, Any], device: torch.device) -> FinetunedBlocks:
-        self.backbone.tower("image")  # raises unless it is the encoder of training
-        options = FinetuneOptions.from_dict(config["finetune"])
-        blocks = finetuned_blocks_factory(config["encoder"], options, str(device))().to(device)
-        named = {key.removeprefix(FINETUNED_PREFIX): value for key, value in self._tensors.items()
-                 if key.startswith(FINETUNED_PREFIX)}  # fmt: skip
-        try:
-            blocks.load_state_dict(named)
-        except RuntimeError as error:
-            raise ValueError("its fine-tuned blocks have other tensors") from error
-        return blocks.eval()
+        if fields["finetune"]:
+            self.backbone.tower("image")  # raises unless it is the encoder of training
+            options = FinetuneOptions.from_dict(fields["finetune"])
+            blocks = finetuned_blocks_factory(fields["encoder"], options, str(device))().to(device)
+            named = {name.removeprefix(FINETUNED_PREFIX): tensor for name, tensor in self._tensors.items()
+                     if name.startswith(FINETUNED_PREFIX)}  # fmt: skip
+            try:
+                blocks.load_state_dict(named)
+            except RuntimeError as error:
+                raise ValueError("its fine-tuned blocks have other tensors") from error
+            self.finetuned = blocks.eval()
 
     def candidates(self, world: World) -> Candidates:
         t = self.tensors(world)
@@ -314,35 +305,28 @@ def _check_candidates(tensors: Mapping[str, Tensor], labels: LabelSpace) -> int:
 
 
 HUB = "hf-hub:"
-CHECKPOINT, CONFIG, TENSORS = "checkpoint.safetensors", "config.json", "model.safetensors"
-FORMAT = "duplex-export-4"
-FINETUNED_FORMAT = "duplex-export-4-finetuned"  # another format: a reader must not ignore the fine-tuned blocks
+CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"  # in a run's folder, in an export
 
 
 def open_trained(where: str | Path, device: torch.device, words: Path | None = None) -> TrainedModel:
     """Load a trained model; every error is a `UsageError`, since the user named the model.
 
-    where: a run's folder or checkpoint, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
-    words: the GloVe-format file that training read, if it read one.
+    Args:
+        where: a run's folder or checkpoint, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
+        words: the GloVe-format file that training read, if it read one.
     """
     is_on_hub = str(where).startswith(HUB)
     try:
         path = download(str(where).removeprefix(HUB)) if is_on_hub else checked_path(where, "model")
-        if is_on_hub or (path / CONFIG).is_file():
+        if is_on_hub or (path / MODEL).is_file():
             return _open_export(path, device)
-        return TrainedRun(_checkpoint(path), device, words)
+        if path.is_file():
+            return TrainedRun(path, device, words)
+        if (path / CHECKPOINT).is_file():
+            return TrainedRun(path / CHECKPOINT, device, words)
     except DuplexError as error:
         raise UsageError(str(error)) from error
-
-
-def _checkpoint(path: Path) -> Path:
-    if path.name == CONFIG and path.is_file():
-        raise UsageError(f"{path} is not a checkpoint of duplex; for an exported model, name its folder")
-    if path.is_file():
-        return path
-    if (path / CHECKPOINT).is_file():
-        return path / CHECKPOINT
-    problem = f"holds neither {CHECKPOINT} nor {CONFIG}" if path.is_dir() else "does not exist"
+    problem = f"holds neither {CHECKPOINT} nor {MODEL}" if path.is_dir() else "does not exist"
     raise UsageError(
         f"{path} {problem}; expected a run such as artifacts/shapes/duplex/0, a folder of `duplex export`, or "
         f"{HUB}OWNER/NAME"
@@ -350,49 +334,27 @@ def _checkpoint(path: Path) -> Path:
 
 
 def _open_export(folder: Path, device: torch.device) -> ExportedModel:
-    config = read_config(folder / CONFIG)
-    if config != with_checksum(config):
-        raise UsageError(f"{folder / CONFIG} is damaged: its labels or calibration were changed; export the run again")
+    header = read_header(folder / MODEL, "export")
+    tensors = read_tensors(header)
     try:
-        tensors = load_file(folder / TENSORS)
-    except (SafetensorError, OSError) as error:
-        raise UsageError(f"{folder / TENSORS} cannot be read ({error}); export the run again") from error
-    if digest(tensors) != config.get("tensors"):
-        raise UsageError(f"{folder / TENSORS} is damaged: its tensors are not those that were exported; export again")
-    try:
-        model = ExportedModel(folder, config, tensors, device)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UsageError(f"{folder / CONFIG} is not of this version ({error}); export the run again") from error
-    try:
+        model = ExportedModel(header, tensors, device)
         check_tensors(tensors, model.labels, model.backbone.dim)
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            f"{folder / TENSORS} is not of this version, or another tool changed it ({error}); export the run again"
-        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{header.path} cannot score images ({reason}); export the run again") from error
     return model
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the content of an export's config.json; raise `UsageError` for any other file."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); export the run again") from error
-    if not isinstance(config, dict) or config.get("format") not in (FORMAT, FINETUNED_FORMAT):
-        raise UsageError(f"{path} is not an export of this version ({FORMAT}); `duplex export RUN FOLDER` writes one")
-    return config
-
-
 def download(name: str) -> Path:
-    """Return a local folder with the export in the Hugging Face repository `name`; download it unless it is cached."""
+    """A local folder with the export in the Hugging Face repository `name`, downloaded unless it is cached."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, TENSORS]))
+        return Path(snapshot_download(name, allow_patterns=[MODEL]))
     except Exception as error:  # of many kinds: network, cache and hub
         raise UsageError(f"{HUB}{name} is not on disk and could not be downloaded: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an exception's message, at most 200 characters, to quote it in a message."""
+    """The first line of an exception's message, at most 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -8,7 +8,6 @@ as they are; prompts of new words come from the text tower.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from duplex.data.contents import change_error, changed_images
@@ -32,12 +30,10 @@ from duplex.methods.finetuned import with_finetuned_features
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, GroupPosterior
 from duplex.methods.paths import unit, word_vectors
 from duplex.methods.portable import portable_closed_form
-from duplex.recognition.export import NAMES as EXPORTED
 from duplex.recognition.export import (
     README,
     RunFacts,
     contents_of,
-    model_card,
     read_fit,
     read_notes,
     read_statistics,
@@ -45,18 +41,19 @@ from duplex.recognition.export import (
     refuse_lost_updates,
     shared_contents,
     sole_model_writer,
+    write_files,
     write_fit,
     write_statistics,
 )
 from duplex.recognition.fit import check_words, distinct_images, labelled_rows
 from duplex.recognition.inputs import encode_files
 from duplex.recognition.onnx import EXAMPLE as ONNX_EXAMPLE
-from duplex.recognition.onnx import TRAINED
+from duplex.recognition.onnx import TOWER, TRAINED
 from duplex.recognition.recognizer import Recognizer
-from duplex.recognition.trained import CONFIG, TENSORS, ExportedModel
+from duplex.recognition.trained import MODEL, ExportedModel
 from duplex.recognition.words import find_or_append, with_rows
-from duplex.system.files import replace_folder, with_own_name, write_tensors
-from duplex.training.model_file import digest, with_checksum
+from duplex.system.files import replace_folder, with_own_name
+from duplex.training.model_file import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import NoveltyDetector
 
 BATCH = 64
@@ -114,9 +111,9 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     trained = recognizer.trained
     if not isinstance(trained, ExportedModel):
         raise UsageError(f"{model} is the folder of a run; expected a folder that `duplex fit` wrote")
-    stored = load_file(model / TENSORS)
-    record = read_fit(model, stored)
-    fitted = read_statistics(model, stored)
+    record, fitted = read_fit(model), read_statistics(model)
+    header = read_header(model / MODEL, "export")
+    stored = read_tensors(header)
     new = read_images(recognizer, source, images, record)
     refuse_lost_updates(out, {**contents_of(record), **new.contents})
     for note in new.notes:
@@ -125,7 +122,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     for line in describe_changes(trained.labels, updated.labels, new.rows):
         say(line)
     before, stale = _right(recognizer, new), [name for name in STALE if (model / name).is_file()]
-    write_update(model, out, updated, record, new)
+    write_update(header, out, updated, record, new)
     if stale:
         option = "--onnx-encoder" if ONNX_EXAMPLE in stale else "--onnx"
         say(f"not copied, as scores change: {', '.join(stale)}; `duplex export {out} FOLDER {option}` writes new ones")
@@ -270,29 +267,20 @@ def _novelty(known: NoveltyDetector, before: ClassStatistics, cls: Tensor, compo
     return NoveltyDetector(known.whitening, (sums / total[:, None]).float(), known.threshold)
 
 
-def write_update(model: Path, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages) -> None:
-    """Write an updated model to the folder `out`; files that an update does not change are copied from `model`."""
-    config = json.loads((model / CONFIG).read_text(encoding="utf-8"))
-    files = {name: checksum for name, checksum in config.get("files", {}).items() if name not in STALE}
-    changes = {"labels": updated.labels.to_dict(), "tensors": digest(updated.tensors), "files": files}
-    config = with_checksum({**config, **changes})
+def write_update(
+    header: ModelHeader, out: Path, updated: UpdatedModel, record: Mapping[str, Any], new: NewImages
+) -> None:
+    """Write an updated model to the folder `out`; encoder.onnx, which an update does not change, is copied."""
+    model = header.path.parent
+    fields = {**header.fields, "labels": updated.labels.to_dict()}
     entry = {"images": len(new.rows), "contents": new.contents}
-    fit = {**record, "updates": [*record.get("updates", []), entry]}
-    metrics = record["measured"]["metrics"]
     remark = f"The numbers were measured before {len(new.rows)} images were added without training."
-    facts = RunFacts(out.name, metrics=metrics, counts=record["counts"], remark=remark)
-    changed = {CONFIG, TENSORS, README, *STALE}
-
+    facts = RunFacts(out.name, metrics=record["measured"]["metrics"], counts=record["counts"], remark=remark)
     with replace_folder(out.resolve()) as folder:  # a link to a folder stays
-        for path in model.iterdir():
-            if path.is_file() and path.name in EXPORTED and path.name not in changed:
-                shutil.copyfile(path, folder / path.name)
-        write_tensors(folder / TENSORS, updated.tensors)
-        (folder / TENSORS).chmod(0o644)
-        (folder / CONFIG).write_text(json.dumps(config, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        card = model_card(config, updated.tensors, facts, read_notes(model / README))
-        (folder / README).write_text(card, encoding="utf-8")
-        write_fit(folder, fit, updated.tensors)
+        if (model / TOWER).is_file():
+            shutil.copyfile(model / TOWER, folder / TOWER)
+        write_files(folder, fields, updated.tensors, facts, read_notes(model / README))
+        write_fit(folder, {**record, "updates": [*record.get("updates", []), entry]}, updated.tensors)
         write_statistics(folder, updated.fitted, updated.tensors)
 
 

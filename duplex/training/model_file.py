@@ -38,12 +38,9 @@ class ModelHeader:
 
     path: Path
     kind: Kind
-    fields: Mapping[str, Any]
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash that identifies the file's content, tensors included."""
-        return str(self.fields["checksum"])
+    fields: Mapping[str, Any]  # of the kind
+    digest: str  # of the tensors
+    fingerprint: str  # identifies the whole content
 
 
 def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -66,15 +63,16 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, RecursionError) as error:
         reason = "it has no header" if isinstance(error, KeyError) else error
         raise DuplexError(f"{path} is not a file that duplex wrote ({reason}); {REMEDIES[kind]}") from error
-    if fields.get("format") != FORMAT:
-        raise DuplexError(
-            f"{path} has format {fields.get('format')}, this version reads format {FORMAT}; {REMEDIES[kind]}"
-        )
-    if fields.get("holds") != kind:
-        raise DuplexError(f"{path} is a file of the kind {fields.get('holds')}; expected {kind}")
-    if fields.get("checksum") != json_digest({key: value for key, value in fields.items() if key != "checksum"}):
+    version, holds = fields.get("format"), fields.get("holds")
+    if version != FORMAT:
+        raise DuplexError(f"{path} has format {version}, this version reads format {FORMAT}; {REMEDIES[kind]}")
+    if holds != kind:
+        raise DuplexError(f"{path} is a file of the kind {holds}; expected {kind}")
+    fingerprint = fields.pop("checksum", None)
+    if fingerprint != json_digest(fields):
         raise DuplexError(f"{path} is damaged: its header was changed; {REMEDIES[kind]}")
-    return ModelHeader(path, kind, fields)
+    own = {name: value for name, value in fields.items() if name not in ("format", "holds", "tensors")}
+    return ModelHeader(path, kind, own, fields["tensors"], fingerprint)
 
 
 def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
@@ -84,7 +82,7 @@ def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DuplexError(f"{header.path} cannot be read ({error}); {REMEDIES[header.kind]}") from error
-    if digest(tensors) != header.fields["tensors"]:
+    if digest(tensors) != header.digest:
         raise DuplexError(f"{header.path} is damaged: its tensors were changed; {REMEDIES[header.kind]}")
     return tensors
 
@@ -95,7 +93,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        sha256.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return sha256.hexdigest()
 
 

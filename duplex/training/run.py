@@ -68,7 +68,7 @@ from duplex.training.scoring import (
 )
 
 _one_thread = threading.RLock()  # PyTorch's settings and its random generators are those of the process
-EXPORTED_MODEL = "config.json"  # a folder with this file is read as an exported model
+EXPORTED_MODEL = "model.safetensors"  # a folder with this file is read as an exported model
 
 
 @dataclass(frozen=True)

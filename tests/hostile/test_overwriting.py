@@ -120,7 +120,7 @@ def test_a_model_is_replaced_with_force_alone_and_other_files_never(tmp_path: Pa
     refuse_existing_model(out, force=False)
     out.mkdir()
     refuse_existing_model(out, force=False)
-    (out / "config.json").write_text("{}")
+    (out / "model.safetensors").write_bytes(b"")
     with pytest.raises(UsageError, match=r"mine exists; .*--force"):
         refuse_existing_model(out, force=False)
     refuse_existing_model(out, force=True)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer, open_features
@@ -126,27 +127,42 @@ def test_recognize_refuses_other_features_in_one_line(exported, features, tmp_pa
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), (arguments, done.stderr)
 
 
+def reverse_states(header: dict[str, Any], _: dict[str, torch.Tensor]) -> None:
+    header["labels"]["states"].reverse()
+
+
+def flip_states(_: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    tensors["state_of"] = tensors["state_of"].flip(0)
+
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
+
+
+def spoil(folder: Path, change: Change, *, right: bool = False) -> Path:
+    """Change the model file of an export; `right`: with the checksums that belong to it."""
+    path = folder / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["duplex"])
+    tensors = load_file(path)
+    change(header, tensors)
+    if right:
+        header = with_checksum({**header, "tensors": digest(tensors)})
+    save_file(tensors, path, {"duplex": json.dumps(header)})
+    return path
+
+
 @pytest.mark.parametrize("script", ["recognize.py", "see.py"])
-@pytest.mark.parametrize("changed", ["config.json", "model.safetensors"])
-def test_scripts_refuse_files_that_do_not_belong_together_in_one_line(
-    trained, exported, features, tmp_path, script, changed
-):
+@pytest.mark.parametrize("change", [reverse_states, flip_states])
+def test_scripts_refuse_a_changed_model_in_one_line(trained, exported, features, tmp_path, script, change):
     if script == "see.py":
         pytest.importorskip("onnxruntime")
     np.save(tmp_path / "features.npy", features)
     folder = shutil.copytree(exported["duplex"], tmp_path / "copy")
-    if changed == "config.json":
-        config = json.loads((folder / changed).read_text())
-        config["labels"]["states"].reverse()
-        (folder / changed).write_text(json.dumps(config))
-    else:
-        tensors = load_file(folder / changed)
-        save_file({**tensors, "state_of": tensors["state_of"].flip(0)}, folder / changed)
+    path = spoil(folder, change)
     given = trained.images()[0] if script == "see.py" else tmp_path / "features.npy"
-    command = [sys.executable, str(folder / script), str(given)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    message = f"{script}: {folder / changed} is damaged or of another model; export the run again\n"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+    done = subprocess.run([sys.executable, folder / script, given], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{script}: {path} is damaged; export the run again\n"
 
 
 def test_see_refuses_what_is_no_image_in_one_line(exported, tmp_path):
@@ -211,7 +227,7 @@ def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, 
     folder = shutil.copytree(exported["duplex"], tmp_path / "out")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
-    def fail(_: Path) -> None:
+    def fail(*_: object) -> None:
         raise UsageError("no ONNX here")
 
     run = Recognizer.load(trained.run(), device="cpu").trained
@@ -265,7 +281,7 @@ def test_an_uploaded_export_is_downloaded_and_used(trained, features, tmp_path):
         environment |= {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}
         sent = duplex("export", trained.run(), "--push", "owner/shapes", **environment)
         assert sent.returncode == 0, sent.stderr
-        files = {"README.md", "config.json", "model.safetensors", "recognize.py", "score_formula.py"}
+        files = {"README.md", "model.safetensors", "recognize.py", "score_formula.py"}
         assert set(hub.files["owner/shapes"]) == files
         image = trained.images()[0]
         remote = duplex("predict", image, "--model", "hf-hub:owner/shapes", "--format", "jsonl", **environment)
@@ -303,41 +319,33 @@ def test_an_export_that_another_tool_changed_is_refused(exported, tmp_path, case
     """Its checksums are right, as those of a stranger's upload may be."""
     folder = shutil.copytree(exported["clip"], tmp_path / "copy")
     change, message = CHANGED[case]
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(with_checksum({**config, "tensors": digest(tensors)})))
+    spoil(folder, lambda _, tensors: change(tensors), right=True)
     with pytest.raises(UsageError, match=message):
         Recognizer.load(folder)
 
 
-def test_a_damaged_export_is_refused(exported, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(exported["clip"], folder)
-    tensors = load_file(folder / "model.safetensors")
-    tensors["semantic"][0, 0] += 1
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(UsageError, match="damaged"):
+BAD_HEADERS: dict[str, tuple[Change, str]] = {
+    "labels": (lambda header, _: header.update(labels=3), "cannot score images"),
+    "bias": (lambda header, _: header["calibration"].update(bias=1e30), "less than or equal to 1000000"),
+    **{
+        f"width {width}": (partial(lambda dim, header, _: header["encoder"].update(dim=dim), width), "has the width")
+        for width in ("x", -1, 1e30)
+    },
+}
+
+
+@pytest.mark.parametrize("case", BAD_HEADERS)
+def test_a_header_of_wrong_values_is_refused(exported, tmp_path, case):
+    change, message = BAD_HEADERS[case]
+    folder = shutil.copytree(exported["clip"], tmp_path / "copy")
+    spoil(folder, change, right=True)
+    with pytest.raises(UsageError, match=message):
         Recognizer.load(folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["tensors"] = digest(tensors)
-    (folder / "config.json").write_text(json.dumps(with_checksum({**config, "labels": 3})))
-    with pytest.raises(UsageError, match="not of this version"):
-        Recognizer.load(folder)
-    widths: list[object] = ["x", [], -1, 1e30]
-    for dim in widths:
-        encoder = {**config["encoder"], "dim": dim}
-        (folder / "config.json").write_text(json.dumps(with_checksum({**config, "encoder": encoder})))
-        with pytest.raises(UsageError, match=r"encoder has the width .*; train or export it again"):
-            Recognizer.load(folder)
-    (folder / "config.json").write_text(json.dumps(with_checksum({**config, "calibration": {"bias": 1e30}})))
-    with pytest.raises(UsageError, match=r"calibration.bias is 1e\+30; expected a number from -1e\+06 to 1e\+06"):
-        Recognizer.load(folder)
-    config["labels"]["states"].reverse()
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UsageError, match=r"config.json is damaged: .*export the run again"):
-        Recognizer.load(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(UsageError, match="cannot be read"):
+
+
+@pytest.mark.parametrize("change", [reverse_states, flip_states])
+def test_a_damaged_export_is_refused(exported, tmp_path, change):
+    folder = shutil.copytree(exported["clip"], tmp_path / "copy")
+    spoil(folder, change)
+    with pytest.raises(UsageError, match=r"model.safetensors is damaged: .*export the run again"):
         Recognizer.load(folder)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer
 from duplex.encoders.base import load_encoder
@@ -24,6 +24,7 @@ from duplex.recognition.export import STATISTICS, read_fit, read_statistics
 from duplex.recognition.trained import ExportedModel
 from duplex.recognition.update import NewImages, update_model, updated_model
 from duplex.system.files import sha256, sole_writer
+from duplex.training.model_file import read_header, read_tensors
 from duplex.training.recipes import finetuned_recipes
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.recognition.searches import only_the_first
@@ -57,7 +58,8 @@ def further(tmp_path: Path) -> Path:
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
-    return load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    header = read_header(folder / "model.safetensors", "export")
+    return read_tensors(header), dict(header.fields)
 
 
 def stored_features(model: Path, images: list[Path]) -> torch.Tensor:
@@ -86,7 +88,7 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
     statistics = ClassStatistics.of(unit(features), labels, len(states), len(objects))
     space = Recognizer.load(tmp_path / "out", device="cpu").labels
     words = word_vectors(space, load_encoder("tiny").text)
-    settings = read_statistics(model, load_file(model / "model.safetensors")).settings
+    settings = read_statistics(model).settings
     whole = ClosedForm.fit(statistics, settings, words).to(torch.float32)
     candidates = tensors["state_of"] * len(objects) + tensors["object_of"]
     expected_rows, expected_offset = whole.linear(candidates)
@@ -132,8 +134,8 @@ def test_updates_in_place_add_up(model, further, tmp_path):
     done = duplex("update", out, more, "--in-place")
     assert done.returncode == 0, done.stderr
     assert [update["images"] for update in read_fit(out)["updates"]] == [10, 2]
-    counts = read_statistics(out, load_file(out / "model.safetensors")).statistics.counts
-    before = read_statistics(model, load_file(model / "model.safetensors")).statistics.counts
+    counts = read_statistics(out).statistics.counts
+    before = read_statistics(model).statistics.counts
     assert counts.sum() == before.sum() + 12
     with pytest.raises(UsageError, match="2 of the 2 images are in the model already"):
         update_model(out, more, out, say=lambda _: None)
@@ -149,7 +151,7 @@ def test_fine_tuned_blocks_make_the_features_that_are_added(drawn, further, tmp_
     tuned = fit.fit_folder(drawn, tmp_path / "tuned", encoder="tiny", say=lambda _: None)
     assert read_fit(tuned)["chosen"] == "2 blocks, rate 0.001"
     update_model(tuned, further, tmp_path / "out", say=lambda _: None)
-    old, new = (read_statistics(place, load_file(place / "model.safetensors")) for place in (tuned, tmp_path / "out"))
+    old, new = (read_statistics(place) for place in (tuned, tmp_path / "out"))
     recognizer = Recognizer.load(tuned, device="cpu", exact=True)
     from duplex.data.images import read_image
 
@@ -206,7 +208,7 @@ def test_a_copy_that_the_fit_left_out_is_in_the_model(drawn, tmp_path, monkeypat
     copies = saved_again(shop / "red", tmp_path / "copies" / "red")
     shutil.copytree(copies, shop / "red", dirs_exist_ok=True)
     out = fit.fit_folder(shop, tmp_path / "model", encoder="tiny", say=lambda _: None)
-    assert int(read_statistics(out, load_file(out / "model.safetensors")).statistics.counts.sum()) == 132
+    assert int(read_statistics(out).statistics.counts.sum()) == 132
     shutil.copytree(drawn / "red", tmp_path / "first" / "red")
     for images in (copies.parent, tmp_path / "first"):  # the fit used one of both
         with pytest.raises(UsageError, match="24 of the 24 images are in the model already"):
@@ -253,7 +255,7 @@ def test_the_fit_json_of_another_model_is_refused(model, further, tmp_path):
     update_model(model, further, tmp_path / "out", say=lambda _: None)
     update_model(model, tmp_path / "more", tmp_path / "mixed", say=lambda _: None)
     shutil.copyfile(tmp_path / "out" / "fit.json", tmp_path / "mixed" / "fit.json")
-    with pytest.raises(UsageError, match=r"mixed/fit\.json belongs to other tensors than .*mixed holds"):
+    with pytest.raises(UsageError, match=r"mixed/fit\.json is of another model than .*mixed holds"):
         update_model(tmp_path / "mixed", tmp_path / "more", tmp_path / "twice", say=lambda _: None)
     assert not (tmp_path / "twice").exists()
 
@@ -353,7 +355,7 @@ def rewrite_fit(content: object):
 
 
 SPOILED = {
-    "an empty record": (rewrite_fit({}), "is not of this version"),
+    "an empty record": (rewrite_fit({}), "is damaged or of another version"),
     "a user's file": (other_files, "holds other files"),
 }
 
@@ -379,16 +381,15 @@ def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, t
     place = shutil.copytree(model, tmp_path / "model")
     expected = {
         "run": "only models of `duplex fit` can be updated",
-        "version": "is not an export of this version",
-        "statistics": "is damaged or of another model",
+        "version": "this version reads format",
+        "statistics": "is damaged",
         "unreadable": "cannot be used",
         "words": "does not know the words rusty",
     }
     if case == "run":
         (place / STATISTICS).unlink()
     elif case == "version":
-        config = json.loads((place / "config.json").read_text())
-        (place / "config.json").write_text(json.dumps({**config, "format": "duplex-export-2"}))
+        save_file(load_file(place / "model.safetensors"), place / "model.safetensors", {"duplex": '{"format": 2}'})
     elif case == "statistics":
         data = bytearray((place / STATISTICS).read_bytes())
         data[-1] ^= 1
@@ -409,7 +410,7 @@ def test_no_image_changes_nothing_but_the_masks(model):
     """A twin of the update: with one image of a known pair, only that pair's count grows by one."""
     recognizer = Recognizer.load(model, device="cpu", exact=True)
     stored = load_file(model / "model.safetensors")
-    fitted = read_statistics(model, stored)
+    fitted = read_statistics(model)
     import pandas as pd
 
     rows = pd.DataFrame({"image": ["x.png"], "state": ["red"], "object": ["star"]})

@@ -18,10 +18,10 @@ from tests.training.test_ten_lines import arrays, project, small  # noqa: F401  
 
 
 def test_a_run_is_not_saved_beside_an_exported_model(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"mine")
     with pytest.raises(UsageError, match="holds an exported model, which would hide the run; choose another folder"):
         duplex.fit(small(), "kg_sp", epochs=1).save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "history.csv"])
