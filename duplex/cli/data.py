@@ -1,8 +1,6 @@
-"""`duplex data`: list, count, check and download data sets.
+"""`duplex data`: list, count, check and download data sets; add, split and remove the user's own; correct labels.
 
-`duplex data add`, `split` and `remove`: the user's data sets, checked before datasets/NAME.yaml is written.
-
-`duplex data suspects` lists images whose labels are likely wrong (*suspects*); `relabel` applies corrections.
+*Suspects* are images whose labels are likely wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli import app
-from duplex.cli.options import AsJson, DatasetName, Force, issue_lines, load_params, print_json, seed_option
+from duplex.cli.options import (
+    AsJson,
+    DatasetName,
+    Force,
+    ImageFolder,
+    issue_lines,
+    load_params,
+    print_json,
+    seed_option,
+)
 from duplex.data.contents import SplitOptions
 from duplex.errors import DuplexError, UsageError, require
 from duplex.options import DEFAULT_TRAINING
@@ -30,6 +37,10 @@ if TYPE_CHECKING:
 
 Name = Annotated[str, typer.Argument(help="A data set of params.yaml, or any name with --root.")]
 Root = Annotated[Path | None, typer.Option(help="Folder or table of a data set that is not in params.yaml.")]
+
+ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
+FINETUNED = "dual_finetuned"  # the method of params.yaml that --finetune is for
+PRINTED = 20  # suspects on stdout
 
 group = typer.Typer(no_args_is_help=True, help="Data sets: list, check, count, download, add your own.")
 app.add_typer(group, name="data")
@@ -110,7 +121,7 @@ def download(
 
 
 def _known() -> dict[str, tuple[SourceOptions, Path | None]]:
-    """Return the source and the file of features, if any, of each data set of params.yaml."""
+    """The source and the file of features, if any, of each data set."""
     return {name: (entry.source, entry.features) for name, entry in load_params().datasets.items()}
 
 
@@ -129,10 +140,7 @@ def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
 
 
 def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, LabelledImages | None]:
-    """Return a data set's labels and its labelled images. features: file of features that decide on its split.
-
-    None takes the place of the images for a benchmark of which only the pair lists are on disk.
-    """
+    """A data set's labels and its labelled images; None for the images if only a benchmark's pair lists are on disk."""
     from duplex.data.czsl import METADATA, has_pair_lists, read_pair_lists
     from duplex.data.sources import load_source
     from duplex.features.imported import feature_keys
@@ -147,11 +155,6 @@ def _log(text: str) -> None:
     typer.echo(text, err=True)
 
 
-ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
-FINETUNED = "dual_finetuned"  # the method of params.yaml that --finetune is for
-NEED = "the encoder that made the features, or patch tokens"
-
-
 def _share(text: str, default: float) -> Any:
     return typer.Option(help=f"Share of {text} [{default}].")
 
@@ -160,9 +163,7 @@ def _share(text: str, default: float) -> Any:
 def add(
     name: Annotated[str, typer.Argument(help="Name of the data set.")],
     path: Annotated[Path, typer.Argument(help="A folder of images, a CSV or Parquet table, or a benchmark's folder.")],
-    images: Annotated[
-        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
-    ] = None,
+    images: ImageFolder = None,
     split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
     test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
@@ -238,7 +239,8 @@ def _report_unsupported(name: str, unsupported: list[str], supported: list[str])
 
     The line ends with the command that trains a method which supports the data set.
     """
-    message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need {NEED}"
+    message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need "
+    message += "the encoder that made the features, or patch tokens"
     other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
     typer.echo(message + other, err=True)
 
@@ -246,7 +248,7 @@ def _report_unsupported(name: str, unsupported: list[str], supported: list[str])
 def _load_own(
     path: Path, images: Path | None, split: SplitOptions, features: Path | None
 ) -> tuple[SourceOptions, LabelledImages]:
-    """Detect the kind of data set at a path (folder, table, benchmark); return its options and its labelled images."""
+    """The options and the labelled images of the folder, table or benchmark at a path."""
     from duplex.data.sources import detect_source, load_source
     from duplex.features.imported import feature_keys, refuse_repeated_lines
 
@@ -382,7 +384,7 @@ def _forget_stages(dataset: str, lock: Path) -> int:
 def _encoder_entry(
     name: str | None, weights: str | None, known: DatasetParams | None, features: Path | None
 ) -> dict[str, Any]:
-    """Return the `encoder` entry of a data set for params.yaml.
+    """The `encoder` entry of a data set.
 
     The command's options come first, then the existing entry, then the default, the Duplex paper's encoder. For a new
     data set with --features and no --encoder, and for --encoder none, the encoder is named `imported`.
@@ -405,7 +407,7 @@ def _encoder_entry(
 
 
 def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], images: int) -> int:
-    """Return how many last blocks of the encoder can be fine-tuned, and print this number and what limits it.
+    """How many last blocks of the encoder can be fine-tuned; prints this number and what limits it.
 
     Raises `UsageError` if the method to fine-tune is not in params.yaml or the encoder's weights are not on disk.
     """
@@ -429,7 +431,6 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
 
 
 def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOptions) -> dict[str, Any]:
-    """Return the `source` entry of a data set for params.yaml: kind, folder, table and options of a random split."""
     entry: dict[str, Any] = {"kind": source.kind, "root": str(source.root)}
     if source.table:
         entry["table"] = str(source.table)
@@ -441,7 +442,6 @@ def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOp
 def _issues(
     dataset: LabelledImages, source: SourceOptions, encoder: dict[str, Any], features: Path | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Yield all issues of a data set: of its encoder, its labels, and its file of features or its images."""
     from duplex.data.check import check_dataset, check_labels_of
     from duplex.features.file import IMPORTED
     from duplex.features.imported import check_features
@@ -459,7 +459,7 @@ def _issues(
 def _supported_methods(
     params: Params, name: str, source: SourceOptions, encoder: dict[str, Any], features: Path | None
 ) -> list[str]:
-    """Return the methods of params.yaml that can be trained on a data set, which need not be in params.yaml yet."""
+    """The methods of params.yaml that can be trained on a data set, which need not be written yet."""
     from duplex.config.params import DatasetParams, EncoderParams
     from duplex.training.inputs import supported_methods
 
@@ -471,10 +471,7 @@ def _supported_methods(
 
 
 def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
-    """Yield the issues of an encoder for a data set's labels, and of its weights.
-
-    Issues are words that its vocabulary lacks, prompts that are too long, and weights that are random or not on disk.
-    """
+    """Words that the encoder's vocabulary lacks, prompts that are too long, weights that are random or not on disk."""
     from duplex.data.check import DataIssue
     from duplex.encoders.base import is_random, is_reachable, missing_weights, unknown_words
     from duplex.labels import prompt_name
@@ -503,10 +500,6 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
             yield DataIssue("weights are neither on disk nor reachable", 1, (address + hint,), True)
 
 
-WAYS = ("run", "knn")
-PRINTED = 20  # lines on stdout
-
-
 @group.command()
 def suspects(
     name: Annotated[str, typer.Argument(help="A data set of params.yaml whose features are cached.")],
@@ -532,7 +525,7 @@ def suspects(
     from duplex.project.suspects import write_suspects_page
     from duplex.system.files import refuse_existing, replace_file
 
-    require(by, WAYS, "value of --by")
+    require(by, ("run", "knn"), "value of --by")
     params = load_params()
     folder = out or Path("suspects") / name
     csv, page = folder / "suspects.csv", folder / "suspects.html"

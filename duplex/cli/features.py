@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duplex.cli import app
-from duplex.cli.options import ENGINES, AsJson, Dataset, Engine, load_params, print_json, seed_option
+from duplex.cli.options import ENGINES, AsJson, Dataset, Engine, Weights, load_params, print_json, seed_option
 from duplex.errors import UsageError, require
 from duplex.system.threads import PRECISIONS
 
@@ -29,7 +29,7 @@ app.add_typer(encoders, name="encoders")
 def extract(
     dataset: Dataset,
     encoder: Annotated[str | None, typer.Option(help="Name of the encoder; default: the one in params.yaml.")] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
+    weights: Weights = None,
     device: Annotated[str | None, typer.Option(help="Device of the encoder: auto, cpu or cuda.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Number of images encoded at once.")] = None,
     num_workers: Annotated[
@@ -244,7 +244,7 @@ def _check_images(params: Params, dataset: str, options: dict[str, Any]) -> None
 def _override(
     params: Params, dataset: str, encoder_options: dict[str, Any], settings: dict[str, Any], device: str | None
 ) -> Params:
-    """Return the content of params.yaml with command-line options in place of its values, checked by the same rules."""
+    """The content of params.yaml with command-line options in place of its values, checked by the same rules."""
     from pydantic import ValidationError
 
     from duplex.options import first_fault

@@ -1,11 +1,4 @@
-"""`duplex fit` and `duplex update`: fit a model to a folder of labelled images; add images to it without training.
-
-`duplex predict`: name the compositions in images.
-
-`duplex export`: write a run as a folder for other machines, with ONNX files, or upload it to the hub.
-
-`duplex serve`: serve a trained model over HTTP, with a web page.
-"""
+"""`duplex fit`, `update`, `predict`, `export` and `serve`: models of labelled folders and of runs, at work."""
 
 from __future__ import annotations
 
@@ -27,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from duplex.cli import app
-from duplex.cli.options import Force, load_params
+from duplex.cli.options import Force, ImageFolder, Weights, load_params
 from duplex.errors import DuplexError, UsageError, install_command, require
 from duplex.system.entry import escape_unprintable
 
@@ -48,13 +41,11 @@ def fit(
     source: Annotated[
         Path, typer.Argument(help="Labelled images: a folder state/object/*.jpg, or a CSV or Parquet table.")
     ],
-    images: Annotated[
-        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
-    ] = None,
+    images: ImageFolder = None,
     encoder: Annotated[
         str | None, typer.Option(help="Frozen encoder; default: chosen by GPU, weights on disk and number of images.")
     ] = None,
-    weights: Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")] = None,
+    weights: Weights = None,
     out: Annotated[Path | None, typer.Option(help="Model folder to write; default: SOURCE-model.")] = None,
     minutes: Annotated[
         float, typer.Option(help="Time limit of training, in minutes; encoding is not counted.")
@@ -91,9 +82,7 @@ def update(
     source: Annotated[
         Path, typer.Argument(help="Images to add: a folder state/object/*.jpg, or a CSV or Parquet table.")
     ],
-    images: Annotated[
-        Path | None, typer.Option(help="For a table: the folder that its image paths are relative to.")
-    ] = None,
+    images: ImageFolder = None,
     out: Annotated[Path | None, typer.Option(help="Model folder to write; default: MODEL-updated.")] = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace MODEL instead of writing another folder.")
@@ -104,7 +93,6 @@ def update(
 
     Visual prototypes are computed again, in closed form; learned prompts and fine-tuned blocks stay as they are.
     """
-    from duplex.errors import UsageError
     from duplex.recognition.update import update_model
     from duplex.system.files import with_own_name
 

@@ -1,12 +1,10 @@
-"""Options that several commands share, and the function with which they load params.yaml.
-
-JSON as commands print it, and the issues of a data set as text.
-"""
+"""What several commands share: options, loading of params.yaml, and printing of JSON and of a data set's issues."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,14 +21,15 @@ Dataset = Annotated[str, typer.Option("--dataset", "-d", help="A data set of par
 DatasetName = Annotated[str, typer.Argument(help="A data set of params.yaml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace what exists at the place of the output.")]
+ImageFolder = Annotated[
+    Path | None, typer.Option("--images", help="For a table: the folder that its image paths are relative to.")
+]
+Weights = Annotated[str | None, typer.Option(help="Weights of the encoder: a published tag or a file.")]
 Engine = Annotated[str, typer.Option("--engine", help="Where runs execute: local, or ray for a Ray cluster.")]
 
 
 def seed_option(text: str, *names: str) -> Any:
-    """Return a typer option for a seed with its valid range, by default named `--seed` and `-s`.
-
-    text: help text. names: other names of the option.
-    """
+    """A typer option for a seed with its valid range; by default its names are `--seed` and `-s`."""
     return typer.Option(*(names or ("--seed", "-s")), min=0, max=LARGEST_SEED, help=text)
 
 
@@ -46,9 +45,10 @@ def print_json(record: object) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Return the result of checking a data set as text, one line per issue or difference from published counts.
+    """The result of checking a data set as text, one line per issue, note and difference from published counts.
 
-    `notes`: what was left out while reading the data set -> count; one line each.
+    Args:
+        notes: what was left out while reading the data set -> count.
     """
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]

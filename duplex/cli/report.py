@@ -1,7 +1,4 @@
-"""`duplex report`, `retrieve`, `swap`: write the report, and search test images with a trained run.
-
-`duplex init` and `duplex doctor`: start a project, and check the machine and the project.
-"""
+"""`duplex report`, `retrieve`, `swap`, `init` and `doctor`: what runs show, and the project itself."""
 
 from __future__ import annotations
 
@@ -42,8 +39,6 @@ def report(
 
     artifacts/metrics.json, which git tracks, is not written; `dvc repro report` writes it too.
     """
-    from duplex.config.params import load_params
-
     if dataset is None:
         from duplex.project import report as stage
 

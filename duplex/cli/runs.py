@@ -1,12 +1,6 @@
 """`duplex params`, `methods`, `prepare`, `train`, `evaluate`, `metrics`: single steps of the pipeline, without DVC.
 
-`duplex sweep`: train and evaluate many runs at once.
-
-`duplex tune`: search for settings of methods on validation images.
-
-`duplex compare`: paired comparison of two trained methods on the same test images.
-
-`duplex score`: print the metrics of a file of scores, from any model; with two files, also compare them.
+`duplex sweep`, `tune`, `compare` and `score` make many runs, search for settings, and compare runs or scores.
 """
 
 from __future__ import annotations
@@ -50,8 +44,6 @@ def show_params(
     ] = False,
 ) -> None:
     """Check params.yaml and print it as JSON, with all defaults filled in."""
-    import json
-
     params = load_params()
     params.check_entries()
     if not check:
@@ -72,8 +64,6 @@ def _entry(params: Params, name: str) -> dict[str, Any]:
 @app.command()
 def methods(as_json: AsJson = False) -> None:
     """List the installed kinds (classes) of methods: the inputs they need, their options, and their packages."""
-    import json
-
     from duplex.methods.registry import describe_method, installed_methods
 
     kinds = [describe_method(kind) for kind in installed_methods()]
@@ -281,8 +271,6 @@ def tune(
     best row is marked with *; --write saves its settings under `methods:` of datasets/NAME.yaml, unless other settings
     have the same AUC. Exits with 1 if a trial failed.
     """
-    from duplex.cli.options import print_json
-    from duplex.config.params import load_params
     from duplex.project.tune import best_rows
     from duplex.project.tune import tune as search
 
