@@ -1,4 +1,4 @@
-"""Files and folders of another user, and limits of the process: one line says which file it is and what is missing."""
+"""Folders that may not be listed, and limits of open files: one line says which it is and what is missing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import os
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,31 +16,9 @@ from duplex.features.extract import allow_open_files
 from duplex.recognition.inputs import list_images
 from tests.commands import Command
 
-NOBODY = 65534
 
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Current folder, which other users may enter; paths in the tests are relative to it."""
-    tmp_path.chmod(0o777)
+def test_a_folder_that_may_not_be_listed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@contextmanager
-def without_rights() -> Iterator[None]:
-    """Run the block as a user to whom a file's mode applies; to root, none does."""
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        if is_root:
-            os.seteuid(0)
-
-
-def test_a_folder_that_may_not_be_listed_is_not_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("open", "closed"):
         Path("pictures", name).mkdir(parents=True)
         Path("pictures", name, "a.png").write_bytes(b"")
