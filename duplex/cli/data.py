@@ -319,7 +319,8 @@ def split(
             entry = {"source": source}
             typer.echo(f"{split_name(name, number)}: source changed to that of {name}", err=True)
         write_dataset(split_name(name, number), entry, run=not no_run)
-        val, test = ((~labels.seen[labels.pairs[part]]).sum() for part in ("val", "test"))
+        val = (~labels.seen[labels.pairs["val"]]).sum()
+        test = (~labels.seen[labels.pairs["test"]]).sum()
         seen = f"{labels.pairs['train'].size} seen pairs"
         typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)
     entries = {**params.methods, **params.ablations}

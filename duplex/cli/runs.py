@@ -540,7 +540,8 @@ def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
             f"{file} has no images of the {world} world; "
             f"add {world} to evaluation.worlds in params.yaml and run `duplex evaluate {run}`"
         )
-    margin, row = (pd.to_numeric(images[name], errors="coerce") for name in ("margin", "row"))
+    margin = pd.to_numeric(images["margin"], errors="coerce")
+    row = pd.to_numeric(images["row"], errors="coerce")
     if (margin.isna() & images["margin"].notna()).any() or row.isna().any():
         raise DuplexError(f"{file} has values that are not numbers; `duplex evaluate {run}` writes it again")
     if row.duplicated().any():
@@ -666,21 +667,20 @@ def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed:
 
     with open_scores(first) as first_scores, open_scores(second) as second_scores:
         require_same_columns(first_scores, second_scores)
-        first_k, second_k = ((ks or scores.ks)[0] for scores in (first_scores, second_scores))
-        if first_k != second_k:
-            raise UsageError(f"k is {first_k} in {first} and {second_k} in {second}; choose one with --k")
-        k = first_k
+        k = (ks or first_scores.ks)[0]
+        second_k = (ks or second_scores.ks)[0]
+        if k != second_k:
+            raise UsageError(f"k is {k} in {first} and {second_k} in {second}; choose one with --k")
         _check_k(first_scores, k)
         if ks and len(ks) > 1:
             raise UsageError(f"--k is given {len(ks)} times; give it once to compare two files")
-        competitors, metrics = zip(
-            *(_measure(scores, (k,), rounds, seed) for scores in (first_scores, second_scores)), strict=True
-        )
-    before, after = (Margins.of(statistics, k) for statistics in competitors)
+        before, first_metrics = _measure(first_scores, (k,), rounds, seed)
+        after, second_metrics = _measure(second_scores, (k,), rounds, seed)
+    difference = compare(Margins.of(before, k), Margins.of(after, k), rounds=rounds, seed=seed)
     return {
-        "first": {"file": str(first), **metrics[0][0]},
-        "second": {"file": str(second), **metrics[1][0]},
-        "difference": to_points(compare(before, after, rounds=rounds, seed=seed)),
+        "first": {"file": str(first), **first_metrics[0]},
+        "second": {"file": str(second), **second_metrics[0]},
+        "difference": to_points(difference),
     }
 
 
