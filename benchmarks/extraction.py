@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from benchmarks.measure import FamilyMemory, apart, device_name, emit, median_ratio, options, say, write_pictures
 from duplex.encoders.base import Encoder, EncoderSource, complete_preprocess, load_encoder
 from duplex.encoders.open_clip import ClipEncoder, open_clip
-from duplex.features.extract import ImageRows, decode_batches, decoding_workers, extract
+from duplex.features.extract import ImageRows, decode_batches, decoding_workers, extract, split_rows
 from duplex.system.threads import PRECISIONS, keep_freed_memory
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds
@@ -116,7 +116,7 @@ def plain(encoder: ClipEncoder, folder: Path, images: list[str], batch: int) -> 
 
 def decode(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, workers: int) -> None:
     """Decode as the workers do, and nothing else."""
-    blocks = [(start, min(start + batch, len(images))) for start in range(0, len(images), batch)]
+    blocks = split_rows(range(len(images)), batch)
     pinned = encoder.device.type == "cuda"
     for _ in decode_batches(ImageRows(images, folder, encoder.image_transform), blocks, workers, pinned=pinned):
         pass

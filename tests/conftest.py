@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +18,9 @@ from tests.pretended import Pretended, register
 settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 if os.environ.get("DUPLEX_STEADY"):
     settings.load_profile("steady")
+
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="duplex-tests-")  # features of this run alone
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 AVAILABLE = register()  # before the first backward pass, which is when torch counts its devices
 

@@ -179,7 +179,7 @@ def import_(
 @cache.command()
 def join(out: Annotated[Path, typer.Argument(help="Cache file to write, in the folder of its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
-    from duplex.features.shards import join_shards
+    from duplex.features.copies import join_shards
     from duplex.project.stages import write_extraction_summary
 
     rows = join_shards(out)

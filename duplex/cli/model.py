@@ -55,8 +55,9 @@ def fit(
     """Fit a model to labelled images and export it; no project is needed.
 
     Checks and encodes the images, then trains more and more of the model as long as validation AUC improves. OUT.cache
-    stores features and unfinished training: the same command resumes an interrupted fit, and no image is encoded again
-    after labels are corrected. The printed metrics are measured before the final fit, which uses all images.
+    stores unfinished training: the same command resumes an interrupted fit. Features are kept in the user's cache, and
+    no image is encoded again after labels are corrected. The printed metrics are measured before the final fit, which
+    uses all images.
     """
     from duplex.recognition.fit import fit_folder
 

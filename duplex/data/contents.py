@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ConfigDict
 
-from duplex.data.images import READABLE, BadImageFile, MachineFault, decode_image, machine_fault
+from duplex.data.images import READABLE, BadImageFile, ImageBytes, decode_image, machine_fault
 from duplex.errors import DuplexError
 from duplex.options import STRICT, Count, Options, Seed, Share
 from duplex.system.files import sha256
@@ -82,16 +82,14 @@ def _head(path: Path) -> FileHead:
 
 
 def _file_pixels(head: FileHead, *, draft: bool) -> str:
-    return _pixel_digest(head.path, head.path.read_bytes(), draft=draft) or head.digest
+    return _pixel_digest(ImageBytes(head.path.read_bytes(), head.path), draft=draft) or head.digest
 
 
-def _pixel_digest(path: Path, data: bytes, *, draft: bool = False) -> str | None:
+def _pixel_digest(data: ImageBytes, *, draft: bool = False) -> str | None:
     try:
-        image = decode_image(io.BytesIO(data), draft=draft)
+        image = decode_image(data, draft=draft)
     except BadImageFile:
         return None
-    except MachineFault as fault:  # names the bytes instead of the file
-        raise machine_fault(path, fault.__cause__ or fault) or fault from fault
     return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
 
 
@@ -111,7 +109,7 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
             return "", ""
         data = path.read_bytes()
         file = hashlib.sha256(data).hexdigest()
-        return file, known.get(file) or _pixel_digest(path, data) or file
+        return file, known.get(file) or _pixel_digest(ImageBytes(data, path)) or file
 
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
         pairs = list(track(pool.map(digests, images), "reading images", len(images)))
@@ -119,10 +117,14 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 
 
 def file_digests(root: Path, images: Sequence[str]) -> list[str]:
-    """The sha256 of each image file below `root`; "" for a missing one."""
+    """The sha256 of each image file below `root`; "" for one that is missing or may not be read."""
 
     def digest(image: str) -> str:
-        return sha256(root / image) if (root / image).is_file() else ""
+        path = root / image
+        try:
+            return sha256(path) if path.is_file() and os.access(path, os.R_OK) else ""
+        except (OSError, MemoryError) as error:
+            raise machine_fault(path, error) or error from error
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return list(track(pool.map(digest, images), "reading images", len(images)))

@@ -81,8 +81,24 @@ class BadImageFile(Exception):
         self.reason = reason
 
 
+class ImageBytes(io.BytesIO):
+    """The bytes of an image file, whose path errors name."""
+
+    def __init__(self, data: bytes, path: Path) -> None:
+        super().__init__(data)
+        self.path = path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
 def read_image(path: Path) -> Image.Image:
     """The first frame of an image file as 8-bit RGB; errors as of `decode_image`."""
+    return decode_image(read_image_bytes(path))
+
+
+def read_image_bytes(path: Path) -> ImageBytes:
+    """The bytes of a regular file, to be both hashed and decoded; errors as of `decode_image`."""
     try:
         info = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -91,24 +107,27 @@ def read_image(path: Path) -> Image.Image:
         raise machine_fault(path, error) or BadImageFile("unreadable") from error
     if not stat.S_ISREG(info.st_mode) or not os.access(path, os.R_OK):
         raise BadImageFile("unreadable")  # opening a pipe would block
-    if info.st_size == 0:
-        raise BadImageFile("empty")
-    return decode_image(path)
+    try:
+        return ImageBytes(path.read_bytes(), path)
+    except (OSError, MemoryError) as error:
+        raise machine_fault(path, error) or BadImageFile("unreadable") from error
 
 
-def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
-    """The first frame of an image, from a path or an open binary file, as 8-bit RGB.
+def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
+    """The first frame of an image, from an open binary file, as 8-bit RGB.
 
-    Unlike `read_image`, this does not refuse paths that are no regular files, such as pipes. Raises `BadImageFile` for
-    a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one of the machine.
+    Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
+    of the machine.
 
     Args:
         draft: decode a JPEG at an eighth of its size.
     """
+    if isinstance(file, ImageBytes) and not file.getbuffer():
+        raise BadImageFile("empty")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and sizes that the next check refuses
-            with Image.open(path, formats=READABLE) as image:
+            with Image.open(file, formats=READABLE) as image:
                 if image.width * image.height > max_pixels:
                     raise BadImageFile("too large")
                 if draft:
@@ -121,7 +140,7 @@ def decode_image(path: Path | BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: 
     except BadImageFile:
         raise
     except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
-        raise machine_fault(path, error) or BadImageFile("damaged") from error
+        raise machine_fault(file, error) or BadImageFile("damaged") from error
 
 
 def thumbnail(path: Path, side: int = 128) -> str | None:

@@ -1,15 +1,13 @@
-"""Encode images with a frozen encoder and write their features to a feature cache (an HDF5 file).
+"""Encode images with a frozen encoder and write their features to a feature cache.
 
-Images are always grouped into the same batches, on which the last bits of features depend: an extraction that was
-interrupted and resumed gives the same features.
-
-Encode batches of pixels; on a GPU, the next batch is encoded while the caller writes the current one.
-
-Decode image files to batches of pixels in worker processes, in order, at most a few batches ahead of the encoder.
+Worker processes decode image files to batches of pixels, in order, at most a few batches ahead of the encoder. On a
+GPU, the next batch is encoded while the current one is written. Images are always grouped into the same batches, on
+which the last bits of features depend: an extraction that was interrupted and resumed gives the same features.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import resource
@@ -32,18 +30,22 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from duplex.data.images import BadImageFile, MachineFault, machine_fault, read_image
+from duplex.data.images import BadImageFile, ImageBytes, MachineFault, decode_image, machine_fault, read_image_bytes
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError, UsageError, require
+from duplex.features.copies import copy_equal_rows, image_contents, plan_shard
 from duplex.features.file import (
     ALL_ZERO,
-    BAD_FEATURES,
     CODES,
+    CONTENTS,
+    COPIED,
     ENCODED,
     FIRST_BAD,
     NOT_FINITE,
     PENDING,
     SCALES,
+    SHA256,
+    Contents,
     DamagedCache,
     Identity,
     PartialCache,
@@ -61,7 +63,6 @@ from duplex.features.file import (
     status_of_reason,
     status_reason,
 )
-from duplex.features.shards import plan_shard
 from duplex.features.tokens import quantize
 from duplex.system.files import replace_file
 from duplex.system.processes import ProgressBar
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 
 
 Values = dict[str, NDArray[Any]]  # rows by data set (`features.layout`)
-PixelBatch = tuple[int, Tensor, Tensor]  # first row, pixels [B, 3, R, R], statuses [B]
+PixelBatch = tuple[int, Tensor, Tensor, Tensor]  # first row, pixels [B, 3, R, R], statuses [B], contents [B, 32]
 BATCH_MULTIPLE = 16  # batches are padded to a multiple: the last rows of a smaller matrix product are summed in another
 # order, and a feature between two float16 would be rounded otherwise than in the cache
 MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")  # of devices and of the CPU
@@ -108,15 +109,18 @@ class PendingBatch:
     done: torch.cuda.Event | None
 
     @classmethod
-    def launch(cls, encoder: Encoder, start: int, pixels: Tensor, decoded: Tensor, outputs: OutputSpec) -> PendingBatch:
+    def launch(
+        cls, encoder: Encoder, outputs: OutputSpec, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
+    ) -> PendingBatch:
         """Start encoding a batch of pixels, which on a CPU is finished at once.
 
         Args:
             encoder: the frozen encoder.
+            outputs: what to return besides `cls`.
             start: row of the batch's first image.
             pixels: preprocessed images [B, 3, R, R] uint8.
             decoded: a status per image [B], which says whether the image could be read.
-            outputs: what to return besides `cls`.
+            contents: sha256 of each image file [B, 32], which goes with the outputs.
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
@@ -137,7 +141,7 @@ class PendingBatch:
         done = torch.cuda.Event() if asynchronous else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
-        return cls(start, statuses, values, done)
+        return cls(start, statuses, {**values, CONTENTS: contents}, done)
 
     def result(self) -> tuple[int, Statuses, Values]:
         """Wait for the device: row of the first image, statuses [B], and outputs [B, ...] by data set."""
@@ -178,12 +182,13 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dic
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
     """Append black images to each batch up to a multiple of `multiple`, so that batch size does not change features."""
-    for start, pixels, statuses in batches:
+    for start, pixels, statuses, contents in batches:
         missing = -len(pixels) % multiple
         yield (
             start,
             torch.cat([pixels, pixels.new_zeros(missing, *pixels.shape[1:])]) if missing else pixels,
             torch.cat([statuses, statuses.new_full((missing,), ENCODED)]) if missing else statuses,
+            torch.cat([contents, contents.new_zeros(missing, SHA256)]) if missing else contents,
         )
 
 
@@ -197,7 +202,7 @@ def encode_batches(
     in_flight = int(encoder.device.type == "cuda")
     pending: list[PendingBatch] = []
     for batch in batches:
-        pending.append(PendingBatch.launch(encoder, *batch, outputs))
+        pending.append(PendingBatch.launch(encoder, outputs, *batch))
         if len(pending) > in_flight:
             yield pending.pop(0).result()
     for last in pending:
@@ -217,16 +222,18 @@ def report_memory_shortage(
         raise DuplexError(f"there is not enough memory to encode {batch_size} images at once; {remedy}") from None
 
 
-RowRange = tuple[int, int]  # rows [start, stop)
 RETRY = 255  # status of an image to be read again; never written
+UNREAD = torch.zeros(SHA256, dtype=torch.uint8)  # content of a file that was not read
 AHEAD = 2  # batches that a worker may be ahead
 OPEN_FILES = 64  # that the process needs at most,
 OPEN_FILES_PER_WORKER = 8  # and for each worker
 
 
 @dataclass(eq=False)
-class ImageRows(Dataset[tuple[Tensor, int]]):
-    """Torch data set that decodes image files: item i is the i-th image as pixels [3, R, R] uint8, and its status.
+class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
+    """Torch data set that decodes image files: item i is the i-th image's pixels [3, R, R] uint8, status and content.
+
+    The content is the sha256 of the bytes that were decoded, [32] uint8; zero for a file without readable bytes.
 
     An image that cannot be read becomes black, with the reason as its status, so that batches keep their size. The
     status `RETRY` marks an image that could not be read because of the machine, such as too little memory.
@@ -242,26 +249,29 @@ class ImageRows(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+    def __getitem__(self, row: int) -> tuple[Tensor, int, Tensor]:
         try:
             return self.read(row)
         except MachineFault:  # raised by `decode_batches`: an exception from a worker process changes its type
-            return self.black, RETRY
+            return self.black, RETRY, UNREAD
 
-    def read(self, row: int) -> tuple[Tensor, int]:
-        """An image's pixels and status (read, or why not); raises `MachineFault` if memory or disk fails."""
-        try:
-            return self._pixels(row), ENCODED
-        except BadImageFile as bad:
-            return self.black, status_of_reason(bad.reason)
-
-    def _pixels(self, row: int) -> Tensor:
+    def read(self, row: int) -> tuple[Tensor, int, Tensor]:
+        """An image's pixels, status (read, or why not) and content; raises `MachineFault` if memory or disk fails."""
         path = self.root / self.images[row]
-        image = read_image(path)
+        content = UNREAD
+        try:
+            data = read_image_bytes(path)
+            content = torch.frombuffer(bytearray(hashlib.sha256(data.getbuffer()).digest()), dtype=torch.uint8)
+            return self._pixels(data), ENCODED, content
+        except BadImageFile as bad:
+            return self.black, status_of_reason(bad.reason), content
+
+    def _pixels(self, data: ImageBytes) -> Tensor:
+        image = decode_image(data)
         try:
             return self.transform(image)
         except (ValueError, ZeroDivisionError, MemoryError) as error:
-            raise machine_fault(path, error) or BadImageFile("cannot be resized") from error
+            raise machine_fault(data, error) or BadImageFile("cannot be resized") from error
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:
@@ -272,19 +282,19 @@ def decoding_workers(wanted: int | Literal["auto"]) -> int:
     return max(0, cores - 1)
 
 
-def split_rows(rows: int, size: int) -> list[RowRange]:
-    """Split `rows` rows into ranges of `size`, the last of which may be shorter."""
-    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Split rows into groups of `size`, the last of which may be smaller."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def decode_batches(
-    images: ImageRows, ranges: Sequence[RowRange], num_workers: int, *, pinned: bool
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Decode each range of images ahead in worker processes; yield (first row, pixels [B, 3, R, R], statuses [B]).
+    images: ImageRows, batches: Sequence[Sequence[int]], num_workers: int, *, pinned: bool
+) -> Iterator[PixelBatch]:
+    """Decode images ahead in worker processes; yield a batch for each sequence of rows in `batches`, in order.
 
     Args:
         images: the images.
-        ranges: the rows of each batch.
+        batches: the rows of each batch.
         num_workers: number of worker processes; 0: decode in this process.
         pinned: put pixels into pinned memory, for a GPU. Without a GPU, the workers run at a lower priority than the
             encoder, which uses the same cores: one preempted thread of a matrix product delays all of them. At the
@@ -292,18 +302,18 @@ def decode_batches(
     """
     if num_workers:
         allow_open_files(OPEN_FILES + OPEN_FILES_PER_WORKER * num_workers)
-    loader: DataLoader[tuple[Tensor, int]] = DataLoader(
+    loader: DataLoader[tuple[Tensor, int, Tensor]] = DataLoader(
         images,
-        batch_sampler=[list(range(*rows)) for rows in ranges],
+        batch_sampler=[list(rows) for rows in batches],
         num_workers=num_workers,
         prefetch_factor=AHEAD if num_workers else None,
         pin_memory=pinned,
         worker_init_fn=partial(_start_worker, 0 if pinned else 10),
     )
-    for (start, _), (pixels, statuses) in zip(ranges, loader, strict=True):
-        for position in (statuses == RETRY).nonzero().flatten().tolist():  # in this process: a lasting fault is raised
-            pixels[position], statuses[position] = images.read(start + position)
-        yield start, pixels, statuses.to(torch.uint8)
+    for rows, (pixels, statuses, contents) in zip(batches, loader, strict=True):
+        for place in (statuses == RETRY).nonzero().flatten().tolist():  # in this process: a lasting fault is raised
+            pixels[place], statuses[place], contents[place] = images.read(rows[place])
+        yield rows[0], pixels, statuses.to(torch.uint8), contents
 
 
 def allow_open_files(count: int) -> None:
@@ -361,6 +371,7 @@ class ExtractionJob:
     batch_size: int
     num_workers: int
     max_bad: float
+    reuse: tuple[Path, ...]
     fresh: bool
     progress: bool
 
@@ -376,7 +387,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """Result of an extraction: the number of `rows` in the cache file, of which earlier attempts encoded `resumed`."""
+    """Result of an extraction: the number of `rows` in the cache file, of which `resumed` were encoded before."""
 
     path: Path
     rows: int
@@ -386,7 +397,7 @@ class ExtractionReport:
 
     def lines(self) -> list[str]:
         """A summary line, then one line per image without features."""
-        resumed = f", {self.resumed} of them from an earlier run" if self.resumed else ""
+        resumed = f", {self.resumed} of them encoded before" if self.resumed else ""
         encoded = self.rows - self.resumed
         rate = f", {encoded / self.seconds:.1f} images per second" if encoded and self.seconds else ""
         listed = [f"  bad: row {bad.row}, {bad.image}: {bad.reason}" for bad in self.bad]
@@ -412,14 +423,17 @@ def extract(
     bits: int = 16,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
+    reuse: Sequence[Path] = (),
     fresh: bool = False,
     limit: int | None = None,
     progress: bool = True,
 ) -> ExtractionReport:
     """Encode images into the feature cache `out`.
 
-    A finished cache that was made with the same settings is kept; only images that have become readable since are
-    encoded. An unfinished one is resumed. Images that cannot be read keep their row, with the reason as its status.
+    A finished cache of the same settings is kept, and an unfinished one resumed; of these, only images whose files have
+    changed are encoded again. Rows of other caches that hold the same images, of the same encoder, are copied: of an
+    earlier cache at `out`, and of those in `reuse`. Images that cannot be read keep their row, with the reason as its
+    status.
 
     Args:
         images: paths relative to `root`, in the order of the manifest.
@@ -429,15 +443,15 @@ def extract(
         manifest_sha256: sha256 of the manifest file.
         batch_size: number of images that are encoded at once.
         num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
-        recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml; a cache that
-            records another name is not kept or resumed. None: no name is recorded or compared.
+        recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml; None: none.
         tokens: "patch" also stores patch tokens; "none" does not.
         block_inputs: also store what enters the last `block_inputs` blocks of the image tower, so that these can be
             trained.
         bits: 16 or 8 bits per number of the block inputs.
         shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
         max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
-        fresh: start again instead of resuming.
+        reuse: other caches, whose rows are used for images of the same content.
+        fresh: encode all images, whatever was encoded before.
         limit: encode only the first `limit` images.
         progress: show a progress bar on a terminal.
     """
@@ -463,6 +477,7 @@ def extract(
         batch_size=batch_size,
         num_workers=decoding_workers(num_workers),
         max_bad=max_bad,
+        reuse=tuple(reuse),
         fresh=fresh,
         progress=progress,
     )
@@ -474,24 +489,26 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
     path = job.path
     rows = job.span.rows
     with claim_cache(path):
-        statuses = None if job.fresh else statuses_if_finished(path, job.identity, job.span)
-        if statuses is not None and next(_newly_readable(statuses, job), None) is None:
-            _check_share_of_bad(statuses, job)
-            return ExtractionReport(path, rows, rows, 0.0, _bad_images(statuses, job))
-        if statuses is not None:
+        contents = None
+        if not job.fresh and (finished := _read_if_finished(path, job)):
+            statuses, contents_then = finished
+            contents = image_contents(job.rows.root, job.rows.images)
+            if np.array_equal(contents, contents_then):
+                check_share_of_bad(_bad_images(statuses, job), rows, job.max_bad)
+                return ExtractionReport(path, rows, rows, 0.0, _bad_images(statuses, job))
             with replace_file(partial_path(path)) as scratch:  # the cache itself stays as it is
                 shutil.copyfile(path, scratch)
         with closing(_open_or_create(job)) as cache:
-            for row in _newly_readable(cache.statuses, job):
-                cache.statuses[row] = PENDING
+            if not job.fresh:
+                _find_encoded(cache, job, contents)
             resumed = cache.done
             _encode_pending(cache, job)
             cache.finish()
     return ExtractionReport(path, rows, resumed, time.monotonic() - began, _bad_images(cache.statuses, job))
 
 
-def statuses_if_finished(path: Path, identity: Identity, span: Span) -> Statuses | None:
-    """The status of each row of a cache if it is finished, sound, and made with this `identity` for these rows.
+def _read_if_finished(path: Path, job: ExtractionJob) -> tuple[Statuses, Contents] | None:
+    """The statuses and contents of a cache if it is finished, sound, and made with the job's settings for its rows.
 
     Otherwise None; if there is a file, the reason is printed on stderr.
     """
@@ -499,11 +516,11 @@ def statuses_if_finished(path: Path, identity: Identity, span: Span) -> Statuses
         return None
     try:
         with open_cache(path) as file:
-            key = first_difference(read_identity(file), identity)
+            key = first_difference(read_identity(file), job.identity)
             statuses: Statuses = file["status"][...]
-            if key is None and read_row_span(file) == span and not (statuses == PENDING).any():
+            if key is None and read_row_span(file) == job.span and not (statuses == PENDING).any():
                 check_values(file)
-                return statuses
+                return statuses, file[CONTENTS][...]
         why = f"{path} was made with another {key or 'set of rows'}"
     except DuplexError as error:
         why = str(error).partition(";")[0]
@@ -529,38 +546,48 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
     return PartialCache.create(job.path, job.identity, job.span, job.encoder.dim, job.outputs.row_shapes(job.encoder))
 
 
-def _newly_readable(statuses: Statuses, job: ExtractionJob) -> Iterator[int]:
-    """Yield the rows whose images were unreadable, by their stored statuses, and can be read now."""
-    unread = (statuses >= FIRST_BAD) & ~np.isin(statuses, BAD_FEATURES)
-    yield from (row for row in np.flatnonzero(unread).tolist() if job.rows[row][1] == ENCODED)
+def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | None) -> None:
+    """Mark the rows of changed images as pending, and copy rows that other caches have.
+
+    contents: sha256 of the image files as they are, if they are known already.
+    """
+    sources = [path for path in (job.path, *job.reuse) if path.exists()]
+    if not sources and not cache.done:
+        return
+    if contents is None:
+        contents = image_contents(job.rows.root, job.rows.images)
+    cache.statuses[(cache.contents != contents).any(axis=1)] = PENDING
+    copy_equal_rows(cache, contents, sources)
 
 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
-    # batches always hold the same images, so encoded images in a batch with a pending image are encoded again
+    # Batches always hold the same images, so encoded images in a batch with a pending image are encoded again. Rows
+    # that were copied are in no batch: a few new images among many are encoded alone.
     total = len(job.rows.images)
-    pending = [rows for rows in split_rows(total, job.batch_size) if (cache.statuses[slice(*rows)] == PENDING).any()]
+    batches = split_rows(np.flatnonzero(cache.statuses != COPIED).tolist(), job.batch_size)
+    pending = [rows for rows in batches if (cache.statuses[rows] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
     decoded = decode_batches(job.rows, pending, workers, pinned=pinned)
-    batches = encode_batches(job.encoder, decoded, job.outputs)
-    bar = ProgressBar("images", sum(stop - start for start, stop in pending) if job.progress else 0)
+    encoded = encode_batches(job.encoder, decoded, job.outputs)
+    bar = ProgressBar("images", sum(map(len, pending)) if job.progress else 0)
     began = committed = time.monotonic()
-    encoded = 0
+    count = 0
     with report_memory_shortage(job.batch_size), report_worker_deaths(), stop_requests() as stop, bar:
-        for start, statuses, values in batches:
-            cache.write(start, statuses, **values)
-            encoded += len(statuses)
+        for rows, (_, statuses, values) in zip(pending, encoded, strict=True):
+            cache.write(rows, statuses, **values)
+            count += len(statuses)
             now = time.monotonic()
-            bar.show(encoded, {"per second": encoded / (now - began)})
+            bar.show(count, {"per second": count / (now - began)})
             if stop.is_set() or now - committed >= COMMIT_SECONDS:
                 cache.commit()
                 committed = now
-                _check_share_of_bad(cache.statuses, job)
+                check_share_of_bad(_bad_images(cache.statuses, job), total, job.max_bad)
             if stop.is_set():
                 raise DuplexError(
                     f"stopped with {cache.done} of {total} rows encoded; run the same command again to continue"
                 )
     cache.commit()
-    _check_share_of_bad(cache.statuses, job)
+    check_share_of_bad(_bad_images(cache.statuses, job), total, job.max_bad)
 
 
 @contextmanager
@@ -590,19 +617,18 @@ def stop_requests() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _check_share_of_bad(statuses: Statuses, job: ExtractionJob) -> None:
-    bad = _bad_images(statuses, job)
-    total = len(statuses)
-    if len(bad) <= job.max_bad * total:
+def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> None:
+    """Raise `DuplexError` if more than the share `max_bad` of `total` images have no features."""
+    if len(bad) <= max_bad * total:
         return
     listed = "; ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
     raise DuplexError(
-        f"{len(bad)} of {total} images cannot be read, more than max_bad = {job.max_bad:g} allows: {listed}"
+        f"{len(bad)} of {total} images cannot be read, more than max_bad = {max_bad:g} allows: {listed}"
         f"{'; …' if len(bad) > LISTED_BAD else ''}; fix or remove them; a project can raise extraction.max_bad in "
         "params.yaml"
     )
 
 
 def _bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage]:
-    rows = np.flatnonzero(statuses >= FIRST_BAD).tolist()
+    rows = np.flatnonzero((statuses >= FIRST_BAD) & (statuses != COPIED)).tolist()
     return [BadImage(job.span.start + row, job.rows.images[row], status_reason(statuses[row])) for row in rows]

@@ -1,4 +1,4 @@
-"""Layout of a feature cache, which is one HDF5 file: its data sets, their types, and the status of each row.
+"""Write, open and check a feature cache: one HDF5 file, one row per image, in the order of the manifest.
 
 cls                 [N, d] float16: encoder outputs, not normalised
 patch               [N, T, w] float16, optional: patch tokens
@@ -8,22 +8,17 @@ block_inputs        [N, T, w] or [N, C, H, W] float16, optional: inputs of the i
 status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 checksums           [N, K] uint32: CRC-32 of each row of the K data sets of features and tokens, in the order of
                     `DATASETS`; the one of `cls` also covers the row's status
+contents            [N, 32] uint8: sha256 of each image file, by which a row is found for another cache; zero for a
+                    file that was missing, and for imported features
 
 N images, features of width d, T tokens of width w, or feature maps of C channels. The attributes `start`, `stop` and
 `total` say which rows of the manifest the file holds: all, or those of one shard. The attributes of the group
-`identity` are the settings with which the file was made. Every data set is one contiguous block of bytes.
-
-Open a feature cache, check its format and shapes, and read what it says about itself.
-
-Checksums of a feature cache's rows, so that a value that changed on the disk is noticed when it is read.
-
-Write and read a feature cache: one HDF5 file, one row per image, in the order of the manifest.
+`identity` are the settings with which the file was made: encoder, manifest, options. Every data set is one contiguous
+block of bytes, whose rows have checksums, so that a value that changed on the disk is noticed when it is read.
 
 An unfinished cache is `NAME.partial` beside its final path. Its layout is complete before the first row is encoded, so
 that rows are plain writes at fixed offsets and a process killed at any moment leaves a file that opens. A finished file
 is renamed to its final path. Its bytes depend neither on time nor on the number of attempts.
-
-Identity of a feature cache: the settings (encoder, manifest, options) with which it was made, and comparisons.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,10 +43,11 @@ from duplex.errors import DuplexError
 from duplex.system.files import FULL, checked_path, replace_file, report_write_errors, sole_writer
 
 FORMATS = "duplex-features-"  # every version's name begins so
-FORMAT = FORMATS + "3"
+FORMAT = FORMATS + "4"
 CODES = "block_inputs_int8"
 SCALES = "block_inputs_scale"
 CHECKSUMS = "checksums"
+CONTENTS = "contents"
 HALF = np.dtype(np.float16)
 DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed numbers of dimensions, type
     "cls": ((2,), HALF),
@@ -61,9 +57,11 @@ DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed 
     CODES: ((3, 4), np.dtype(np.int8)),
     SCALES: ((2, 3), HALF),
     CHECKSUMS: ((2,), np.dtype(np.uint32)),
+    CONTENTS: ((2,), np.dtype(np.uint8)),
 }
-REQUIRED = ("cls", "status", CHECKSUMS)
+REQUIRED = ("cls", "status", CHECKSUMS, CONTENTS)
 PENDING, ENCODED, FIRST_BAD = 0, 1, 2
+COPIED = 255  # encoded, in an unfinished cache: a row of another cache, which belongs to no batch
 REASONS = (  # append only: files store their positions
     "missing",
     "empty",
@@ -80,6 +78,8 @@ NOT_FINITE = FIRST_BAD + REASONS.index("features not finite")
 ALL_ZERO = FIRST_BAD + REASONS.index("features all zero")
 BAD_FEATURES = (NOT_FINITE, ALL_ZERO)  # statuses of images that can be read, but have no usable features
 Statuses = NDArray[np.uint8]
+Contents = NDArray[np.uint8]  # [N, 32]
+SHA256 = 32  # bytes
 Half = NDArray[np.float16]
 
 
@@ -115,7 +115,7 @@ def status_of_reason(reason: str) -> int:
 
 def value_names(present: Container[str]) -> list[str]:
     """Names of the data sets with features or tokens that a cache has, in a fixed order."""
-    return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS)]
+    return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS, CONTENTS)]
 
 
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
@@ -150,9 +150,9 @@ def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums
     return checksums
 
 
-def contents_digest(file: Any) -> str:
-    """One sha256 for an open cache's contents: all CLS features, and which images were unreadable."""
-    return hashlib.sha256(stored_checksums(file, "cls").tobytes()).hexdigest()
+def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) -> str:
+    """One sha256 for rows of an open cache: their CLS features, and which images were unreadable."""
+    return hashlib.sha256(stored_checksums(file, "cls")[rows].tobytes()).hexdigest()
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
@@ -399,8 +399,9 @@ def check_layout(file: Any) -> None:
             raise DamagedCache(f"{name!r} is {data.shape} of {data.dtype}, which does not fit its {rows} rows")
         if data.id.get_offset() is None:
             raise DamagedCache(f"{name!r} is not stored as one block in the file")
-    if file[CHECKSUMS].shape[1] != len(value_names(file)):
-        raise DamagedCache(f"{CHECKSUMS!r} does not fit the other data sets")
+    for name, columns in ((CHECKSUMS, len(value_names(file))), (CONTENTS, SHA256)):
+        if file[name].shape[1] != columns:
+            raise DamagedCache(f"{name!r} does not fit the other data sets")
 
 
 @dataclass(frozen=True)
@@ -473,10 +474,16 @@ class PartialCache:
             self.identity = read_identity(file)
             self.span = read_row_span(file)
             self.statuses: Statuses = file["status"][...]
+            self.contents: Contents = file[CONTENTS][...]
             self._offset = {name: file[name].id.get_offset() for name in DATASETS if name in file}
-            self._shape = {name: file[name].shape[1:] for name in self._offset}
+            self.shapes = {name: file[name].shape[1:] for name in self._offset}
         self._file = self.partial.open("r+b")
-        self._uncommitted: list[tuple[int, Statuses]] = []
+        self._uncommitted: list[tuple[NDArray[np.int64], Statuses]] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The data sets with features or tokens that the cache has."""
+        return value_names(self.shapes)
 
     @property
     def done(self) -> int:
@@ -503,7 +510,7 @@ class PartialCache:
         """
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        row_shapes = {"cls": (dim,), "status": (), **(token_shapes or {})}
+        row_shapes = {"cls": (dim,), "status": (), CONTENTS: (SHA256,), **(token_shapes or {})}
         row_shapes[CHECKSUMS] = (len(value_names(row_shapes)),)
         shapes = {name: row_shapes[name] for name in DATASETS if name in row_shapes}
         needed = span.rows * sum(row_bytes(name, row) for name, row in shapes.items()) + (1 << 16)
@@ -524,38 +531,46 @@ class PartialCache:
                 _allocate(file, name, (span.rows, *row), DATASETS[name][1])
         return cls(path)
 
-    def write(self, row: int, statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write the rows of consecutive images, from cache row `row` on; they count as finished after `commit`.
+    def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
+        """Write the rows of some images; they count as finished after `commit`.
 
         Args:
-            row: the first image's row.
+            rows: the images' rows, ascending; or the first one of consecutive rows.
             statuses: [B], whether each image was encoded, or why it was not.
-            values: by data set the images' values [B, ...], for all data sets but `status` and `checksums`.
+            values: by data set the images' values [B, ...], for all data sets but `status` and `checksums`; `contents`
+                may be left out.
         """
-        blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in value_names(self._offset)}
+        places = np.arange(rows, rows + len(statuses)) if isinstance(rows, int) else np.asarray(rows, np.int64)
+        blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in self.names}
         for name, block in blocks.items():
-            if block.shape != (expected := (len(statuses), *self._shape[name])):
+            if block.shape != (expected := (len(statuses), *self.shapes[name])):
                 raise DuplexError(
                     f"{self.partial}: the encoder returned {name} of shape {block.shape}; expected {expected}"
                 )
-        sums = [row_checksums(block, statuses if name == "cls" else None) for name, block in blocks.items()]
-        for name, block in {**blocks, CHECKSUMS: np.stack(sums, axis=1)}.items():
-            self._put(block.tobytes(), self._offset[name] + row * row_bytes(name, self._shape[name]))
-        self._uncommitted.append((row, statuses))
+        final = np.where(statuses == COPIED, ENCODED, statuses)
+        sums = [row_checksums(block, final if name == "cls" else None) for name, block in blocks.items()]
+        contents = values.get(CONTENTS, np.zeros((len(statuses), SHA256), np.uint8))
+        for name, block in {**blocks, CHECKSUMS: np.stack(sums, axis=1), CONTENTS: contents}.items():
+            self._put(name, places, block)
+        self.contents[places] = contents
+        self._uncommitted.append((places, statuses))
 
     def commit(self) -> None:
         """Flush written rows to disk, and only then mark them as finished: a crash loses no row that is marked."""
         if not self._uncommitted:
             return
         self._sync()
-        for row, statuses in self._uncommitted:
-            self._put(statuses.tobytes(), self._offset["status"] + row)
-            self.statuses[row : row + len(statuses)] = statuses
+        for places, statuses in self._uncommitted:
+            self._put("status", places, statuses)
+            self.statuses[places] = statuses
         self._uncommitted.clear()
 
     def finish(self) -> None:
         """Write everything to disk and rename the file to the cache's final name."""
         self.commit()
+        copied = np.flatnonzero(self.statuses == COPIED)
+        self._put("status", copied, np.full(len(copied), ENCODED, np.uint8))
+        self.statuses[copied] = ENCODED
         self._sync()
         self.close()
         os.replace(self.partial, self.path)
@@ -563,13 +578,17 @@ class PartialCache:
     def close(self) -> None:
         self._file.close()
 
-    def _put(self, data: bytes, offset: int) -> None:
-        view = memoryview(data)
+    def _put(self, name: str, places: NDArray[np.int64], block: NDArray[Any]) -> None:
+        size = row_bytes(name, self.shapes[name])
+        ends = np.flatnonzero(np.diff(places) != 1) + 1  # of consecutive rows, which are written at once
         with self._report_write_errors():
-            while view:
-                written = os.pwrite(self._file.fileno(), view, offset)
-                view = view[written:]
-                offset += written
+            for run, values in zip(np.split(places, ends), np.split(block, ends), strict=True):
+                view = memoryview(values.tobytes())
+                offset = self._offset[name] + int(run[0]) * size if len(run) else 0
+                while view:
+                    written = os.pwrite(self._file.fileno(), view, offset)
+                    view = view[written:]
+                    offset += written
 
     def _sync(self) -> None:
         with self._report_write_errors():

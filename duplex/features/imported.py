@@ -1,13 +1,10 @@
-"""Import features that were computed elsewhere into a feature cache.
-
-Files of image features computed by other programs: `.npy`, one array; or `.npz`, with the images' names beside it.
+"""Features that a user computed elsewhere: files, checks, and their import into a feature cache.
 
 numpy.save("X.npy", features)                                # [rows, width], rows in the order of the data set
 numpy.savez("X.npz", features=features, images=names)        # in any order: rows are found by name
 
-Check a user's file of image features against its data set and the encoder that is said to have computed it.
-
-Check image features that a user computed, and convert them from arrays or tensors to a float32 matrix.
+A file is checked against its data set and against the encoder that is said to have computed it. Arrays and tensors in
+memory become a float32 matrix.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def verify(
         image = decoder.images[row]
         if statuses[row] in BAD_FEATURES:
             continue
-        pixels, status = decoder.read(row)
+        pixels, status, _ = decoder.read(row)
         if (status >= FIRST_BAD) != (int(statuses[row]) >= FIRST_BAD):
             now, then = (status_reason(s) if s >= FIRST_BAD else "readable" for s in (status, statuses[row]))
             raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {fresh_hint(path)}")

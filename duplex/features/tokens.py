@@ -1,10 +1,9 @@
-"""Read the tokens of a feature cache: patch tokens, or the inputs of blocks to fine-tune ("block inputs").
+"""Cached features joined with labels, which training and evaluation work on, and the tokens of a cache.
 
-Tokens are in memory if they fit, else read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x
-2 B = 28 GB. A method then gets `DiskTokens` in place of a tensor, and training reads images in shuffled groups and
-announces the next ones to the operating system (`duplex.training.loop`).
-
-Cached features joined with labels: the data that training and evaluation work on.
+Tokens are patch tokens, or the inputs of blocks to fine-tune ("block inputs"). They are in memory if they fit, else
+read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then gets
+`DiskTokens` in place of a tensor, and training reads images in shuffled groups and announces the next ones to the
+operating system (`duplex.training.loop`).
 """
 
 from __future__ import annotations
@@ -46,19 +45,28 @@ ANNOUNCED = 2**17  # bytes per hint; the system cuts longer ones to the device's
 CPU = torch.device("cpu")
 
 
-def read_tokens(path: Path, name: str = "patch", limit: int = IN_MEMORY) -> Half | DiskTokens | None:
-    """The tokens `name` ("patch" or "block_inputs") of all images of a feature cache; None if it has none.
+def read_tokens(
+    path: Path, name: str = "patch", limit: int = IN_MEMORY, rows: Ints | None = None
+) -> Half | DiskTokens | None:
+    """The tokens `name` ("patch" or "block_inputs") of images of a feature cache; None if it has none.
 
     They are [N, ...] float16, zero for images that could not be read. Up to `limit` bytes are read into memory; more
     stay on the disk, as `DiskTokens`.
+
+    rows: the images' rows; None: all.
     """
     with open_cache(path) as file:
         names = stored_names(file, name)
         if not names:
             return None
-        if file[names[0]].size * 2 <= limit:
+        if rows is None and file[names[0]].size * 2 <= limit:
             return read_stored([read_rows(file, each) for each in names])
-    return DiskTokens.open(path, name)
+    tokens = DiskTokens.open(path, name)
+    if rows is not None:
+        tokens = tokens.at(rows)
+        if int(np.prod(tokens.shape)) * 2 <= limit:
+            return tokens[:].numpy()
+    return tokens
 
 
 def stored_names(file: Any, name: str) -> tuple[str, ...]:

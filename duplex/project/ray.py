@@ -19,9 +19,9 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.encoders.base import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError, install_command
+from duplex.features.copies import join_shards, shard_path
 from duplex.features.extract import ExtractionReport, extract
 from duplex.features.file import partial_path
-from duplex.features.shards import join_shards, shard_path
 from duplex.project.stages import extraction_settings, write_extraction_summary
 from duplex.project.trials import Executor, Outcome, Task
 from duplex.system.processes import ProgressBar

@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,6 @@ from duplex.features.file import (
     DATASETS,
     FIRST_BAD,
     IMPORTED,
-    Identity,
-    cache_identity,
     open_cache,
     open_features,
     require_cache_file,
@@ -41,7 +38,6 @@ from duplex.features.file import (
 )
 from duplex.features.imported import feature_keys, import_features
 from duplex.features.inspect import verify
-from duplex.features.shards import copy_matching_cache
 from duplex.methods.registry import find_method
 from duplex.project.stamps import require_current_run
 from duplex.system.files import sha256, write_json, write_text
@@ -90,11 +86,10 @@ def extract(
             f"--dataset {dataset}` to replace them, then under DVC `dvc commit -f extract@{dataset}`"
         )
     encoder = _load_image_encoder(params, entry)
-    out, settings = out or paths.features(dataset), {**settings, **options}
-    if not options.get("fresh") and options.get("shard") is None and options.get("limit") is None:
-        wanted = encoder.identity.to_dict(), {key: settings[key] for key in ("tokens", "block_inputs", "bits")}
-        _copy_other_split(params, dataset, paths, images, out, *wanted)
-    report = encode(images, out=out, encoder=encoder, **settings)
+    out = out or paths.features(dataset)
+    whole = options.get("shard") is None and options.get("limit") is None
+    reuse = [paths.features(name) for name in params.datasets] if whole else []
+    report = encode(images, out=out, encoder=encoder, reuse=reuse, **{**settings, **options})
     write_extraction_summary(report.path)
     return report
 
@@ -182,28 +177,6 @@ def write_extraction_summary(cache: Path) -> None:
 
 def _load_image_encoder(params: Params, entry: EncoderParams) -> Encoder:
     return load_encoder(entry.name, entry.weights, towers="image", device=params.device, precision=entry.precision)
-
-
-def _copy_other_split(
-    params: Params, dataset: str, paths: ArtifactPaths, images: list[str], out: Path, encoder: Identity, stored: Any
-) -> None:
-    """Copy to `out` the cache of a data set with the same images and another split, so that they are not encoded again.
-
-    Nothing is copied unless that cache has the same encoder and outputs as `out` shall have: patch tokens, activations
-    entering the last blocks, and number format (16 or 8 bits).
-    """
-    source = params.dataset(dataset).source
-    stored = {**stored, "root": source.recorded_root}
-    wanted = cache_identity(encoder, sha256(paths.manifest(dataset)), **stored)
-    for name, entry in params.datasets.items():
-        manifest, cache = paths.manifest(name), paths.features(name)
-        same_images = replace(entry.source, resplit=source.resplit) == source
-        if name == dataset or not same_images or not manifest.exists() or not cache.exists():
-            continue
-        expected = cache_identity(encoder, sha256(manifest), **stored)
-        if read_manifest(manifest)["image"].tolist() == images and copy_matching_cache(cache, expected, out, wanted):
-            print(f"{dataset} has the same images as {name}: copied {cache}", file=sys.stderr)
-            return
 
 
 def evaluate_stage(

@@ -2,8 +2,9 @@
 
     SOURCE -> check, split -> features -> choice of training settings by validation -> final fit on all images -> MODEL
 
-Beside MODEL, `MODEL.cache` holds the features, each training recipe tried and unfinished training. A killed
-fit continues from there and ends in the same bytes; a second fit of the same data trains nothing again.
+Features are kept in the user's cache. Beside MODEL, `MODEL.cache` holds each training recipe tried and unfinished
+training. A killed fit continues from there and ends in the same bytes; a second fit of the same data trains nothing
+again.
 
 The training recipes that `duplex fit` tries: nothing trained, prompts, or prompts and blocks of the image tower.
 
@@ -54,13 +55,12 @@ from duplex.encoders.base import (
 )
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.confidence import AnsweredImages
-from duplex.features.file import status_reason
+from duplex.features.shared import SharedFeatures, encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name
 from duplex.methods.registry import method_source, parse_options
 from duplex.options import TrainingOptions
 from duplex.recognition.answers import listed_answers
-from duplex.recognition.cache import ContentCache, ContentInputs
 from duplex.recognition.export import (
     RunFacts,
     export,
@@ -74,7 +74,7 @@ from duplex.recognition.trained import TrainedRun
 from duplex.report.own import OwnData, write_page
 from duplex.system.files import json_digest, refuse_existing, sole_writer, with_own_name, write_json
 from duplex.system.plugins import code_hash
-from duplex.training.inputs import InputRequest, RunInputs, long_prompts
+from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.loop import ResumePoint
 from duplex.training.model_file import with_checksum
 from duplex.training.recipes import (
@@ -372,12 +372,27 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class EncodedFolder:
+    """Labelled images with features, of which some may have none."""
+
+    data: Data
+    block_inputs: int  # number of the image tower's last blocks whose inputs are cached
+    bad: frozenset[int]  # rows of images without features
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The settings that the features depend on."""
+        assert isinstance(self.data.features, SharedFeatures)
+        return self.data.features.identity
+
+
+@dataclass(frozen=True)
 class FolderRecipes:
     """Training recipes that `duplex fit` tries on a folder of labelled images, with features and training runs."""
 
     data: LabelledFolder
     choice: EncoderChoice
-    cache: Path  # folder of features and runs
+    cache: Path  # folder of runs
     minutes: float
     say: Say
 
@@ -404,27 +419,32 @@ class FolderRecipes:
         return "open" if self.data.labels.size <= LARGEST_OPEN else "closed"
 
     @cached_property
-    def inputs(self) -> ContentInputs:
+    def encoded(self) -> EncodedFolder:
         """The data set, split into train, val and test, with features; reading this encodes images not in the cache."""
         data, entry = self.data, self.choice.entry
-        room = finetunable_blocks(self.tower, len(data.manifest), self.cache)
+        room = finetunable_blocks(self.tower, len(data.manifest), user_cache())
         self.say(
             f"fine-tuning: up to {room.depth} blocks; {room.reason}" if room.depth else f"no fine-tuning: {room.reason}"
         )
-        cache = ContentCache(self.cache, entry, self.tower, room.depth)
-        features = cache.fill(data.root, dict(zip(data.digests, data.manifest["image"], strict=True)))
-        rows = features.at(data.digests)
-        inputs = ContentInputs(data.manifest, data.labels, rows, features, entry, str(self.device))
-        statuses = features.stored.statuses[rows]
-        if bad := np.flatnonzero(inputs.bad).tolist():
-            listed = [f"{data.manifest['image'].iloc[row]} ({status_reason(statuses[row])})" for row in bad[:3]]
-            self.say(f"{len(bad):,} images cannot be used and are left out: {', '.join(listed)}")
-        return inputs
+        features, bad = encode_shared(
+            user_cache(),
+            self.tower,
+            data.root,
+            data.manifest["image"].tolist(),
+            data.digests,
+            block_inputs=room.depth,
+            bits=entry.bits,
+        )
+        if bad:
+            listed = ", ".join(f"{each.image} ({each.reason})" for each in bad[:3])
+            self.say(f"{len(bad):,} images cannot be used and are left out: {listed}")
+        inputs = Data(data.manifest, data.labels, features, entry, str(self.device), skip_frozen_blocks=True)
+        return EncodedFolder(inputs, room.depth, frozenset(each.row for each in bad))
 
     @cached_property
     def readable(self) -> LabelledFolder:
         """The data set without unreadable images; to find these, images that are not in the cache are encoded first."""
-        kept = ~self.inputs.bad
+        kept = ~np.isin(np.arange(len(self.data.manifest)), list(self.encoded.bad))
         return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
 
     @cached_property
@@ -434,13 +454,13 @@ class FolderRecipes:
         key = {
             "contents": self.data.digests,
             "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
-            "features": self.inputs.features.stored.identity,
+            "features": self.encoded.identity,
             "torch": torch.__version__,
             "code": code_hash("recipe", modules=[method_source(method.kind).module for method in methods]),
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"
-        read, settings = self.inputs.read, EvaluationParams()
+        read, settings = self.encoded.data.read, EvaluationParams()
         return Trials(folder, read, self.device, settings, accuracy=self._accuracy)
 
     def _accuracy(self, run: Run, val: Examples) -> float | None:
@@ -492,14 +512,14 @@ class FolderRecipes:
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
         left = 60 * self.minutes - (time.monotonic() - began)
         epoch = self.runs.result(prompts).seconds_per_epoch
-        return make_schedule(self.inputs.block_inputs, self._block_cost, counts, left, epoch)
+        return make_schedule(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:
         """Measure the seconds per image of training and running the image tower's last `blocks` blocks.
 
         The result also has the seconds to compute these blocks' inputs from the cached inputs of an earlier block.
         """
-        cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.inputs.block_inputs))
+        cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.encoded.block_inputs))
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     def final_files(self, recipe: Trial) -> RunPaths:
@@ -509,7 +529,7 @@ class FolderRecipes:
     def all_images(self, recipe: Trial) -> RunInputs:
         """Return the data of the final training: features and labels, with every image in the training split."""
         manifest = self.data.manifest.assign(split="train")
-        return self.inputs.with_manifest(manifest, labels_of(manifest)).read(recipe.spec.request)
+        return replace(self.encoded.data, manifest=manifest, labels=labels_of(manifest)).read(recipe.spec.request)
 
 
 def fit_chosen(recipes: FolderRecipes, recipe: Trial) -> Run:
@@ -581,7 +601,7 @@ def fit_folder(
 
 
 def cache_folder(out: Path) -> Path:
-    """Return `MODEL.cache`, the folder beside a model's folder for cached features and unfinished training."""
+    """Return `MODEL.cache`, the folder beside a model's folder for what the fit has trained."""
     return out.with_name(f"{out.name}.cache")
 
 
@@ -597,7 +617,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     """
     say = recipes.say
     save_pixel_digests(recipes.cache, recipes.data.pixels)
-    recipes.inputs  # noqa: B018 encodes what is missing, before the time for training begins
+    recipes.encoded  # noqa: B018 encodes what is missing, before the time for training begins
     choice = search_recipes(recipes.levels(time.monotonic()), recipes.runs.result, say)
     say(f"chosen: {choice.recipe.name}")
     measured, answers = _measure(recipes, choice.recipe)
@@ -693,7 +713,7 @@ def _fit_record(
 
 def _write_page(out: Path, recipes: FolderRecipes, choice: RecipeChoice, answers: AnsweredImages) -> Path:
     """Write the HTML page about the data set beside the model folder `out`, and return its path."""
-    data, examples = recipes.data, recipes.inputs.read(InputRequest()).examples
+    data, examples = recipes.data, recipes.encoded.data.read().examples
     facts = [("encoder", recipes.choice.entry.name), ("recipe", choice.recipe.name)]
     own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
     return write_page(own, page_file(out))

@@ -22,6 +22,7 @@ from duplex.encoders.base import Encoder
 from duplex.errors import UsageError
 from duplex.features.extract import (
     BATCH_MULTIPLE,
+    UNREAD,
     ImageRows,
     OutputSpec,
     decode_batches,
@@ -32,7 +33,7 @@ from duplex.features.extract import (
     report_worker_deaths,
     split_rows,
 )
-from duplex.features.file import CODES, ENCODED, FIRST_BAD, SCALES, Features, status_reason
+from duplex.features.file import CODES, CONTENTS, ENCODED, FIRST_BAD, SCALES, Features, status_reason
 from duplex.features.imported import as_numpy, checked_features
 from duplex.features.tokens import dequantize
 from duplex.methods.base import Inputs
@@ -52,7 +53,7 @@ def encode(encoder: Encoder, pixels: Tensor, *, outputs: OutputSpec, batch_multi
         UsageError: if an image has no finite features.
     """
     decoded = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
-    batches = pad_batches([(0, pixels, decoded)], batch_multiple)
+    batches = pad_batches([(0, pixels, decoded, UNREAD.expand(len(pixels), -1))], batch_multiple)
     ((_, statuses, values),) = encode_batches(encoder, batches, outputs)
     bad = np.flatnonzero(statuses[: len(pixels)] >= FIRST_BAD)
     if bad.size:
@@ -73,20 +74,21 @@ def encode_files(
 
     `num_workers` processes decode the next batches meanwhile.
     """
-    blocks = split_rows(len(paths), batch_size)
+    blocks = split_rows(range(len(paths)), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
     batches = pad_batches(decode_batches(images, blocks, workers, pinned=encoder.device.type == "cuda"), batch_multiple)
     advice = "run the same command again with a smaller --batch-size"
     with report_worker_deaths(""), report_memory_shortage(batch_size, advice):
         encoded = encode_batches(encoder, batches, outputs)
-        for (start, stop), (_, statuses, values) in zip(blocks, encoded, strict=True):
-            rows = stop - start
+        for block, (_, statuses, values) in zip(blocks, encoded, strict=True):
+            rows = len(block)
             yield statuses[:rows], as_inputs({name: value[:rows] for name, value in values.items()}, encoder.device)
 
 
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
     """Encoder outputs as tensors in the types of training: CLS features in float32, tokens in float16."""
+    values = {name: value for name, value in values.items() if name != CONTENTS}
     if CODES in values:
         others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
         values = {**others, "block_inputs": dequantize(values[CODES], values[SCALES])}

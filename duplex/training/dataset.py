@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,26 +9,28 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, EvaluationParams, Params, load_params, shipped_project
 from duplex.data.check import alike_labels, content_issues
-from duplex.data.contents import SplitOptions, change_error, file_digests, row_keys
+from duplex.data.contents import SplitOptions, file_digests, row_keys
 from duplex.data.sources import detect_source, load_source
-from duplex.data.tables import LabelledImages, from_rows, read_manifest, write_manifest
+from duplex.data.tables import from_rows
 from duplex.encoders.base import encoder_identity, is_random, load_encoder, resolve_device, unknown_words
 from duplex.errors import DuplexError, UsageError, require, require_whole
-from duplex.features.extract import extract
 from duplex.features.file import IMPORTED
 from duplex.features.imported import FEATURES, checked_features
+from duplex.features.shared import encode_shared, user_cache
 from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.options import DEFAULT_TRAINING, TrainingOptions
 from duplex.system.entry import LARGEST_SEED
-from duplex.system.files import checked_path, sha256
+from duplex.system.files import checked_path
 from duplex.system.threads import initial_modes
-from duplex.training.inputs import ArrayFeatures, DatasetFiles, InputsByRequest, checked_table, pandas_index
+from duplex.training.inputs import Data, checked_table, open_data, pandas_index
 
 
 class Dataset:
@@ -42,9 +42,7 @@ class Dataset:
     def __init__(
         self,
         name: str,
-        manifest: pd.DataFrame,
-        labels: LabelSpace,
-        source: DatasetFiles | ArrayFeatures,
+        data: Data,
         *,
         patches: bool = False,
         project: Params | None = None,
@@ -52,29 +50,35 @@ class Dataset:
         """Make a data set from its parts; users call `load_dataset` or `Dataset.from_arrays` instead.
 
         name: name of the data set, for messages, and in a project its name in params.yaml.
-        manifest: table with one row per image: image, state, object, split.
-        labels: states, objects and the pairs of each split.
-        source: object whose `read` returns features, labels and text tower for training.
+        data: its table, labels, features and encoder.
         patches: whether the data set has patch tokens.
         project: content of the project's params.yaml, where `fit` finds methods by name; None: methods of the
             params.yaml that ships with the package.
         """
-        self.name, self.labels, self._manifest = name, labels, manifest
+        self.name = name
+        self.labels = data.labels
+        self._data = data
         self.in_project = project is not None
         self.params = project or _shipped_params()
         self.evaluation = project.evaluation if project else EvaluationParams()
         # Training options where neither the method nor the caller sets others
         self.training = project.dataset(name).training if project else TrainingOptions.from_dict(DEFAULT_TRAINING)
-        self.inputs = InputsByRequest(source.read, manifest)
-        self.device = source.device
-        offers = {"cls": True, "text": source.encoder.name != IMPORTED, "patch": patches}
-        offers["words"] = offers["text"] or source.word_vectors is not None
+        self.inputs = data.inputs
+        self.device = data.device
+        offers = {"cls": True, "text": data.encoder.name != IMPORTED, "patch": patches}
+        offers["words"] = offers["text"] or data.word_vectors is not None
         self.offers = frozenset(name for name, is_there in offers.items() if is_there)  # as `Method.needs` names them
 
     @property
     def manifest(self) -> pd.DataFrame:
         """Copy of the data set's table (columns image, state, object, split); pass a changed one to `from_arrays`."""
-        return self._manifest.copy()
+        return self._data.manifest.copy()
+
+    @property
+    def features(self) -> NDArray[np.float32]:
+        """CLS features [images, width], one row per line of `manifest`, not normalised; zero for unreadable images."""
+        opened = self._data.open()
+        return np.where(opened.bad[:, None], np.float32(0), opened.cls)
 
     @classmethod
     @initial_modes()
@@ -128,8 +132,8 @@ class Dataset:
                 f"the features have a width of {values.shape[1]} and {encoder} makes features of {width}; "
                 "name the encoder that made them, or leave `encoder=` out"
             )
-        source = ArrayFeatures(data, values, entry, _checked_device(device), _word_file(word_vectors))
-        return cls(name, data.manifest, data.labels, source)
+        words = _word_file(word_vectors)
+        return cls(name, Data(data.manifest, data.labels, values, entry, _checked_device(device), words))
 
     def __repr__(self) -> str:
         images = {split: int((self.manifest["split"] == split).sum()) for split in SPLITS}
@@ -155,8 +159,8 @@ def load_dataset(
 ) -> Dataset:
     """Load a data set: one of params.yaml in the current folder or, if `encoder` is given, one of image files.
 
-    Features of image files are computed once: the cache recognises the files by content. All arguments but `source` and
-    `device` are for image files; params.yaml describes its own data sets.
+    Features of image files are computed once: the cache, which `duplex fit` shares, recognises the files by content.
+    All arguments but `source` and `device` are for image files; params.yaml describes its own data sets.
 
     source: name of a data set of params.yaml; or a folder `state/object/*.jpg`, the folder of a published benchmark, or
         a table (CSV or Parquet) with the columns image, state, object and optionally split.
@@ -191,48 +195,23 @@ def load_dataset(
     for line in alike_labels(data):
         print(f"{place.name}: {line}", file=sys.stderr)
     entry, words = _known_encoder(encoder, weights, data.labels), _word_file(word_vectors)
-    folder = checked_path(cache, "cache").resolve() if cache is not None else _user_cache()
-    digests = _file_digests(data.manifest, description.root)
-    for issue in content_issues(data.manifest, digests):
+    folder = user_cache() if cache is None else checked_path(cache, "cache").resolve()
+    names, root = data.manifest["image"].tolist(), description.root
+    digests = file_digests(root, names)
+    present = {image: digest for image, digest in zip(names, digests, strict=True) if digest}
+    for issue in content_issues(data.manifest, present):
         if issue.count:
             print(f"{place.name}: {issue}", file=sys.stderr)
-    files = _encode_images(data, digests, description.root, folder, entry, tokens, device)
-    files = replace(files, word_vectors=words)
-    return Dataset(place.stem, data.manifest, data.labels, files, patches=tokens == "patch")
-
-
-def _encode_images(
-    data: LabelledImages,
-    digests: Mapping[str, str],
-    root: Path,
-    cache: Path,
-    encoder: EncoderParams,
-    tokens: str,
-    device: str,
-) -> DatasetFiles:
-    """Encode image files, unless cached, and return the paths of features, labels and manifest (table of images).
-
-    These three files are in a folder of `cache` that is named by a digest of images, labels and encoder.
-
-    digests: path of an image below `root` -> sha256 of the file.
-    """
-    names = data.manifest["image"].tolist()
-    folder = cache / _content_digest(data.manifest, digests, [encoder.name, encoder.weights or "", tokens])
-    manifest, labels, features = (folder / name for name in ("manifest.csv", "labels.json", "features.h5"))
-    write_manifest(data.manifest, manifest)
-    data.labels.save(labels)
-    tower = load_encoder(encoder.name, encoder.weights, towers="image", device=device)
-    report = extract(names, root, features, tower, manifest_sha256=sha256(manifest), tokens=tokens)
-    if report.rows > report.resumed and (now := _file_digests(data.manifest, root)) != digests:
-        features.unlink()  # its rows would be taken for those of the files from before
-        raise change_error(root / next(image for image in names if now.get(image) != digests.get(image)))
-    if report.bad:
-        first = f"{report.bad[0].image} ({report.bad[0].reason})"
+    tower = load_encoder(entry.name, entry.weights, towers="image", device=device)
+    features, bad = encode_shared(folder, tower, root, names, digests, tokens=tokens)
+    if bad:
         print(
-            f"{len(report.bad)} of {len(names)} images cannot be encoded and are left out, the first {first}",
+            f"{len(bad)} of {len(names)} images cannot be encoded and are left out, the first {bad[0].image} "
+            f"({bad[0].reason})",
             file=sys.stderr,
         )
-    return DatasetFiles(manifest, labels, features, encoder, device)
+    loaded = Data(data.manifest, data.labels, features, entry, device, words)
+    return Dataset(place.stem, loaded, patches=tokens == "patch")
 
 
 @lru_cache(maxsize=1)
@@ -247,12 +226,11 @@ def _project_dataset(name: str, device: str | None) -> Dataset:
     params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
     if name not in params.datasets and Path(name).exists():
         raise UsageError(f"{name} is no data set of params.yaml; image files need `encoder=`")
-    files = DatasetFiles.of(params, name, paths)
+    data = open_data(params, name, paths)
     if device is not None:
-        files = replace(files, device=_checked_device(device))
-    manifest, labels = read_manifest(files.manifest), LabelSpace.load(files.labels)
+        data = replace(data, device=_checked_device(device))
     patches = params.extraction.tokens == "patch" and params.dataset(name).features is None
-    return Dataset(name, manifest, labels, files, patches=patches, project=params)
+    return Dataset(name, data, patches=patches, project=params)
 
 
 def _checked_device(device: str | torch.device) -> str:
@@ -280,27 +258,3 @@ def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encode
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another encoder")
     return EncoderParams(name=name, weights=weights)
-
-
-def _file_digests(manifest: pd.DataFrame, root: Path) -> dict[str, str]:
-    images = manifest["image"].tolist()
-    return {image: digest for image, digest in zip(images, file_digests(root, images), strict=True) if digest}
-
-
-def _content_digest(manifest: pd.DataFrame, digests: Mapping[str, str], encoder: Sequence[str]) -> str:
-    """Return a digest of labels, split, image files and encoder, which names a data set's folder in the cache.
-
-    digests: path of an image -> sha256 of its file; a missing file enters the digest as `-`.
-    encoder: name, weights and kind of tokens.
-    """
-    digest = hashlib.sha256(repr([list(encoder), *manifest.to_numpy().tolist()]).encode())
-    for image in manifest["image"]:
-        digest.update(digests.get(image, "-").encode())
-    return digest.hexdigest()[:32]
-
-
-def _user_cache() -> Path:
-    """Return the default folder of feature caches: `duplex` in XDG_CACHE_HOME, else in ~/Library/Caches or ~/.cache."""
-    home = Path.home()
-    default = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
-    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "duplex"

@@ -1,10 +1,10 @@
-"""Load the inputs of training and evaluation: labels, cached features, text tower, word vectors.
+"""What a run reads of a data set: labels, features, the encoder's text tower, word vectors.
 
-Data sets whose features and labels are arrays in memory: check them, and make from them what training reads.
+`open_data` opens a data set of params.yaml; `Data` is also made of images whose features a folder of caches has, and of
+arrays. `Data.read` answers an `InputRequest`, which says what a method needs beyond CLS features.
 
-Inputs that a method needs and a data set lacks, found from params.yaml before anything is loaded.
-
-Find pairs whose prompt is longer than an encoder's text tower accepts, before anything is encoded.
+`require_inputs` finds what a data set lacks from params.yaml alone, before anything is loaded; `long_prompts` finds the
+pairs whose prompts are too long for a text tower.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from duplex.config.params import EncoderParams, Params
 from duplex.data.sources import require_prepared
 from duplex.data.tables import (
     COLUMNS,
-    LabelledImages,
     checked_cells,
     known_columns,
     manifest_bytes,
@@ -35,20 +35,24 @@ from duplex.data.tables import (
     refuse_unnamed_split,
 )
 from duplex.encoders.base import PACKAGED, TextTower, load_encoder, resolve_device
-from duplex.encoders.image_blocks import require_blocks
+from duplex.encoders.image_blocks import last_blocks, require_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
-from duplex.features.file import IMPORTED, ROOT, Features, open_features
+from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, open_features
 from duplex.features.imported import require_imported
-from duplex.features.tokens import Arrays, Examples, join, read_tokens
-from duplex.labels import LabelSpace, UnknownLabel, World, prompt_name
+from duplex.features.shared import SharedFeatures
+from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
+from duplex.labels import SPLITS, Bools, Ints, LabelSpace, UnknownLabel, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.finetuned import FinetunedBlocks, finetuned_blocks_factory
 from duplex.methods.paths import TEMPLATE, word_vectors
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256
+from duplex.system.threads import float32_arithmetic
 from duplex.training.checkpoint import WORD_VECTORS
+
+ADVANCED = 256  # images whose block inputs are computed at once
 
 
 @dataclass(frozen=True)
@@ -102,124 +106,216 @@ class RunInputs:
         return None if self.tower is None else PrimitiveVectors(*word_vectors(self.labels, self.tower))
 
 
-LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # `load_inputs`, or an `InputsCache`
+@dataclass(frozen=True)
+class CachedFeatures:
+    """A data set's own feature cache, with one row per image of its manifest."""
+
+    path: Path
+    manifest: Path
+    manifest_sha256: str  # of the manifest as it was read
+    root: str | None = None  # folder of the images as params.yaml gives it; None: any
+
+    def require(self) -> tuple[Path, None]:
+        """The cache's path; None stands for all rows. Raises `UsageError` if the manifest was written anew."""
+        if sha256(self.manifest) != self.manifest_sha256:
+            raise UsageError("the data set was prepared again after it was loaded; load it again")
+        return self.path, None
+
+    @property
+    def expected(self) -> dict[str, str | None]:
+        return {"manifest": self.manifest_sha256, ROOT: self.root}
 
 
-class InputsCache:
-    """Callable that reads a run's labels, features and text tower, and keeps those of the last data set in memory."""
+@dataclass(frozen=True)
+class OpenedFeatures:
+    """The features of a data set's images in memory, and where further inputs are read from."""
 
-    def __init__(self) -> None:
-        self._dataset = ""
-        self._inputs: InputsByRequest | None = None
-
-    def __call__(self, params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest) -> RunInputs:
-        if self._inputs is None or dataset != self._dataset:
-            self._inputs = None  # frees memory before the next data set is loaded
-            self._dataset, self._inputs = dataset, InputsByRequest(DatasetFiles.of(params, dataset, paths).read)
-        return self._inputs(request)
+    cls: NDArray[np.float32]  # [N, d]
+    bad: Bools  # [N] images without features
+    identity: dict[str, str]  # of the cache; `manifest`: digest of the table, `features`: of these rows
+    path: Path | None = None  # of the cache; None for arrays
+    rows: Ints | None = None  # of each image in the cache; None: all, in order
 
 
-class InputsByRequest:
-    """Callable that returns features and text tower of one data set for an `InputRequest`, and keeps them in memory.
+@dataclass(frozen=True, eq=False)
+class Data:
+    """A data set to train on and to evaluate on."""
 
-    Files are read only once for equal requests.
-
-    read: function that reads the data for a request.
-    manifest: table of images that the data set must still have, else `UsageError` is raised; None: no check.
-    """
-
-    def __init__(self, read: Callable[[InputRequest], RunInputs], manifest: pd.DataFrame | None = None) -> None:
-        self._read = read
-        self._manifest = manifest
-        self._inputs: dict[InputRequest, RunInputs] = {}
-
-    def __call__(self, request: InputRequest) -> RunInputs:
-        key = replace(request, needs=request.needs & {"patch"})
-        if key not in self._inputs:
-            inputs = self._read(request)
-            if self._manifest is not None and manifest_bytes(inputs.manifest) != manifest_bytes(self._manifest):
-                raise UsageError("the data set was prepared again after it was loaded; load it again")
-            self._inputs[key] = inputs
-        return self._inputs[key]
+    manifest: pd.DataFrame  # image, state, object, split
+    labels: LabelSpace
+    features: CachedFeatures | SharedFeatures | NDArray[np.float32]
+    encoder: EncoderParams
+    device: str = "auto"
+    word_vectors: Path | None = None
+    skip_frozen_blocks: bool = False  # start at the first block to fine-tune where the cache holds inputs of more
+    kept: dict[InputRequest, RunInputs] = field(default_factory=dict, init=False)  # by `inputs`
+    advanced: dict[tuple[Path, int], NDArray[Any]] = field(default_factory=dict)  # cache, blocks -> their inputs
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, without the methods' inputs in memory: a text tower cannot be pickled."""
-        return {**vars(self), "_inputs": {}}
+        # a text tower cannot be pickled
+        return {**vars(self), "kept": {}, "advanced": {}}
+
+    def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
+        """As `read`, but read once for equal requests, and kept in memory."""
+        key = replace(request, needs=request.needs & {"patch"})
+        if key not in self.kept:
+            self.kept[key] = self.read(request)
+        return self.kept[key]
+
+    def read(self, request: InputRequest = InputRequest()) -> RunInputs:
+        """Read what a run requests.
+
+        Raises `UsageError` if the cache lacks requested patch tokens or block inputs, `DuplexError` if it is outdated.
+        """
+        tower, identity = load_text_tower(self.encoder, self.device, request.precision)
+        opened = self.open(identity)
+        arrays: dict[str, Any] = {"cls": opened.cls}
+        record = encoder_record(self.encoder, identity, opened.identity, request, self.word_vectors)
+        make_blocks: Callable[[], FinetunedBlocks] | None = None
+        member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None
+        if opened.path is not None and "patch" in request.needs:
+            arrays["patch"] = _patch_tokens(opened.path, opened.rows, request)
+        if opened.path is not None and request.finetune is not None:
+            arrays["block_inputs"], blocks = self._block_inputs(opened, request, request.finetune.blocks)
+            record |= {key: opened.identity[key] for key in ("block_inputs", "bits") if key in opened.identity}
+            record["block_inputs"] = str(blocks)
+            device = resolve_device(self.device)
+            make_blocks = finetuned_blocks_factory(record, request.finetune, device)
+            member_blocks = lambda options: finetuned_blocks_factory(record, options, device)()  # noqa: E731
+        examples = join(self.manifest, self.labels, arrays, opened.bad)
+        return RunInputs(
+            manifest=self.manifest,
+            labels=self.labels,
+            examples=examples,
+            tower=tower,
+            encoder=record,
+            identity=opened.identity,
+            bad=len(self.manifest) - sum(map(len, examples.values())),
+            glove=self.word_vectors,
+            make_blocks=make_blocks,
+            member_blocks=member_blocks,
+        )
+
+    def open(self, encoder: Mapping[str, str] = MappingProxyType({})) -> OpenedFeatures:
+        """Read the CLS features; raise `DuplexError` if another encoder made them than the one of this identity."""
+        if isinstance(self.features, np.ndarray):
+            identity = {"weights": f"arrays of width {self.features.shape[1]}", "manifest": self._table_digest()}
+            return OpenedFeatures(self.features, np.zeros(len(self.manifest), dtype=bool), identity)
+        path, rows = self.features.require()
+        expected: dict[str, str | None] = dict(encoder)
+        if isinstance(self.features, CachedFeatures):
+            expected |= self.features.expected
+        if self.encoder.name != IMPORTED:
+            expected["precision"] = self.encoder.precision
+        stored = open_features(path, expect=expected)
+        identity = {key: str(value) for key, value in stored.identity.items()}
+        if rows is None:
+            return OpenedFeatures(stored.cls, stored.bad, {**identity, "features": stored.contents}, path)
+        with open_cache(path) as file:
+            digest = contents_digest(file, rows)
+        identity |= {"manifest": self._table_digest(), "features": digest}
+        return OpenedFeatures(stored.cls[rows], stored.bad[rows] | (rows < 0), identity, path, rows)
+
+    def _table_digest(self) -> str:
+        return hashlib.sha256(manifest_bytes(self.manifest)).hexdigest()
+
+    def _block_inputs(self, opened: OpenedFeatures, request: InputRequest, blocks: int) -> tuple[Any, int]:
+        """The activations [N, ...] that enter the last image-tower blocks, and the number of these blocks.
+
+        They are those that the cache holds. With `skip_frozen_blocks`, and if memory allows, the inputs of exactly the
+        last `blocks` blocks are computed once from them, so that no epoch runs frozen blocks.
+        """
+        path = opened.path
+        assert path is not None
+        stored, dataset = int(opened.identity.get("block_inputs", 0)), path.parent.name
+        if blocks > stored:
+            if self.encoder.name != IMPORTED:
+                require_blocks(load_encoder(self.encoder.name, self.encoder.weights, towers="image"), blocks)
+            raise UsageError(
+                f"finetune.blocks is {blocks} and {path} holds the inputs of {stored} blocks; set "
+                f"datasets.{dataset}.encoder.block_inputs to {blocks} in params.yaml and run "
+                f"`duplex extract --dataset {dataset}`"
+            )
+        limit = int(request.memory * 2**30)
+        if not self.skip_frozen_blocks or opened.rows is None or blocks == stored:
+            return read_tokens(path, "block_inputs", limit, opened.rows), stored
+        chosen, back = np.unique(opened.rows, return_inverse=True)
+        if (path, blocks) not in self.advanced:
+            tokens = read_tokens(path, "block_inputs", limit, chosen)
+            if isinstance(tokens, DiskTokens):
+                return tokens.at(back), stored
+            self.advanced.clear()
+            self.advanced[path, blocks] = self._advance(np.asarray(tokens), stored, stored - blocks)
+        return self.advanced[path, blocks][back], blocks
+
+    def _advance(self, values: NDArray[Any], stored: int, blocks: int) -> NDArray[Any]:
+        """Run the first `blocks` of the last `stored` image-tower blocks on their inputs; the outputs are float16."""
+        tower = load_encoder(
+            self.encoder.name, self.encoder.weights, towers="image", device=resolve_device(self.device)
+        )
+        first = last_blocks(tower, stored).blocks[:blocks]
+        outputs = []
+        with torch.no_grad(), float32_arithmetic(self.encoder.precision):
+            for part in torch.from_numpy(values).split(ADVANCED):
+                x = part.to(self.device).float()
+                for block in first:
+                    x = block(x)
+                outputs.append(x.half().cpu().numpy())
+        return np.concatenate(outputs)
+
+
+def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
+    """A data set of params.yaml.
+
+    Raises `DuplexError` if its source was edited after `duplex prepare`, or its file of features after
+    `duplex extract`, and if its labels are not those of its manifest.
+    """
+    entry = params.dataset(dataset)
+    require_prepared(entry.source, paths.source(dataset))
+    require_imported(entry.features, paths.features(dataset))
+    place = paths.manifest(dataset)
+    manifest, labels = read_manifest(place), LabelSpace.load(paths.labels(dataset))
+    digest = sha256(place)
+    if not _lists_all_pairs(labels, manifest):
+        raise DuplexError(
+            f"{paths.labels(dataset)} does not list all pairs of {place}; "
+            f"`duplex prepare --dataset {dataset}` writes both again"
+        )
+    features = CachedFeatures(paths.features(dataset), place, digest, entry.source.recorded_root)
+    return Data(manifest, labels, features, entry.encoder, params.device, params.evaluation.word_vectors)
+
+
+def _lists_all_pairs(labels: LabelSpace, manifest: pd.DataFrame) -> bool:
+    try:
+        compositions = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
+    except UnknownLabel:
+        return False
+    splits = manifest["split"].to_numpy()
+    return all(np.isin(compositions[splits == split], labels.pairs[split]).all() for split in SPLITS)
 
 
 def load_inputs(
     params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest = InputRequest()
 ) -> RunInputs:
     """Read labels, cached features and text tower of a data set of params.yaml, to train or evaluate a run."""
-    return DatasetFiles.of(params, dataset, paths).read(request)
+    return open_data(params, dataset, paths).read(request)
 
 
-@dataclass(frozen=True)
-class DatasetFiles:
-    """A data set on disk: its manifest, labels and cached features, and the encoder that computed the features."""
+LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # `load_inputs`, or an `InputsCache`
 
-    manifest: Path
-    labels: Path
-    features: Path
-    encoder: EncoderParams
-    device: str = "auto"
-    word_vectors: Path | None = None
-    recorded_root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
-    @classmethod
-    def of(cls, params: Params, dataset: str, paths: ArtifactPaths) -> DatasetFiles:
-        """Return the paths of a data set of params.yaml (manifest, labels, features, ...), its encoder and device.
+class InputsCache:
+    """`load_inputs` that keeps what it read of the last data set in memory."""
 
-        Raises `DuplexError` if the data set's source was edited after `duplex prepare`, or its file of features after
-        `duplex extract`.
-        """
-        require_prepared(params.dataset(dataset).source, paths.source(dataset))
-        require_imported(params.dataset(dataset).features, paths.features(dataset))
-        return cls(
-            paths.manifest(dataset),
-            paths.labels(dataset),
-            paths.features(dataset),
-            params.dataset(dataset).encoder,
-            params.device,
-            params.evaluation.word_vectors,
-            params.dataset(dataset).source.recorded_root,
-        )
+    def __init__(self) -> None:
+        self._dataset = ""
+        self._data: Data | None = None
 
-    def read(self, request: InputRequest) -> RunInputs:
-        """Read labels, cached features and text tower as a run requests them.
-
-        Raises `UsageError` if the cache lacks requested patch tokens or block inputs, `DuplexError` if the cache is
-        outdated.
-        """
-        manifest, labels = read_manifest(self.manifest), LabelSpace.load(self.labels)
-        tower, identity = load_text_tower(self.encoder, self.device, request.precision)
-        expected = {**identity, "manifest": sha256(self.manifest), ROOT: self.recorded_root}
-        if self.encoder.name != IMPORTED:
-            expected["precision"] = self.encoder.precision
-        features = open_features(self.features, expect=expected)
-        cache_identity = {key: str(value) for key, value in features.identity.items()}
-        cache_identity["features"] = features.contents
-        try:
-            examples = join(manifest, labels, _read_arrays(features, self.encoder, request), features.bad)
-            fits = all(np.isin(each.compositions, labels.pairs[split]).all() for split, each in examples.items())
-        except UnknownLabel:
-            fits = False
-        if not fits:
-            raise DuplexError(
-                f"{self.labels} does not list all pairs of {self.manifest}; "
-                f"`duplex prepare --dataset {self.manifest.parent.name}` writes both again"
-            )
-        encoder = encoder_record(self.encoder, identity, cache_identity, request, self.word_vectors)
-        make_blocks: Callable[[], FinetunedBlocks] | None = None
-        member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None
-        if request.finetune is not None:
-            encoder |= {key: cache_identity[key] for key in ("block_inputs", "bits") if key in cache_identity}
-            device = resolve_device(self.device)
-            make_blocks = finetuned_blocks_factory(encoder, request.finetune, device)
-            member_blocks = lambda options: finetuned_blocks_factory(encoder, options, device)()  # noqa: E731
-        bad = len(manifest) - sum(map(len, examples.values()))
-        blocks = make_blocks, member_blocks
-        return RunInputs(manifest, labels, examples, tower, encoder, cache_identity, bad, self.word_vectors, *blocks)
+    def __call__(self, params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest) -> RunInputs:
+        if self._data is None or dataset != self._dataset:
+            self._data = None  # frees memory before the next data set is loaded
+            self._dataset, self._data = dataset, open_data(params, dataset, paths)
+        return self._data.inputs(request)
 
 
 def encoder_record(
@@ -256,62 +352,17 @@ def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[
     return encoder.text, encoder.identity.to_dict()
 
 
-def _read_arrays(features: Features, encoder: EncoderParams, request: InputRequest) -> Arrays:
-    """Read from a feature cache the arrays that a run needs: CLS features, and patch tokens or block inputs on request.
-
-    Raises `UsageError` if the cache lacks requested patch tokens or block inputs.
-
-    encoder: the encoder of the cache, whose image tower is loaded to count its blocks for an error message.
-    """
-    limit, dataset = int(request.memory * 2**30), features.path.parent.name
-    arrays: dict[str, Any] = {"cls": features.cls}
-    patches = read_tokens(features.path, "patch", limit) if "patch" in request.needs else None
-    if patches is not None:
-        arrays["patch"] = patches
-    elif "patch" in request.needs:
+def _patch_tokens(path: Path, rows: Ints | None, request: InputRequest) -> Any:
+    patches = read_tokens(path, "patch", int(request.memory * 2**30), rows)
+    if patches is None:
         raise UsageError(
-            f"the method needs patch tokens, and {features.path} has none; set extraction.tokens to patch in "
-            f"params.yaml and run `duplex extract --dataset {dataset}`"
+            f"the method needs patch tokens, and {path} has none; set extraction.tokens to patch in "
+            f"params.yaml and run `duplex extract --dataset {path.parent.name}`"
         )
-    if request.finetune is not None:
-        wanted, stored = request.finetune.blocks, int(features.identity.get("block_inputs", 0))
-        if wanted > stored:
-            if encoder.name != IMPORTED:
-                require_blocks(load_encoder(encoder.name, encoder.weights, towers="image"), wanted)
-            raise UsageError(
-                f"finetune.blocks is {wanted} and {features.path} holds the inputs of {stored} blocks; set "
-                f"datasets.{dataset}.encoder.block_inputs to {wanted} in params.yaml and run "
-                f"`duplex extract --dataset {dataset}`"
-            )
-        arrays["block_inputs"] = read_tokens(features.path, "block_inputs", limit)
-    return arrays
+    return patches
 
 
-NEEDED = ("state", "object")
-
-
-@dataclass(frozen=True)
-class ArrayFeatures:
-    """Data set of labelled images whose features are an array in memory; `read` returns them for training."""
-
-    data: LabelledImages
-    features: NDArray[np.float32]  # [N, d]
-    encoder: EncoderParams
-    device: str
-    word_vectors: Path | None
-
-    def read(self, request: InputRequest) -> RunInputs:
-        """Return what a training run needs: features and labels of each split, text tower, and identity of the encoder.
-
-        Patch tokens and block inputs (activations for fine-tuning) are never included, even if `request` asks for them.
-        """
-        manifest, labels = self.data.manifest, self.data.labels
-        tower, identity = load_text_tower(self.encoder, self.device, request.precision)
-        examples = join(manifest, labels, {"cls": self.features}, np.zeros(len(manifest), dtype=bool))
-        table = hashlib.sha256(manifest_bytes(manifest)).hexdigest()
-        cache = {"weights": f"arrays of width {self.features.shape[1]}", "manifest": table}
-        encoder = encoder_record(self.encoder, identity, cache, request, self.word_vectors)
-        return RunInputs(manifest, labels, examples, tower, encoder, cache, 0, self.word_vectors)
+NEEDED = ("state", "object")  # columns of a table of labels
 
 
 def checked_table(

@@ -162,7 +162,7 @@ def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_agai
     assert "cannot be used" in cache_finding(params).message, "the features are those of another manifest"
 
 
-def test_images_of_another_folder_are_encoded_again(
+def test_images_of_another_folder_need_another_extraction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     params, table = table_project(tmp_path, monkeypatch)
@@ -178,7 +178,8 @@ def test_images_of_another_folder_are_encoded_again(
     with pytest.raises(DuplexError, match=r"another folder of images .*; `duplex extract --dataset own` makes it"):
         load_inputs(moved, "own", paths)
     assert "another folder of images" in cache_finding(moved).remedy
-    assert extract(moved, "own", paths).resumed == 0
+    report = extract(moved, "own", paths)
+    assert report.resumed == report.rows, "the same images lie in both"
     assert f"another folder of images ({table.parent} → {other}); extracting again" in capsys.readouterr().err
     load_inputs(moved, "own", paths)
 

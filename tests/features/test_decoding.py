@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from duplex.data.images import MachineFault, read_image
+from duplex.data.images import ImageBytes, MachineFault, read_image_bytes
 from duplex.errors import DuplexError
 from duplex.features import extract
 from duplex.features.extract import ImageRows, decode_batches, decoding_workers, report_worker_deaths
@@ -38,22 +39,22 @@ class Disk:
     def __init__(self) -> None:
         self.fails: list[str] = []
 
-    def read(self, path: Path) -> Image.Image:
+    def read(self, path: Path) -> ImageBytes:
         if path.name in self.fails:
             self.fails.remove(path.name)
             raise MachineFault(f"{path} could not be read")
-        return read_image(path)
+        return read_image_bytes(path)
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()
-    monkeypatch.setattr(extract, "read_image", found.read)
+    monkeypatch.setattr(extract, "read_image_bytes", found.read)
     return found
 
 
-def blocks_of(pictures: ImageRows, workers: int = 0) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
-    return list(decode_batches(pictures, [(0, 4), (4, 6)], workers, pinned=False))
+def blocks_of(pictures: ImageRows, workers: int = 0) -> list[extract.PixelBatch]:
+    return list(decode_batches(pictures, [range(4), [4, 5]], workers, pinned=False))
 
 
 def test_batches_have_their_rows_and_a_bad_image_is_black(names: list[str], tmp_path: Path) -> None:
@@ -62,8 +63,10 @@ def test_batches_have_their_rows_and_a_bad_image_is_black(names: list[str], tmp_
     assert len(pictures) == 6
     for workers in (0, 1):
         found = blocks_of(pictures, workers)
-        assert [start for start, _, _ in found] == [0, 4]
-        pixels, marks = (torch.cat([block[place] for block in found]) for place in (1, 2))
+        assert [start for start, *_ in found] == [0, 4]
+        pixels, marks, contents = (torch.cat([block[place] for block in found]) for place in (1, 2, 3))
+        digests = [hashlib.sha256((tmp_path / name).read_bytes()).digest() for name in names]
+        assert [bytes(content.tolist()) for content in contents] == digests
         assert marks.dtype == torch.uint8 and marks.tolist() == [ENCODED] * 5 + [status_of_reason("empty")]
         for row, name in enumerate(names[:5]):
             assert torch.equal(pixels[row], transform(Image.open(tmp_path / name).convert("RGB")))
@@ -71,11 +74,11 @@ def test_batches_have_their_rows_and_a_bad_image_is_black(names: list[str], tmp_
 
 
 def test_an_image_that_fails_for_the_machine_is_read_again_once(names, tmp_path, disk) -> None:
-    plain = torch.cat([pixels for _, pixels, _ in blocks_of(ImageRows(names, tmp_path, transform))])
+    plain = torch.cat([pixels for _, pixels, *_ in blocks_of(ImageRows(names, tmp_path, transform))])
     disk.fails.extend([names[1], names[5]])
     found = blocks_of(ImageRows(names, tmp_path, transform))
-    assert torch.equal(torch.cat([pixels for _, pixels, _ in found]), plain)
-    assert torch.cat([marks for *_, marks in found]).tolist() == [ENCODED] * 6
+    assert torch.equal(torch.cat([pixels for _, pixels, *_ in found]), plain)
+    assert torch.cat([marks for *_, marks, _ in found]).tolist() == [ENCODED] * 6
     disk.fails.extend([names[5], names[5]])
     with pytest.raises(MachineFault, match=names[5]):
         blocks_of(ImageRows(names, tmp_path, transform))
@@ -88,7 +91,7 @@ def test_an_image_that_cannot_be_resized_is_bad_but_not_for_a_lack_of_memory(nam
             raise error
         return transform(picture)
 
-    pixels, mark = ImageRows(names, tmp_path, refuse)[0]
+    pixels, mark, _ = ImageRows(names, tmp_path, refuse)[0]
     assert mark == status_of_reason("cannot be resized") and not pixels.any()
     error = MemoryError()
     with pytest.raises(MachineFault):
@@ -111,9 +114,9 @@ def test_auto_is_one_worker_per_core_of_this_process_less_one(monkeypatch: pytes
 class ProcessState(ImageRows):
     """Rows that are the reading process's niceness, and whether it ignores Ctrl-C."""
 
-    def read(self, row: int) -> tuple[torch.Tensor, int]:
+    def read(self, row: int) -> tuple[torch.Tensor, int, torch.Tensor]:
         ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        return torch.tensor([os.nice(0), int(ignored)]), ENCODED
+        return torch.tensor([os.nice(0), int(ignored)]), ENCODED, extract.UNREAD
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -128,7 +131,7 @@ def test_workers_ignore_ctrl_c_and_run_niced_without_a_gpu(names, tmp_path, monk
     monkeypatch.setattr(extract, "DataLoader", loader)
     pictures = ProcessState(names, tmp_path, transform)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs this may have it ignored
-    ((_, told, _),) = decode_batches(pictures, [(0, 2)], 1, pinned=pinned)
+    ((_, told, *_),) = decode_batches(pictures, [range(2)], 1, pinned=pinned)
     signal.signal(signal.SIGINT, before)
     nice = min(19, os.nice(0) + (0 if pinned else 10))
     assert told.tolist() == [[nice, 1]] * 2 and asked == [pinned]

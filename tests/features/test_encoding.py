@@ -26,12 +26,15 @@ SHORTAGES = [
 ]
 
 
+NONE = torch.zeros(8, 32, dtype=torch.uint8)  # contents of a batch of eight
+
+
 @pytest.mark.parametrize("patches", [False, True])
 def test_another_device_gives_the_same_rows(pretended: Pretended, encoder_name: str, patches: bool) -> None:
     """Nothing is computed on the wrong device, and the host waits only for copies."""
     torch.manual_seed(0)
     here = load_encoder(encoder_name, towers="image")
-    stream = [(8 * n, torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), statuses()) for n in range(3)]
+    stream = [(8 * n, torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), statuses(), NONE) for n in range(3)]
     expected = list(encode_batches(here, stream, OutputSpec(patches)))
     there = load_encoder(encoder_name, towers="image", device=pretended.name)
     pretended.reset()
@@ -39,7 +42,7 @@ def test_another_device_gives_the_same_rows(pretended: Pretended, encoder_name: 
     for (row, its, values), (other, theirs, rows) in zip(expected, found, strict=True):
         assert row == other
         assert (its == theirs).all()
-        assert values.keys() == rows.keys() == ({"cls", "patch"} if patches else {"cls"})
+        assert values.keys() == rows.keys() == ({"cls", "contents", *(["patch"] if patches else [])})
         assert all(np.allclose(values[name], rows[name], atol=2e-3) and not rows[name][2].any() for name in values)
     copies = {"copy to the device": 2, "copy to the CPU": 3 if patches else 2}
     waits = {kind: sum(n for (what, _), n in pretended.synchronisations.items() if what == kind) for kind in copies}
@@ -64,11 +67,12 @@ def test_rows_that_are_not_finite_are_bad_and_zero(encoder, name: str) -> None:
 
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
     broken = cast(Encoder, Wrapped(encoder, None, encode_patches))
-    ((_, found, values),) = encode_batches(broken, [(0, pixels, statuses())], OutputSpec(patches=True))
+    ((_, found, values),) = encode_batches(broken, [(0, pixels, statuses(), NONE)], OutputSpec(patches=True))
     wanted = statuses().numpy()
     wanted[4] = NOT_FINITE
     assert (found == wanted).all()
-    assert all(not value[[2, 4]].any() and value[[0, 1, 3]].any() for value in values.values())
+    for each in ("cls", "patch"):
+        assert not values[each][[2, 4]].any() and values[each][[0, 1, 3]].any()
 
 
 def test_rows_whose_features_are_zero_in_float16_are_bad(encoder) -> None:
@@ -80,7 +84,7 @@ def test_rows_whose_features_are_zero_in_float16_are_bad(encoder) -> None:
 
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
     broken = cast(Encoder, Wrapped(encoder, None, encode_patches))
-    ((_, found, values),) = encode_batches(broken, [(0, pixels, statuses())], OutputSpec(patches=True))
+    ((_, found, values),) = encode_batches(broken, [(0, pixels, statuses(), NONE)], OutputSpec(patches=True))
     wanted = statuses().numpy()
     wanted[4], wanted[5] = NOT_FINITE, ALL_ZERO
     assert (found == wanted).all()
@@ -146,13 +150,13 @@ def test_on_a_gpu_the_next_batch_is_launched_before_a_result_is_read(
 ) -> None:
     seen: list[str] = []
 
-    def launch(encoder, start: int, *_: object) -> SimpleNamespace:
+    def launch(encoder, outputs, start: int, *_: object) -> SimpleNamespace:
         seen.append(f"of {start}")
         return SimpleNamespace(result=lambda: seen.append(f"result {start}"))
 
     monkeypatch.setattr(extract.PendingBatch, "launch", launch)
     there = cast(Encoder, SimpleNamespace(device=torch.device(device)))
-    given = ((n, torch.empty(0), torch.empty(0)) for n in range(3))
+    given = ((n, torch.empty(0), torch.empty(0), torch.empty(0)) for n in range(3))
     assert len(list(encode_batches(there, given, OutputSpec()))) == 3
     assert seen[: len(first)] == first and len(seen) == 6
     assert set(seen) == {f"{what} {n}" for n in range(3) for what in ("of", "result")}
@@ -161,17 +165,18 @@ def test_on_a_gpu_the_next_batch_is_launched_before_a_result_is_read(
 @pytest.mark.parametrize(("patches", "blocks"), [(False, 0), (True, 0), (False, 1), (True, 1)])
 def test_batches_have_the_requested_outputs_by_name(encoder, patches: bool, blocks: int) -> None:
     pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
-    ((_, _, values),) = encode_batches(encoder, [(0, pixels, statuses())], OutputSpec(patches, blocks))
-    shapes = {"cls": (8, 16), "patch": (8, *encoder.patch_shape), "block_inputs": (8, 5, 32)}
-    wanted = {"cls", *(["patch"] if patches else []), *(["block_inputs"] if blocks else [])}
+    ((_, _, values),) = encode_batches(encoder, [(0, pixels, statuses(), NONE)], OutputSpec(patches, blocks))
+    shapes = {"cls": (8, 16), "patch": (8, *encoder.patch_shape), "block_inputs": (8, 5, 32), "contents": (8, 32)}
+    wanted = {"cls", "contents", *(["patch"] if patches else []), *(["block_inputs"] if blocks else [])}
     assert {name: value.shape for name, value in values.items()} == {name: shapes[name] for name in wanted}
 
 
 def test_batches_are_filled_up_with_black_images_to_a_multiple() -> None:
-    batch = torch.ones(3, 1, 2, 2), torch.zeros(3, dtype=torch.uint8)
-    ((start, pixels, statuses),) = pad_batches([(5, *batch)], 4)
-    assert (start, len(pixels), len(statuses)) == (5, 4, 4)
+    batch = torch.ones(3, 1, 2, 2), torch.zeros(3, dtype=torch.uint8), torch.ones(3, 32, dtype=torch.uint8)
+    ((start, pixels, statuses, contents),) = pad_batches([(5, *batch)], 4)
+    assert (start, len(pixels), len(statuses), contents.sum(1).tolist()) == (5, 4, 4, [32, 32, 32, 0])
     assert pixels[3].sum() == 0 and pixels[:3].all()
     assert statuses[3] == ENCODED
-    ((_, same, _),) = pad_batches([(0, torch.ones(4, 1, 2, 2), torch.zeros(4, dtype=torch.uint8))], 4)
+    whole = torch.ones(4, 1, 2, 2), torch.zeros(4, dtype=torch.uint8), torch.zeros(4, 32, dtype=torch.uint8)
+    ((_, same, _, _),) = pad_batches([(0, *whole)], 4)
     assert len(same) == 4

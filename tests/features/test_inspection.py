@@ -56,12 +56,6 @@ def test_an_image_without_usable_features_is_no_image_that_was_repaired(run, enc
     assert checked(path)["checked"] == 40
 
 
-def test_verifying_with_a_broken_encoder_names_it(run, encoder, checked) -> None:
-    path = run().path
-    with pytest.raises(DuplexError, match=rf"encoder {encoder.name!r} returned None as CLS features"):
-        checked(path, encoder=Wrapped(encoder, lambda pixels: None))
-
-
 def test_another_manifest_or_one_of_fewer_images_is_refused(run, images, checked, tmp_path: Path) -> None:
     path = run().path
     with pytest.raises(DuplexError, match="another manifest"):

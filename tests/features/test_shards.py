@@ -2,14 +2,13 @@ import math
 from pathlib import Path
 
 import h5py
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import PENDING, PartialCache, open_features, partial_path
-from duplex.features.shards import copy_matching_cache, join_shards, plan_shard, shard_path
+from duplex.features.copies import join_shards, plan_shard, shard_path
+from duplex.features.file import PartialCache
 from tests.features.test_store import opened_in
 
 
@@ -43,7 +42,7 @@ def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, monkeypat
         run(out, shard=(k, 3), **options)
     assert run(out, shard=(1, 3), **options).resumed > 0
     for chunk in (1, 2**26):
-        monkeypatch.setattr("duplex.features.shards.CHUNK", chunk)
+        monkeypatch.setattr("duplex.features.copies.CHUNK", chunk)
         assert join_shards(out) == whole.rows
         assert out.read_bytes() == whole.path.read_bytes()
 
@@ -108,40 +107,3 @@ def test_joining_that_fails_leaves_no_file_open(run, tmp_path: Path, monkeypatch
     with pytest.raises(DuplexError) as refused:
         join_shards(tmp_path / "features.h5")
     assert refused.traceback and opened_in(tmp_path) == []
-
-
-@pytest.mark.parametrize("tokens", ["none", "patch"])
-def test_a_copy_equals_an_extraction_byte_for_byte(run, tmp_path: Path, images, tokens: str) -> None:
-    (tmp_path / "pictures" / images[3]).write_bytes(b"no image")
-    base = run(tmp_path / "base.h5", tokens=tokens, max_bad=0.1).path
-    expected = open_features(base).identity
-    assert copy_matching_cache(base, expected, tmp_path / "copy.h5", {**expected, "manifest": "n" * 64})
-    whole = run(tmp_path / "whole.h5", tokens=tokens, max_bad=0.1, manifest_sha256="n" * 64).path
-    assert (tmp_path / "copy.h5").read_bytes() == whole.read_bytes()
-    assert np.flatnonzero(open_features(tmp_path / "copy.h5").bad).tolist() == [3]
-
-
-def test_only_a_finished_cache_of_the_same_identity_is_copied(run, tmp_path: Path) -> None:
-    base, shard = run(tmp_path / "base.h5").path, run(tmp_path / "features.h5", shard=(0, 2)).path
-    identity, copy = open_features(base).identity, tmp_path / "copy.h5"
-    for key in ("manifest", "weights", "preprocessing", "torch"):
-        assert not copy_matching_cache(base, {**identity, key: "other"}, copy, identity)
-    (tmp_path / "broken.h5").write_bytes(base.read_bytes()[:3000])
-    with h5py.File(base, "r+") as file:
-        file["status"][7] = PENDING
-    for source in (shard, tmp_path / "broken.h5", tmp_path / "absent.h5", base):
-        assert not copy_matching_cache(source, identity, copy, identity)
-    assert not copy.exists()
-
-
-def test_a_copy_overwrites_no_file_and_no_broken_link(run, tmp_path: Path) -> None:
-    base, out = run(tmp_path / "base.h5").path, tmp_path / "copy.h5"
-    identity = open_features(base).identity
-    for place in (partial_path(out), out):
-        place.write_text("foreign")
-        assert not copy_matching_cache(base, identity, out, identity)
-        assert place.read_text() == "foreign"
-        place.unlink()
-    out.symlink_to("nowhere")
-    with pytest.raises(DuplexError, match="is not a feature cache, so it is not overwritten"):
-        copy_matching_cache(base, identity, out, identity)

@@ -120,6 +120,6 @@ def test_a_row_without_finite_features_is_encoded_once(pics: Path, command: Comm
         update_checksums(file)
     before = Path(CACHE).read_bytes()
     answer = command("extract", "-d", "pics")
-    assert answer.code == 0 and "12 rows, 12 of them from an earlier run" in answer.err
+    assert answer.code == 0 and "12 rows, 12 of them encoded before" in answer.err
     assert status_reason(NOT_FINITE) in answer.err
     assert Path(CACHE).read_bytes() == before

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from duplex import Recognizer
+from duplex import Recognizer, load_dataset
 from duplex.data import contents
 from duplex.errors import DuplexError, UsageError
-from duplex.features import extract as extraction
+from duplex.features import shared
+from duplex.features.extract import extract
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
 from duplex.training import trials
 from duplex.training.checkpoint import read_record
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first
-from tests.subprocesses import duplex, start_duplex
+from tests.subprocesses import ENVIRONMENT, duplex, start_duplex
 
 pytestmark = pytest.mark.slow
 SCHEDULE = f"schedule-{fit.MINUTES:g}.json"
@@ -104,14 +105,14 @@ def test_a_second_fit_trains_nothing_and_gives_the_same_bytes(fitted, drawn, mon
     assert model_bytes(model) == before
 
 
-@pytest.mark.parametrize("stage", ["features.h5.partial", "result.json", "training.partial", SCHEDULE])
-def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, stage):
+@pytest.mark.parametrize("stage", ["*.h5.partial", "result.json", "training.partial", SCHEDULE])
+def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, monkeypatch, stage):
     model, _ = fitted
     out = tmp_path / "model"
+    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "features"))
     process = start_duplex("fit", drawn, "--encoder", "tiny", "--out", out)
-    cache = fit.cache_folder(out)
     limit = time.monotonic() + 120
-    while not list(cache.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
+    while not list(tmp_path.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
         time.sleep(0.005)
     process.kill()
     assert process.wait(60) == -9
@@ -206,28 +207,25 @@ def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, 
     model, _ = fitted
     folder, out = tmp_path / "shop", tmp_path / "model"
     shutil.copytree(drawn, folder)
-    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
     (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
-    encoded = []
-    monkeypatch.setattr(extraction, "_encode_pending", lambda cache, job: encoded.append(job))
+    monkeypatch.setattr(shared, "extract", None)
     monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
-    assert not encoded
     assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
+def test_a_data_set_is_loaded_from_the_features_of_a_fit(fitted, drawn, monkeypatch):
+    monkeypatch.setattr(shared, "extract", None)
+    loaded = load_dataset(drawn, encoder="tiny")
+    assert len(loaded.inputs().examples["train"]) > 0
+
+
 def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
-    model, _ = fitted
     folder, out = tmp_path / "shop", tmp_path / "model"
     shutil.copytree(drawn, folder)
-    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
     draw_pair(folder, "red", "star", range(8, 11))
     reports = []
-    extract = extraction.extract
-    monkeypatch.setattr(
-        "duplex.recognition.cache.extract",
-        lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1],
-    )
+    monkeypatch.setattr(shared, "extract", lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1])
     monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     (report,) = reports
@@ -294,6 +292,7 @@ def test_a_folder_of_other_files_is_refused_before_any_work(tmp_path, drawn):
 def test_a_full_disk_is_one_line_and_leaves_no_model(tmp_path, drawn, monkeypatch, capsys):
     from duplex.errors import DuplexError
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("duplex.features.file.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
     with pytest.raises(DuplexError, match="make room") as caught:
         fit.fit_folder(drawn, tmp_path / "model", encoder="tiny", say=lambda _: None)

@@ -17,6 +17,7 @@ from duplex import Recognizer
 from duplex.encoders.base import load_encoder
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import open_features
+from duplex.features.shared import encode_shared, user_cache
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, GroupPosterior
 from duplex.methods.paths import unit, word_vectors
 from duplex.recognition import fit, update
@@ -62,11 +63,17 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
     return read_tensors(header), dict(header.fields)
 
 
-def stored_features(model: Path, images: list[Path]) -> torch.Tensor:
-    """Return the features of images in the cache of a model's fit."""
-    (file,) = model.with_name(f"{model.name}.cache").rglob("features.h5")
-    row = {line.split()[0]: row for row, line in enumerate(file.with_name("contents.txt").read_text().splitlines())}
-    return torch.from_numpy(open_features(file).cls[[row[sha256(image)] for image in images]])
+def stored_features(images: list[Path]) -> torch.Tensor:
+    """Return the features of images that a fit has encoded."""
+    features, _ = encode_shared(
+        user_cache(),
+        load_encoder("tiny", towers="image"),
+        images[0].parent,
+        [image.name for image in images],
+        [sha256(image) for image in images],
+    )
+    file, rows = features.require()
+    return torch.from_numpy(open_features(file).cls[rows])
 
 
 def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tmp_path):
@@ -83,7 +90,7 @@ def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tm
     from duplex.data.images import read_image
 
     pixels = [recognizer.encoder.image_transform(read_image(path)) for path in added]
-    features = torch.cat([stored_features(model, first), recognizer.encode(pixels)["cls"]])
+    features = torch.cat([stored_features(first), recognizer.encode(pixels)["cls"]])
     labels = torch.tensor([states.index(p.parts[-3]) * len(objects) + objects.index(p.parts[-2]) for p in paths])
     statistics = ClassStatistics.of(unit(features), labels, len(states), len(objects))
     space = Recognizer.load(tmp_path / "out", device="cpu").labels

@@ -1,20 +1,33 @@
-"""Shards, which are files with a part of a feature cache's rows each: choose their rows, and copy them to one cache."""
+"""Copy rows from one cache to another.
+
+Images that were encoded before are found by the content of their files, in caches of the same encoder. Shards, which
+are files with a part of a cache's rows each, are joined to the whole.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from duplex.data.contents import file_digests
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import (
+    CONTENTS,
+    COPIED,
     DATASETS,
+    ENCODED,
     PENDING,
     REQUIRED,
+    ROOT,
+    SHA256,
+    Contents,
     Identity,
     PartialCache,
     Span,
@@ -22,14 +35,82 @@ from duplex.features.file import (
     extract_command,
     first_difference,
     open_cache,
-    partial_path,
     read_identity,
     read_row_span,
     read_rows,
+    row_bytes,
     value_names,
 )
 
 CHUNK = 2**26  # bytes copied at once
+OWN = ("manifest", ROOT, "limit", "tokens", "block_inputs", "bits")  # settings that do not identify the encoder
+LARGEST_CHOICE = 1024  # rows that h5py reads at once fast, if they are not neighbours
+
+
+def image_contents(root: Path, images: Sequence[str]) -> Contents:
+    """The sha256 of each image file below `root` as bytes [N, 32]; zero for one that is missing or may not be read."""
+    digests = [bytes.fromhex(digest) or bytes(SHA256) for digest in file_digests(root, images)]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, SHA256)
+
+
+def stores(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether a cache with one identity has, from the same encoder, all data sets of a cache with the other."""
+    same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
+    needed = [key for key in ("tokens", "block_inputs") if key in wanted]
+    if "block_inputs" in wanted:
+        needed.append("bits")
+    return same_encoder and all(identity.get(key) == wanted.get(key) for key in needed)
+
+
+def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
+    """The row of each encoded image in a cache, by its content.
+
+    Empty if the cache lacks something that a cache with the identity `wanted` stores, or cannot be read.
+
+    bad: also the rows of images without features.
+    """
+    try:
+        with open_cache(path) as file:
+            if not stores(read_identity(file), wanted):
+                return {}
+            contents = file[CONTENTS][...]
+            statuses = file["status"][...]
+            encoded = (statuses != PENDING) & (statuses != COPIED) if bad else statuses == ENCODED
+    except DuplexError:  # reported where the cache itself is used
+        return {}
+    return {contents[row].tobytes(): row for row in np.flatnonzero(encoded & contents.any(axis=1)).tolist()}
+
+
+def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[Path]) -> None:
+    """Copy the pending rows of an unfinished cache from the caches `sources`, as far as these have the same images.
+
+    contents: sha256 [N, 32] of the cache's images.
+    """
+    keys = [content.tobytes() for content in contents]
+    for source in sources:
+        known = rows_by_content(source, cache.identity)
+        places = [row for row in np.flatnonzero(cache.statuses == PENDING).tolist() if keys[row] in known]
+        if not places:
+            continue
+        try:
+            _copy(cache, contents, places, source, [known[keys[row]] for row in places])
+        except DuplexError as error:
+            print(f"{error}; its other rows are not used", file=sys.stderr)
+        cache.commit()
+
+
+def _copy(cache: PartialCache, contents: Contents, places: list[int], source: Path, rows: list[int]) -> None:
+    """Copy the `rows` of a cache to the `places` of another."""
+    size = sum(row_bytes(name, cache.shapes[name]) for name in cache.names)
+    step = min(LARGEST_CHOICE, max(1, CHUNK // size))
+    with open_cache(source) as file:
+        for start in range(0, len(places), step):
+            some = np.array(places[start : start + step])
+            chosen, back = np.unique(rows[start : start + step], return_inverse=True)
+            values = {name: read_rows(file, name, chosen)[back] for name in cache.names}
+            cache.write(some, np.full(len(some), COPIED, np.uint8), contents=contents[some], **values)
+
+
 RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as 16 x float16
 
 
@@ -136,27 +217,6 @@ def copy_rows(out: Path, paths: list[Path], spans: list[Span], identity: Identit
                 for start in range(0, span.rows, step):
                     rows = slice(start, start + step)
                     values = {name: read_rows(file, name, rows) for name in value_names(types)}
+                    values[CONTENTS] = file[CONTENTS][rows]
                     cache.write(span.start + start, file["status"][rows], **values)
         cache.finish()
-
-
-def copy_matching_cache(source: Path, expected: Identity, out: Path, identity: Identity) -> bool:
-    """Copy the cache `source` to `out` with another `identity` instead of encoding images again.
-
-    This is for another manifest with the same images in the same order, for which encoding would give the same bytes.
-    Returns whether the cache was copied: not if `out` exists, even unfinished, or if `source` is not a finished cache
-    with the identity `expected`.
-    """
-    if out.exists() or partial_path(out).exists():
-        return False
-    try:
-        with open_cache(source) as file:
-            span, types = read_row_span(file), row_types(file)
-            finished = span.whole and not (file["status"][...] == PENDING).any()
-            if not finished or first_difference(read_identity(file), expected):
-                return False
-    except DuplexError:  # a damaged source is reported when its own data set is used
-        return False
-    with claim_cache(out):
-        copy_rows(out, [source], [span], identity, types)
-    return True
