@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -40,7 +40,6 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
 from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, open_features
 from duplex.features.imported import require_imported
-from duplex.features.shared import SharedFeatures
 from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
 from duplex.labels import SPLITS, Bools, Ints, LabelSpace, UnknownLabel, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
@@ -51,6 +50,9 @@ from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256
 from duplex.system.threads import float32_arithmetic
 from duplex.training.checkpoint import WORD_VECTORS
+
+if TYPE_CHECKING:
+    from duplex.features.shared import SharedFeatures  # which loads all that encodes images
 
 ADVANCED = 256  # images whose block inputs are computed at once
 
