@@ -1,4 +1,4 @@
-"""Frozen dataclasses of options that check their values: of methods, of training, and of fine-tuning the image tower.
+"""Frozen dataclasses of options that check their values: of methods, training, fine-tuning and data sets.
 
 A wrong value such as `context="lerned"` raises an error when the object is created, from Python or from a file.
 """
@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from dataclasses import field as option_field
 from functools import cache
 from numbers import Integral
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -267,3 +268,45 @@ def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetun
     if not record:
         return None
     return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)
+
+
+CHECKED = ConfigDict(**STRICT, extra="forbid")  # of values in params.yaml
+Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks' layout, a table, state/object/*.jpg
+
+
+@dataclass(frozen=True)
+class SplitOptions(Options):
+    """Shares, above 0, of pairs and of images that a random split holds out; each kind has a sum below 1."""
+
+    seed: Seed = 0  # of the random choice
+    val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
+    test_unseen: Share = 0.15  # share of the pairs that are unseen, with images in test only
+    val_images: Share = 0.1  # share of each seen pair's images
+    test_images: Share = 0.2  # share of each seen pair's images
+    __pydantic_config__ = CHECKED
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        for kind in ("unseen", "images"):
+            shares = [getattr(self, f"{split}_{kind}") for split in ("val", "test")]
+            valid = all(0 < share < 1 for share in shares) and sum(shares) < 1
+            yield valid, f"val_{kind} and test_{kind} are {shares}; expected numbers above 0 with a sum below 1"
+
+
+@dataclass(frozen=True)
+class SourceOptions(Options):
+    """Kind (folder, table, benchmark or drawn) and location of a data set, and how it is split."""
+
+    kind: Kind
+    root: Path  # folder that image paths are relative to
+    table: Path | None = None  # for kind "table"
+    seed: Seed = 7  # of the drawn images of kind "shapes"
+    split: SplitOptions = option_field(default_factory=SplitOptions)  # the split to make for data without one
+    resplit: Count | None = None  # number of a new random split (`duplex data split`); null: the data set's own
+    __pydantic_config__ = CHECKED
+
+    @property
+    def recorded_root(self) -> str | None:
+        """The folder of the images that a feature cache records; None for `shapes`, whose images are the same in every
+        folder.
+        """
+        return None if self.kind == "shapes" else self.root.as_posix()

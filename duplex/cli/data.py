@@ -23,16 +23,15 @@ from duplex.cli.options import (
     print_json,
     seed_option,
 )
-from duplex.data.contents import SplitOptions
 from duplex.errors import DuplexError, UsageError, require
-from duplex.options import DEFAULT_TRAINING
+from duplex.options import DEFAULT_TRAINING, SplitOptions
 
 if TYPE_CHECKING:
     from duplex.config.params import DatasetParams, EncoderParams, Params
     from duplex.data.check import DataIssue
-    from duplex.data.contents import SourceOptions
     from duplex.data.tables import LabelledImages
     from duplex.labels import LabelSpace
+    from duplex.options import SourceOptions
 
 
 Name = Annotated[str, typer.Argument(help="A data set of params.yaml, or any name with --root.")]

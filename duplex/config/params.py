@@ -37,7 +37,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from duplex.artifacts import RESERVED
-from duplex.data.contents import SourceOptions
 from duplex.errors import DuplexError, UsageError, require, shown
 from duplex.labels import WORLDS, World
 from duplex.methods import registry
@@ -51,6 +50,7 @@ from duplex.options import (
     Options,
     Seed,
     Share,
+    SourceOptions,
     TrainingOptions,
     finetune_options,
     first_fault,

@@ -14,26 +14,22 @@ import io
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import ConfigDict
 
 from duplex.data.images import READABLE, BadImageFile, ImageBytes, decode_image, machine_fault
 from duplex.errors import DuplexError
-from duplex.options import STRICT, Count, Options, Seed, Share
+from duplex.options import SplitOptions
 from duplex.system.files import sha256
 from duplex.system.processes import track
-
-CHECKED = ConfigDict(**STRICT, extra="forbid")  # of values in params.yaml
-Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks' layout, a table, state/object/*.jpg
 
 
 @dataclass(frozen=True)
@@ -162,44 +158,6 @@ def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
         if joined.equals(first):
             return [keys[place] for place in first]
         first = joined
-
-
-@dataclass(frozen=True)
-class SplitOptions(Options):
-    """Shares, above 0, of pairs and of images that a random split holds out; each kind has a sum below 1."""
-
-    seed: Seed = 0  # of the random choice
-    val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
-    test_unseen: Share = 0.15  # share of the pairs that are unseen, with images in test only
-    val_images: Share = 0.1  # share of each seen pair's images
-    test_images: Share = 0.2  # share of each seen pair's images
-    __pydantic_config__ = CHECKED
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        for kind in ("unseen", "images"):
-            shares = [getattr(self, f"{split}_{kind}") for split in ("val", "test")]
-            valid = all(0 < share < 1 for share in shares) and sum(shares) < 1
-            yield valid, f"val_{kind} and test_{kind} are {shares}; expected numbers above 0 with a sum below 1"
-
-
-@dataclass(frozen=True)
-class SourceOptions(Options):
-    """Kind (folder, table, benchmark or drawn) and location of a data set, and how it is split."""
-
-    kind: Kind
-    root: Path  # folder that image paths are relative to
-    table: Path | None = None  # for kind "table"
-    seed: Seed = 7  # of the drawn images of kind "shapes"
-    split: SplitOptions = field(default_factory=SplitOptions)  # the split to make for data without one
-    resplit: Count | None = None  # number of a new random split (`duplex data split`); null: the data set's own
-    __pydantic_config__ = CHECKED
-
-    @property
-    def recorded_root(self) -> str | None:
-        """The folder of the images that a feature cache records; None for `shapes`, whose images are the same in every
-        folder.
-        """
-        return None if self.kind == "shapes" else self.root.as_posix()
 
 
 @dataclass(frozen=True)

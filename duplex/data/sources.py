@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 from pydantic import TypeAdapter
 
-from duplex.data.contents import SourceOptions, SplitOptions, content_keys, join_keys
+from duplex.data.contents import content_keys, join_keys
 from duplex.data.czsl import has_pair_lists, load_czsl
 from duplex.data.images import ImageTree, describe_skipped
 from duplex.data.tables import (
@@ -33,6 +33,7 @@ from duplex.data.tables import (
     resplit,
 )
 from duplex.errors import DuplexError, UsageError
+from duplex.options import SourceOptions, SplitOptions
 from duplex.system.files import sha256, write_json
 
 Keys = Callable[[Sequence[str]], list[str]]  # images -> one key per image, equal for equal images

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from duplex.data.contents import SplitOptions, SplitResult, make_split, split_by_content
+from duplex.data.contents import SplitResult, make_split, split_by_content
 from duplex.data.images import read_bytes, read_text
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.labels import GROUPS, SPLITS, LabelSpace, frequency_groups, prompt_name
+from duplex.options import SplitOptions
 from duplex.system.files import replace_file
 
 COLUMNS = ["image", "state", "object", "split"]

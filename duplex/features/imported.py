@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from duplex.data.check import SHOWN, DataIssue, content_issues
-from duplex.data.contents import SourceOptions, row_keys
+from duplex.data.contents import row_keys
 from duplex.data.tables import LabelledImages, read_table
 from duplex.encoders.base import encoder_identity, find_family, missing_weights
 from duplex.errors import DuplexError, UsageError
@@ -40,6 +40,7 @@ from duplex.features.file import (
     read_identity,
 )
 from duplex.labels import Ints
+from duplex.options import SourceOptions
 from duplex.system.files import sha256, sha256_once
 
 LARGEST = float(np.finfo(np.float16).max)

@@ -39,7 +39,7 @@ from torch import Tensor
 from duplex.artifacts import RunPaths
 from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, load_params, shipped_project
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
-from duplex.data.contents import SourceOptions, SplitOptions, read_digests
+from duplex.data.contents import read_digests
 from duplex.data.sources import detect_source, load_source, read_folder
 from duplex.data.tables import LabelledImages, count_dataset, from_rows, labels_of, read_table
 from duplex.encoders.base import (
@@ -59,7 +59,7 @@ from duplex.features.shared import SharedFeatures, encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name
 from duplex.methods.registry import method_source, parse_options
-from duplex.options import TrainingOptions
+from duplex.options import SourceOptions, SplitOptions, TrainingOptions
 from duplex.recognition.answers import listed_answers
 from duplex.recognition.export import (
     RunFacts,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, EvaluationParams, Params, load_params, shipped_project
 from duplex.data.check import alike_labels, content_issues
-from duplex.data.contents import SplitOptions, file_digests, row_keys
+from duplex.data.contents import file_digests, row_keys
 from duplex.data.sources import detect_source, load_source
 from duplex.data.tables import from_rows
 from duplex.encoders.base import encoder_identity, is_random, load_encoder, resolve_device, unknown_words
@@ -26,7 +26,7 @@ from duplex.features.file import IMPORTED
 from duplex.features.imported import FEATURES, checked_features
 from duplex.features.shared import encode_shared, user_cache
 from duplex.labels import SPLITS, LabelSpace, prompt_name
-from duplex.options import DEFAULT_TRAINING, TrainingOptions
+from duplex.options import DEFAULT_TRAINING, SplitOptions, TrainingOptions
 from duplex.system.entry import LARGEST_SEED
 from duplex.system.files import checked_path
 from duplex.system.threads import initial_modes

@@ -14,7 +14,6 @@ from PIL import Image
 
 import duplex
 from duplex.data.check import DataIssue, check_dataset, content_issues
-from duplex.data.contents import SourceOptions
 from duplex.data.czsl import read_pair_lists
 from duplex.data.images import verify_image
 from duplex.data.sources import load_source
@@ -27,6 +26,7 @@ from duplex.data.tables import (
     statistics_text,
 )
 from duplex.labels import LabelSpace
+from duplex.options import SourceOptions
 from tests.data.makers import make_standard, make_table
 
 

@@ -13,11 +13,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.contents import SourceOptions
 from duplex.data.czsl import METADATA, load_czsl, read_pair_list, read_pair_lists
 from duplex.data.sources import load_source
 from duplex.data.tables import count_dataset, read_manifest, write_manifest
 from duplex.errors import DuplexError
+from duplex.options import SourceOptions
 from tests.data.makers import QUIRKS, Row, make_standard, rows, write_lists
 
 SMALL: list[Row] = [

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.contents import SourceOptions, SplitOptions
 from duplex.data.shapes import shapes_manifest
 from duplex.data.sources import detect_source, ensure_images, load_source, read_folder
 from duplex.data.tables import count_dataset, read_manifest, read_table, write_manifest
 from duplex.errors import DuplexError, UsageError
+from duplex.options import SourceOptions, SplitOptions
 from duplex.recognition.fit import read_labelled_folder
 from tests.data.makers import make_folder, make_table, rows
 from tests.subprocesses import ENVIRONMENT

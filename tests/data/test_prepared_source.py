@@ -12,10 +12,10 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.data.contents import SourceOptions
 from duplex.data.sources import require_prepared, source_record, write_source
 from duplex.data.tables import read_manifest, write_manifest
 from duplex.errors import DuplexError, UsageError
+from duplex.options import SourceOptions
 from duplex.project import doctor
 from duplex.project.doctor import DoctorFinding
 from duplex.project.stages import extract, prepare

@@ -11,10 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from duplex.data.contents import SourceOptions, SplitOptions, _divide, _hold_out, _in_two_splits, _unite, make_split
+from duplex.data.contents import _divide, _hold_out, _in_two_splits, _unite, make_split
 from duplex.data.sources import load_source
 from duplex.data.tables import from_rows, resplit, shares, split_name
 from duplex.errors import DuplexError, UsageError
+from duplex.options import SourceOptions, SplitOptions
 from tests.data.makers import make_folder, make_standard, make_table
 
 GRIDS = st.dictionaries(st.tuples(st.integers(0, 6), st.integers(0, 6)), st.integers(1, 9), min_size=4, max_size=49)

@@ -18,12 +18,13 @@ import torch
 
 import duplex
 from duplex.artifacts import ArtifactPaths
-from duplex.data.contents import SplitOptions, make_split
+from duplex.data.contents import make_split
 from duplex.errors import UsageError
 from duplex.features.file import open_features
 from duplex.features.imported import checked_features
 from duplex.labels import WORLDS
 from duplex.methods.kg_sp import KgSp
+from duplex.options import SplitOptions
 from tests.projects import inside, make_project
 
 METHODS = ("cso", "duplex")
