@@ -54,7 +54,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("data/tables", {"prepare", "draw", "extract", *TRAIN, "evaluate duplex", "report"}),
         ("data/shapes", {"draw"}),
-        ("features/extract", {"extract", *TRAIN, "report"}),
+        ("features/extract", {"extract", *TRAIN, "evaluate duplex", "report"}),
         ("encoders/open_clip", {"extract", *TRAIN, "evaluate duplex"}),
         ("encoders/others", set()),
         ("training/loop", {*TRAIN, "evaluate duplex", "report"}),
