@@ -15,7 +15,7 @@ import pytest
 from tests.subprocesses import ROOT
 
 PACKAGE = ROOT / "duplex"
-MODULES, ARROWS, LINES = 139, 120, 33_900
+MODULES, ARROWS, LINES = 138, 120, 33_900
 TRAINING = 45
 TABLE = re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
 ORDER = [name for name, _ in TABLE]  # lowest first

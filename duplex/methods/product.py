@@ -6,25 +6,24 @@
 * T_k: the temperature that calibrates these probabilities on validation images
 * w_k: equal weights, or one per method, chosen by validation AUC;  Z normalises
 
-The checkpoint of a product contains the checkpoints of its members.
+A product refers to its members: its checkpoint holds their paths, fingerprints and temperatures, and the weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duplex.errors import UsageError
 from duplex.labels import Ints
-from duplex.methods.base import Batch, Inputs, Method, MethodContext, ScoreTerms, Weights, tuned_weights
+from duplex.methods.base import Inputs, Method, MethodContext, ScoreTerms, Weights, tuned_weights
 from duplex.methods.portable import joined_members
-from duplex.methods.registry import find_method, make_method, parse_options
 from duplex.methods.score_formula import LEAST
-from duplex.options import CombinedOptions, FinetuneOptions
+from duplex.options import CombinedOptions
 
 
 @dataclass(frozen=True)
@@ -48,28 +47,25 @@ class ProductMethod(Method[ProductOptions]):
 
     def __init__(self, context: MethodContext, options: ProductOptions) -> None:
         super().__init__(context, options)
-        if not options.members:
+        if not context.members:
             raise UsageError(
                 f"a product combines finished runs of {', '.join(options.of)}; list it in run.products of params.yaml"
             )
-        trained = context.members or tuple(build_member(member, context) for member in options.members)
-        self.members: Any = nn.ModuleList(trained).requires_grad_(False)
+        self._members = context.members  # no submodules: their tensors are in their own checkpoints
+        for member in self._members:
+            member.requires_grad_(False)
         temperatures = [float(member["temperature"]) for member in options.members]
         self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float64))
         self.register_buffer("weights", torch.ones(len(options.of), dtype=torch.float64))
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:  # moves the members to the product's device
+        for member in self._members:
+            member._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        needs = {"cls"}
-        for member in options.members:
-            kind = member["kind"]
-            needs |= find_method(kind).needs(parse_options(kind, member["options"]))
-        return frozenset(needs)
-
-    def start(self, train: Batch) -> None:
-        if not self.context.members:  # otherwise they are finished runs
-            for member in self.members:
-                member.start(train)
+        return frozenset({"cls"}).union(*(member["needs"] for member in options.members))
 
     def groups(self) -> list[dict[str, Any]]:
         return []
@@ -97,7 +93,7 @@ class ProductMethod(Method[ProductOptions]):
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
         """Name and `sum_k log p_k / T_k` [B, C] of each method, over its runs k with different seeds."""
-        members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self.members, strict=True)]
+        members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self._members, strict=True)]
         scorers = [method.scorer(candidates.copy()) for _, method in members]
 
         @torch.no_grad()
@@ -114,23 +110,9 @@ class ProductMethod(Method[ProductOptions]):
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        tensors = [member.portable(candidates) for member in self.members]
-        frozen = all(member["finetune"] is None for member in self.options.members)
+        tensors = [member.portable(candidates) for member in self._members]
+        frozen = all(not member["finetuned"] for member in self.options.members)
         if not frozen or any(each is None for each in tensors):
             return None
         places = [self.options.of.index(member["method"]) for member in self.options.members]
         return joined_members([t for t in tensors if t is not None], (self.weights[places] / self.temperatures).float())
-
-
-def build_member(member: dict[str, Any], context: MethodContext) -> Method[Any]:
-    """The method of one run, built with initial tensors; those of the product's checkpoint are then loaded into it."""
-    blocks = None
-    if member["finetune"] is not None:
-        options, make_blocks = FinetuneOptions.from_dict(member["finetune"]), context.member_blocks
-        if make_blocks is None:
-            raise UsageError(
-                f"{member['method']} has fine-tuned blocks, and no image tower is loaded that could run them"
-            )
-        blocks = lambda: make_blocks(options)  # noqa: E731
-    own = replace(context, world=member["world"], finetuned_blocks=blocks, members=(), member_blocks=None)
-    return make_method(member["kind"], parse_options(member["kind"], member["options"]), own)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,12 @@ from duplex.encoders.base import family_module
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, read_contents_digest
 from duplex.methods.registry import BrokenMethod, method_source
-from duplex.options import AutoFinetune, CombinedOptions, Options
+from duplex.options import AutoFinetune, CombinedOptions
 from duplex.system.files import json_digest, replace_folder, sha256, sha256_once, write_json, write_text
 from duplex.system.plugins import code_hash, module_of
-from duplex.training.checkpoint import WORD_VECTORS, CheckpointHeader, Record, read_record
+from duplex.training.checkpoint import WORD_VECTORS, CheckpointHeader, Record, read_checkpoint, read_record
 from duplex.training.inputs import require_inputs
-from duplex.training.members import find_members
-from duplex.training.run import MethodSpec, calibration_settings
+from duplex.training.run import calibration_settings
 
 StageRecord = dict[str, Any]
 CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluation:` that training uses
@@ -248,9 +247,10 @@ def run_difference(record: Record, params: Params, dataset: str, method: str, se
     entry, options, finetune = params.entry(method), params.method(method, dataset), params.finetune(method, dataset)
     stored = {"kind": record.kind, "seed": record.seed, "world": record.world, **vars(record.options)}
     wanted = {"kind": entry.kind, "seed": seed, "world": entry.trained_for, **vars(options)}
-    if isinstance(options, CombinedOptions):
+    if isinstance(options, CombinedOptions) and isinstance(record.options, CombinedOptions):
         wanted.pop("members")
-        if difference := _member_difference(record, params, dataset, method, seed, paths):
+        wanted_runs = combined_runs(options, seed, params.run.seeds)
+        if difference := _member_difference(record.options, wanted_runs, params, dataset, paths):
             return difference
     elif isinstance(finetune, AutoFinetune):
         stored["finetune"], wanted["finetune"] = "auto" if record.recipes else record.finetune, "auto"
@@ -290,23 +290,6 @@ def require_current_run(
         )
 
 
-def outdated_member(options: Options, params: Params, dataset: str, paths: ArtifactPaths) -> str:
-    """Return how a run whose probabilities a product multiplies differs from params.yaml, as text; "" if none does.
-
-    Runs that are not on disk are ignored.
-
-    options: the product's options, which list the runs; methods that combine no runs give "".
-    """
-    for member in options.members if isinstance(options, CombinedOptions) else ():
-        method, seed = member["method"], member["seed"]
-        checkpoint = paths.run(dataset, method, seed).checkpoint
-        if method not in params.methods or not checkpoint.is_file():
-            continue
-        if difference := run_difference(read_record(checkpoint), params, dataset, method, seed, paths):
-            return f"{method} with seed {seed}, which it combines, does not match params.yaml: {difference}"
-    return ""
-
-
 def _encoder_difference(record: Record, params: Params, dataset: str) -> str:
     """Return how the encoder or the word vectors of a checkpoint differ from those in params.yaml, as text, or ""."""
     entry, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
@@ -343,21 +326,27 @@ def metrics_difference(record: Record, metrics: Mapping[str, Any], params: Param
     return ""
 
 
-def _member_difference(
-    record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths
-) -> str:
-    """Return how the runs combined in a product differ from runs on disk or params.yaml, as text; "" if they do not.
+def combined_runs(options: CombinedOptions, seed: int, seeds: Sequence[int]) -> list[tuple[str, int]]:
+    """Method and seed of each run that a product with the seed `seed` combines; `seeds`: all of the project."""
+    return [(method, number) for method in options.of for number in (seeds if options.seeds == "all" else (seed,))]
 
-    A product multiplies the probabilities of finished runs. Runs not on disk are ignored: its checkpoint contains them.
-    """
-    spec = MethodSpec.of(params, dataset, method)
-    try:
-        _, members = find_members(spec, dataset, seed, params.run.seeds, paths)
-    except DuplexError:
-        return ""
-    if record.training.get("members") not in (None, members.fingerprints):
-        return "a run that it combines was trained again"
-    return outdated_member(record.options, params, dataset, paths)
+
+def _member_difference(
+    options: CombinedOptions, wanted: list[tuple[str, int]], params: Params, dataset: str, paths: ArtifactPaths
+) -> str:
+    """How the runs that a product combined differ from those on disk or from params.yaml, as text; "" if not at all."""
+    combined = {(member["method"], member["seed"]): member["fingerprint"] for member in options.members}
+    if list(combined) != wanted:
+        return "it combines other runs"
+    for (method, seed), fingerprint in combined.items():
+        checkpoint = read_checkpoint(paths.run(dataset, method, seed).checkpoint)
+        if checkpoint.fingerprint != fingerprint:
+            return f"{method} with seed {seed}, which it combines, was trained again"
+        if method not in params.methods:
+            continue
+        if difference := run_difference(checkpoint.record, params, dataset, method, seed, paths):
+            return f"{method} with seed {seed}, which it combines, does not match params.yaml: {difference}"
+    return ""
 
 
 IGNORED = (".gitignore", ".partial")  # ends of names

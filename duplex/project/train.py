@@ -5,25 +5,27 @@ It writes the checkpoint of the best epoch and the training history. Whatever el
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from duplex.artifacts import ArtifactPaths, RunPaths, log_folder
 from duplex.config.params import Params
 from duplex.encoders.base import resolve_device
-from duplex.errors import DuplexError
-from duplex.options import AutoFinetune
-from duplex.project.stamps import outdated_member, run_records
+from duplex.errors import UsageError
+from duplex.methods.registry import find_method
+from duplex.options import AutoFinetune, CombinedOptions
+from duplex.project.stamps import combined_runs, require_current_run, run_records
 from duplex.system.files import json_digest, sole_writer, write_json
-from duplex.training.checkpoint import WORD_VECTORS, read_checkpoint
+from duplex.training.checkpoint import WORD_VECTORS, load_members, read_checkpoint
 from duplex.training.inputs import LoadInputs, RunInputs, load_inputs, require_inputs
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
-from duplex.training.members import Members, find_members
 from duplex.training.run import MethodSpec, reproducible, train_run
 
 
@@ -50,14 +52,14 @@ def train_stage(
     spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
     with reproducible(spec.training.threads):
-        spec, members = find_members(spec, dataset, seed, params.run.seeds, paths)
-        if difference := outdated_member(spec.options, params, dataset, paths):
-            raise DuplexError(
-                f"{method} cannot combine its runs: {difference}; train that run again, or run `dvc repro`"
-            )
-        inputs = members.add_to(load(params, dataset, paths, spec.request))
+        if isinstance(spec.options, CombinedOptions):
+            spec = with_members(spec, spec.options, params, dataset, seed, paths, out.root)
+        inputs = load(params, dataset, paths, spec.request)
+        if isinstance(spec.options, CombinedOptions):
+            members = load_members(spec.options, out.root, inputs.context(), inputs.encoder)
+            inputs = replace(inputs, members=members)
         with sole_writer(out.checkpoint, "training"):
-            key = _resume_key(params, dataset, method, seed, inputs, device, members)
+            key = _resume_key(params, dataset, method, seed, inputs, device)
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
             auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
             if isinstance(auto, AutoFinetune):
@@ -70,21 +72,60 @@ def train_stage(
             else:
                 log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
                 run = train_run(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
-            if members.headers:
-                training = {**run.record.training, "members": members.fingerprints}
-                run = replace(run, record=replace(run.record, training=training))
             run.write(out)
             out.unfinished_training.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
-            if out.root == paths.run(dataset, method, seed).root and not members.headers:
+            if out.root == paths.run(dataset, method, seed).root and not inputs.members:
                 fingerprint = read_checkpoint(out.checkpoint).fingerprint
                 write_json(paths.trained(dataset, method, seed), {"checkpoint": fingerprint})
         return run.result
 
 
-def _resume_key(
-    params: Params, dataset: str, method: str, seed: int, inputs: RunInputs, device: torch.device, members: Members
-) -> str:
+def with_members(
+    spec: MethodSpec,
+    options: CombinedOptions,
+    params: Params,
+    dataset: str,
+    seed: int,
+    paths: ArtifactPaths,
+    folder: Path,
+) -> MethodSpec:
+    """A product's spec with references to the finished runs that it combines, which must match params.yaml.
+
+    Args:
+        folder: of the product, from which the paths of the runs start.
+    """
+    if spec.finetune is not None:
+        raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
+    members = []
+    finetunes = []
+    for method, number in combined_runs(options, seed, params.run.seeds):
+        checkpoint = read_checkpoint(paths.run(dataset, method, number).checkpoint)
+        if method in params.methods:
+            require_current_run(checkpoint, params, dataset, method, number, paths)
+        record = checkpoint.record
+        if record.world != spec.trained_for or not set(spec.worlds) <= set(record.calibration or {}):
+            raise UsageError(
+                f"{checkpoint.path} was trained for the {record.world} world and {spec.name} is for the "
+                f"{spec.trained_for} world; combine runs of one world, or set `world` of {spec.name}"
+            )
+        finetunes += [] if record.finetune is None else [record.finetune]
+        members.append(
+            {
+                "method": method,
+                "seed": number,
+                "checkpoint": os.path.relpath(checkpoint.path, folder),
+                "fingerprint": checkpoint.fingerprint,
+                "needs": sorted(find_method(record.kind).needs(record.options)),
+                "finetuned": record.finetune is not None,
+                "temperature": record.confidence.temperature,
+            }
+        )
+    largest = max(finetunes, key=lambda finetune: finetune.blocks, default=None)  # its block inputs serve all members
+    return replace(spec, options=replace(options, members=tuple(members)), finetune=largest)
+
+
+def _resume_key(params: Params, dataset: str, method: str, seed: int, inputs: RunInputs, device: torch.device) -> str:
     """Digest of everything that training depends on; saved training resumes only if its digest is equal."""
     is_gpu = device.type == "cuda"
     key = {
@@ -95,6 +136,5 @@ def _resume_key(
         "labels": inputs.labels.to_dict(),
         "device": torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads(),  # decide the last bits
         "torch": torch.__version__,
-        **({"members": members.fingerprints} if members.headers else {}),
     }
     return json_digest(key)

@@ -84,7 +84,7 @@ STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of module
     "prepare": ("data/sources", "data/tables"),
     "extract": ("features/extract", "features/imported"),
     "shapes": ("data/shapes",),  # beside `prepare` and `extract`, for the data set whose images it draws
-    "train": ("training/run", "training/recipes", "training/members"),
+    "train": ("training/run", "training/recipes"),
     "recipe": ("training/run",),  # one training of `duplex fit`
     "evaluate": ("training/run",),
     "ablations": ("report/aggregate",),  # their table

@@ -5,9 +5,11 @@ The record is enough to predict with, on the encoder that it names.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from duplex.evaluation.confidence import UNFITTED, Confidence
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, MethodContext
 from duplex.methods.registry import find_method, make_method, method_source, parse_options
-from duplex.options import FinetuneOptions, Options
+from duplex.options import CombinedOptions, FinetuneOptions, Options
 from duplex.system.plugins import UNKNOWN_CODE, module_of, plugin_hash
 from duplex.training.model_file import ModelHeader, read_header, read_tensors, write_model
 from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector
@@ -173,6 +175,8 @@ def load_checkpoint(
         elif plugin != current:
             print(f"duplex: the code of {record.kind!r} has changed since {path} was trained", file=sys.stderr)
     tensors = {name: t for name, t in read_tensors(checkpoint.header).items() if not name.startswith(PREFIX)}
+    if isinstance(record.options, CombinedOptions):
+        context = replace(context, members=load_members(record.options, path.parent, context, encoder))
     method = make_method(record.kind, record.options, replace(context, world=record.world))
     try:
         method.load_state_dict(tensors)
@@ -180,3 +184,30 @@ def load_checkpoint(
         reason = " ".join(str(error).split())
         raise DuplexError(f"{path} was written by another version of its method ({reason}); train again") from error
     return method.eval()
+
+
+def load_members(
+    options: CombinedOptions, folder: Path, context: MethodContext, encoder: Mapping[str, str]
+) -> tuple[Method[Any], ...]:
+    """Load the finished runs that a product in `folder` refers to.
+
+    Raises `DuplexError` for a run that is missing or was trained again, or that `load_checkpoint` refuses.
+    """
+    loaded = []
+    for member in options.members:
+        checkpoint = read_checkpoint(Path(os.path.normpath(folder / member["checkpoint"])))
+        if checkpoint.fingerprint != member["fingerprint"]:
+            raise DuplexError(
+                f"{checkpoint.path} was trained again after {folder} combined it; make that product again"
+            )
+        finetune, blocks = checkpoint.record.finetune, None
+        if finetune is not None:
+            if context.member_blocks is None:
+                raise DuplexError(
+                    f"{checkpoint.path} has fine-tuned blocks, and the feature cache has no inputs for them; set "
+                    "encoder.block_inputs in params.yaml and extract again"
+                )
+            blocks = partial(context.member_blocks, finetune)
+        own = replace(context, finetuned_blocks=blocks, members=(), member_blocks=None)
+        loaded.append(load_checkpoint(checkpoint, own, encoder))
+    return tuple(loaded)

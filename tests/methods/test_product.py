@@ -16,19 +16,19 @@ from duplex.errors import UsageError
 from duplex.methods.base import LARGEST_WEIGHT, search_weights
 from duplex.methods.closed_form import ClosedFormMethod
 from duplex.methods.compcos import CompCos
+from duplex.methods.portable import score_terms
 from duplex.methods.product import ProductMethod, ProductOptions
 from duplex.methods.prompts import PromptMethod
-from duplex.options import FinetuneOptions, OptionError
-from duplex.testing import check_method
+from duplex.options import OptionError
 from tests.methods.field import LABELS, batch, build, context
 
 KINDS = {"prompts": PromptMethod, "compcos": CompCos, "closed_form": ClosedFormMethod}
 
 
-def member(method: str, kind: str, temperature: float = 1.0, **more: Any) -> dict[str, Any]:
-    options = build(KINDS[kind]).options.to_dict()
-    record = {"method": method, "seed": 0, "kind": kind, "options": options, "world": "closed", "finetune": None}
-    return {**record, "temperature": temperature, **more}
+def member(method: str, kind: str, temperature: float = 1.0) -> dict[str, Any]:
+    """The reference to a run, with the kind for the naive twin."""
+    needs = sorted(KINDS[kind].needs(KINDS[kind].Options()))
+    return {"method": method, "kind": kind, "needs": needs, "finetuned": False, "temperature": temperature}
 
 
 def product_of(*members: tuple[str, str, float], weights: str = "equal", seeds: str = "own") -> ProductMethod:
@@ -43,7 +43,7 @@ def product_of(*members: tuple[str, str, float], weights: str = "equal", seeds: 
 def naive_scores(product: ProductMethod, columns: Any, inputs: Any) -> list[list[float]]:
     """Scores by loops: probabilities of each member by its own rule, logarithms, temperatures and weights."""
     weight = dict(zip(product.options.of, product.weights.tolist(), strict=True))
-    tables = [method.scorer(columns)(inputs).double().tolist() for method in product.members]
+    tables = [method.scorer(columns)(inputs).double().tolist() for method in product._members]
     found = []
     for image in range(len(tables[0])):
         row = [0.0] * len(columns)
@@ -80,7 +80,7 @@ def test_scores_are_those_of_loops(kinds, temperatures, weight, world) -> None:
 def test_a_member_that_writes_into_the_candidates_changes_no_other() -> None:
     product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0))
     columns, images = LABELS.candidates("closed", "test"), batch(4)
-    expected, member = product.scorer(columns.copy())(images.inputs), product.members[0]
+    expected, member = product.scorer(columns.copy())(images.inputs), product._members[0]
     scorer = member.scorer
 
     def careless(candidates: Any) -> Any:
@@ -102,12 +102,10 @@ def test_runs_of_one_method_are_one_score_term() -> None:
     torch.testing.assert_close(terms["a"], alone.scorer(columns)(images.inputs))
 
 
-def test_nothing_is_trained_and_members_keep_their_tensors() -> None:
+def test_nothing_is_trained() -> None:
     product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0))
-    before = {name: value.clone() for name, value in product.state_dict().items()}
-    assert product.groups() == [] and not any(p.requires_grad for p in product.parameters())
-    product.start(batch(30))
-    assert all(torch.equal(value, before[name]) for name, value in product.state_dict().items())
+    assert product.groups() == []
+    assert not any(parameter.requires_grad for each in product._members for parameter in each.parameters())
 
 
 def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
@@ -150,13 +148,9 @@ def test_wrong_options_are_refused(record: dict[str, Any], message: str) -> None
         ProductOptions.from_dict(record)
 
 
-def test_a_product_without_runs_and_one_without_its_image_tower_are_refused() -> None:
+def test_a_product_without_runs_is_refused() -> None:
     with pytest.raises(UsageError, match=r"product combines finished runs of a, b; list it in run\.products"):
         ProductMethod(context(), ProductOptions(of=("a", "b")))
-    finetune = FinetuneOptions(blocks=1).to_dict()
-    members = (member("a", "prompts", finetune=finetune), member("b", "compcos"))
-    with pytest.raises(UsageError, match="a has fine-tuned blocks, and no image tower is loaded"):
-        ProductMethod(context(), ProductOptions(of=("a", "b"), members=members))
 
 
 def test_needs_are_those_of_all_members() -> None:
@@ -164,8 +158,20 @@ def test_needs_are_those_of_all_members() -> None:
     assert ProductMethod.needs(ProductOptions(of=("a", "b"), members=members)) == {"cls", "text", "words"}
 
 
-@pytest.mark.parametrize("kinds", [("prompts", "closed_form"), ("closed_form", "compcos")])
-def test_a_product_passes_the_checks_of_methods(kinds: tuple[str, str]) -> None:
-    """Among them: an export of the first, whose scores equal the method's; compcos has no portable form."""
-    members = [member(f"m{place}", kind, 1.5) for place, kind in enumerate(kinds)]
-    check_method(ProductMethod, {"of": ["m0", "m1"], "members": members})
+def test_an_export_has_the_scores_of_the_product() -> None:
+    columns, images = LABELS.candidates("closed", "test"), batch(4)
+    product = product_of(("a", "prompts", 1.5), ("b", "closed_form", 2.0))
+    tensors = product.portable(columns)
+    assert tensors is not None
+    scores = torch.stack([term for _, term in score_terms(tensors, images.cls)]).sum(0).float()
+    torch.testing.assert_close(scores, product.scorer(columns)(images.inputs), rtol=1e-4, atol=1e-4)
+    assert product_of(("a", "closed_form", 1.0), ("b", "compcos", 1.0)).portable(columns) is None
+
+
+def test_the_checkpoint_has_no_tensors_of_the_members() -> None:
+    assert set(product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0)).state_dict()) == {"temperatures", "weights"}
+
+
+def test_members_move_with_their_product() -> None:
+    product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0)).to("meta")
+    assert {tensor.device.type for each in product._members for tensor in each.state_dict().values()} == {"meta"}

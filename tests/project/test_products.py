@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +85,18 @@ def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
     train_stage(params, "own", "both", 0)
     stages.evaluate_stage(params, "own", "both", 0)
     training = {**params.methods["csp"].training, "learning_rate": 0.05}
-    changed = {**params.methods, "csp": replace(params.methods["csp"], training=training)}
+    changed = {**params.methods, "csp": params.methods["csp"].model_copy(update={"training": training})}
     params = params.model_copy(update={"methods": changed})
     with pytest.raises(DuplexError, match=r"learning_rate is .* instead of 0\.05"):
         stages.evaluate_stage(params, "own", "csp", 0)
     train_stage(params, "own", "csp", 0)
-    with pytest.raises(DuplexError, match="a run that it combines was trained again"):
+    with pytest.raises(DuplexError, match="csp with seed 0, which it combines, was trained again"):
         stages.evaluate_stage(params, "own", "both", 0)
     train_stage(params, "own", "both", 0)
     stages.evaluate_stage(params, "own", "both", 0)
     shutil.rmtree(ArtifactPaths().run("own", "csp", 0).root)
-    stages.evaluate_stage(params, "own", "both", 0)  # needs no run but its own
+    with pytest.raises(DuplexError, match=r"csp/0/checkpoint\.safetensors does not exist"):
+        stages.evaluate_stage(params, "own", "both", 0)
 
 
 def test_runs_of_all_seeds_are_multiplied_whatever_the_seed(params: Params) -> None:
@@ -152,7 +152,7 @@ def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -
     with pytest.raises(DuplexError, match=r"artifacts/own/closed_form/1/checkpoint.safetensors does not exist"):
         train_stage(params, "own", "both", 1)
     shutil.copy(run.checkpoint, (other := ArtifactPaths().run("own", "csp", 1)).checkpoint)
-    with pytest.raises(UsageError, match="has seed 0; csp_seeds combines runs with seed 1"):
+    with pytest.raises(DuplexError, match=r"does not match csp with seed 1 in params\.yaml: seed is 0 instead of 1"):
         train_stage(params, "own", "csp_seeds", 1)
     assert other.checkpoint.exists()
     record = YAML(typ="safe").load((project / "params.yaml").read_text())
