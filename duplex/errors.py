@@ -19,7 +19,7 @@ class UsageError(DuplexError):
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that installs an extra of this package.
+    """The pip command that installs an extra of this package.
 
     >>> install_command("serve")
     "pip install 'duplex-czsl[serve]'"
@@ -35,13 +35,7 @@ def require_type(value: object, kind: type, noun: str) -> None:
 
 
 def require_whole(value: object, noun: str, low: int = 1, high: int | None = None) -> int:
-    """Return `value` as an int; raise `UsageError` unless it is a whole number from `low` to `high` (None: no limit).
-
-    `noun` names the value in the message.
-
-    >>> require_whole(3, "top")
-    3
-    """
+    """`value` as an int; raises `UsageError` unless it is a whole number from `low` to `high` (None: no limit)."""
     number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     if number is None or number < low or (high is not None and number > high):
         expected = f"a whole number from {low}" + ("" if high is None else f" to {high}")
@@ -50,20 +44,12 @@ def require_whole(value: object, noun: str, low: int = 1, high: int | None = Non
 
 
 def shown(value: object) -> str:
-    """Return `repr(value)` on one line, cut after 80 characters, for use in error messages.
-
-    >>> shown("red star")
-    "'red star'"
-    """
+    """`repr(value)` on one line, cut after 80 characters, for error messages."""
     return f"{' '.join(repr(value).split()):.80}"
 
 
 def require(value: str, allowed: Iterable[object], noun: str) -> str:
-    """Return `value` if it is among `allowed`; otherwise raise `UsageError`. `noun` names the value in the message.
-
-    >>> require("val", ("train", "val"), "split")
-    'val'
-    """
+    """`value` if it is among `allowed`; otherwise raises `UsageError`. `noun` names the value in the message."""
     names = [str(name) for name in allowed]
     if value not in names:
         raise UsageError(f"unknown {noun} {value!r}; known: {', '.join(names)}")

@@ -30,7 +30,7 @@ Bools = NDArray[np.bool_]
 
 
 class UnknownLabel(DuplexError):
-    """Error for a name that is neither a state nor an object of a data set."""
+    """A name that is neither a state nor an object of a data set."""
 
 
 def prompt_name(label: str) -> str:
@@ -76,11 +76,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """The label space of all states and objects that occur in `pairs`, sorted by name.
-
-        Args:
-            pairs: split (train, val, test) -> its pairs of names (state, object).
-        """
+        """The label space of all names in `pairs`, sorted: split (train, val, test) -> its (state, object) names."""
         listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
@@ -208,7 +204,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
     """`values` as int64; raises `UsageError` unless they are whole numbers from 0 to `size - 1`.
 
-    `noun` names the values in the message. A mask is refused: as numbers it would stand for compositions 0 and 1.
+    A mask is refused: as numbers it would stand for compositions 0 and 1.
     """
     try:
         array = np.asarray(values)
@@ -234,7 +230,6 @@ class CandidateSet:
 
     @classmethod
     def of(cls, labels: LabelSpace, world: str, split: str) -> CandidateSet:
-        """The candidates of a split in the closed or open world as a `CandidateSet`."""
         return cls(labels.size, None if world == "open" else labels.candidates(world, split))
 
     def __len__(self) -> int:
@@ -242,11 +237,10 @@ class CandidateSet:
 
     @property
     def compositions(self) -> Ints:
-        """The candidates as a sorted array [C] of composition numbers."""
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
     def at(self, positions: Ints) -> Ints:
-        """The compositions at the given `positions` in the sorted list of candidates."""
+        """The compositions at `positions` in the sorted list of candidates."""
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:
@@ -267,17 +261,13 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """Frequency group of every composition by its number of training images: head, medium, tail or unseen.
-
-    Groups are indices into `GROUPS`. Only those of seen compositions are stored.
-    """
+    """Every composition's frequency group, an index into `GROUPS`; only those of seen ones are stored."""
 
     size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted
     group: Ints  # [K] their groups
 
     def groups_of(self, compositions: Ints) -> Ints:
-        """Each composition's frequency group as an index into `GROUPS` (head, medium, tail, unseen)."""
         groups = np.full(compositions.shape, GROUPS.index("unseen"), dtype=np.int64)
         is_seen = contains_sorted(self.seen, compositions)
         groups[is_seen] = self.group[np.searchsorted(self.seen, compositions[is_seen])]
@@ -285,21 +275,17 @@ class FrequencyGroups:
 
     @property
     def sizes(self) -> Ints:
-        """Number of compositions in each frequency group, in the order of `GROUPS` (head, medium, tail, unseen)."""
+        """Number of compositions in each frequency group."""
         sizes = np.bincount(self.group, minlength=len(GROUPS))
         sizes[GROUPS.index("unseen")] += self.size - len(self.seen)
         return sizes
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """The frequency group (head, medium, tail or unseen) of every composition, by its number of training images.
+    """The frequency groups of `size` compositions, from the composition of each training image.
 
     Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (appendix of the
     Duplex paper). Of compositions with equal counts, the one with the lower number is ranked first.
-
-    Args:
-        train: composition of each training image.
-        size: number of all compositions.
     """
     seen, counts = np.unique(train, return_counts=True)
     group = np.empty(len(seen), dtype=np.int64)

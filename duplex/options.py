@@ -48,7 +48,7 @@ Template = Annotated[str, AfterValidator(_has_words)]  # words before the names 
 
 
 class OptionError(UsageError, ValueError):
-    """Error for a wrong option. `key` is the option's name, None if several options contradict each other.
+    """Error for a wrong option; `key` is its name, None if several options contradict each other.
 
     It is a ValueError so that pydantic adds the option's place in the file to the message.
     """
@@ -64,7 +64,6 @@ class Options:
     """Base of frozen dataclasses whose fields are checked by their type annotations, then by the method `rules`."""
 
     def __post_init__(self) -> None:
-        """Check all fields and convert lists to tuples; raises OptionError for a wrong value."""
         cls: Any = type(self)
         for name, adapter in _adapters(cls).items():
             value = getattr(self, name)
@@ -134,11 +133,8 @@ NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 def first_fault(error: ValidationError, table: Any = None) -> tuple[str, str]:
     """The place and the message of a pydantic error's first fault; unknown keys come before wrong values.
 
-    Args:
-        table: the class that was validated, whose known keys the message lists for an unknown one.
-
-    Returns:
-        Keys joined by dots, such as `run.seeds`, and a message such as `input should be ... (it is 0)`.
+    The place is keys joined by dots, such as `run.seeds`. `table` is the class that was validated, whose known keys the
+    message lists for an unknown one.
     """
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in UNKNOWN_KEY), faults[0])
@@ -159,7 +155,6 @@ def first_fault(error: ValidationError, table: Any = None) -> tuple[str, str]:
 
 
 def _known_keys(table: Any, path: Iterable[str]) -> list[str]:
-    """The keys that are allowed at the end of a path of keys, from the annotations of the class `table`."""
     for key in path:
         if hint := get_type_hints(table).get(key):
             types = [hint, *get_args(hint)]
@@ -197,7 +192,7 @@ class TrainingOptions(Options):
     log: str = "none"  # where losses, rates and validation are logged: dvclive, tensorboard, a plug-in, or none
 
     def result_settings(self) -> dict[str, Any]:
-        """The training options that a run's results depend on: all but `log`, the choice of a training log."""
+        """The training options that a run's results depend on: all but `log`."""
         return {key: value for key, value in self.to_dict().items() if key != "log"}
 
     def rules(self) -> Iterable[tuple[object, str]]:
@@ -233,7 +228,7 @@ class FinetuneOptions(Options):
 
     @property
     def inner_width(self) -> int:
-        """Width of fine-tuning adapters: hidden units of a bottleneck, or rank of a low-rank update."""
+        """Hidden units of a bottleneck, or rank of a low-rank update."""
         return self.width or DEFAULT_WIDTHS[self.adapter]
 
 
@@ -306,7 +301,5 @@ class SourceOptions(Options):
 
     @property
     def recorded_root(self) -> str | None:
-        """The folder of the images that a feature cache records; None for `shapes`, whose images are the same in every
-        folder.
-        """
+        """The images' folder that a feature cache records; None for `shapes`, equal in every folder."""
         return None if self.kind == "shapes" else self.root.as_posix()

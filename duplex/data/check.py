@@ -24,7 +24,7 @@ SHOWN = 5  # examples of an issue in its text
 
 @dataclass(frozen=True)
 class DataIssue:
-    """What is wrong with a data set, such as missing files: a description, a count and the items concerned."""
+    """A fault of a data set, such as missing files: a description, a count and the items concerned."""
 
     what: str  # description, to be printed after the count
     count: int
@@ -44,11 +44,7 @@ def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
 
 
 def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
-    """Check a data set's labels without opening images; returns all issues, also those with a count of 0.
-
-    The issues are: pairs without images; states and objects absent from training; different labels with the same text
-    in prompts; and splits that cannot be evaluated.
-    """
+    """All issues of a data set's labels, also those with a count of 0; opens no image."""
     labels, manifest = dataset.labels, dataset.manifest
     issues = [_check_splits(dataset)]
     for split in SPLITS:
@@ -69,7 +65,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
-    """Warnings about labels that read alike in prompts, most likely one label in two spellings."""
+    """Warnings about labels that read alike in prompts: most likely one label in two spellings."""
     return [str(issue) for issue in check_labels_of(dataset) if issue.count and issue.what.endswith(ALIKE)]
 
 
@@ -134,11 +130,10 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 def content_issues(
     manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Issues of images with equal contents: with one label, with two labels, and in two splits; also with a count of 0.
+    """Images with equal contents: with one label, with two labels, in two splits; also with a count of 0.
 
-    Args:
-        keys: image -> key, equal for equal contents; images that are missing or unreadable have none.
-        nouns: name of the contents in messages; then its plural.
+    `keys`: image -> key, equal for equal contents, none for missing and unreadable images. `nouns`: name of the
+    contents in messages; then its plural.
     """
     content = pd.Series(keys, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))

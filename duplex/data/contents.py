@@ -1,10 +1,8 @@
 """Contents of image files, and random compositional splits that keep images of equal content together.
 
-Two files are copies if their bytes are equal, or if an encoder sees the same pixels in both: the RGB pixels of
-`decode_image`, upright and with 16-bit grey scaled to 8 bits.
-
-A split holds some pairs out as unseen; images of the other pairs are divided as well, so that validation and test have
-seen and unseen pairs. Every state and every object stays in training.
+Two files are copies if their bytes are equal, or the pixels that an encoder sees (`decode_image`). A split holds some
+pairs out as unseen and divides the images of the others, so that validation and test have seen and unseen pairs. Every
+state and every object stays in training.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ class FileHead:
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
     """One key per image below `root`: equal for copies, different for all other images.
 
-    Only images of equal width and height can have equal pixels; the others are not decoded. JPEGs are first compared at
-    an eighth of their size, which is several times as fast, and completely only where that is equal.
+    Only images of equal width and height are decoded; JPEGs first at an eighth of their size, completely where that is
+    equal.
     """
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -92,11 +90,8 @@ def _pixel_digest(data: ImageBytes, *, draft: bool = False) -> str | None:
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """The sha256 of each image file, and a dictionary from it to a digest of the pixels; both "" for a missing file.
 
-    The two are of the bytes of one reading, so that they belong together even if the file is replaced meanwhile. For
-    an unreadable image, the sha256 of the file also stands for its pixels.
-
-    Args:
-        known: digests of pixels from before, by the sha256 of the file; these images are not decoded.
+    Both are of the bytes of one reading, even if the file is replaced meanwhile. For an unreadable image, the sha256 of
+    the file also stands for its pixels. Images whose sha256 is in `known` are not decoded.
     """
 
     def digests(image: str) -> tuple[str, str]:
@@ -127,11 +122,7 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
-    """The paths of images whose file has another sha256 than before it was encoded.
-
-    Args:
-        images: sha256 of an image file before the encoding -> its path below `root`.
-    """
+    """Paths of images that have changed since they were encoded; `images`: sha256 before the encoding -> path."""
     names = list(images.values())
     after = file_digests(root, names)
     return [name for name, before, now in zip(names, images, after, strict=True) if now != before]
@@ -147,10 +138,9 @@ def row_keys(values: NDArray[Any]) -> list[str]:
 
 
 def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
-    """One key per image from two lists of keys, equal for images that are equal by either list.
+    """One key per image from two lists of keys, equal for images with equal keys in either list, also through others.
 
-    Images that are equal to the same third image have equal keys too. Without equal keys in `others`, the result is
-    `keys`.
+    Without equal keys in `others`, the result is `keys`.
     """
     first = pd.Series(range(len(keys)))  # the first image that is known to be equal to each
     while True:
@@ -169,10 +159,7 @@ class SplitResult:
 
 
 def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
-    """Assign rows of (image, state, object) to train, val and test at random, whatever the order of the rows.
-
-    Raises DuplexError if fewer than two pairs can be held out.
-    """
+    """Assign rows to train, val and test at random, whatever their order; raises DuplexError for too few pairs."""
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
     ordered = frame.sort_values(["state", "object", "image"])
@@ -203,14 +190,10 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
 def split_by_content(
     frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
 ) -> SplitResult:
-    """Assign rows to train, val and test like `make_split`, but keep images of equal content in one split.
+    """Assign rows to train, val and test like `make_split`, but keep images of equal content, a key each, in one split.
 
-    Images of equal content that are labelled with different pairs go to the split of the held-out pair, or else to
-    training. They stay apart if a seen pair would lose its last training image, or if two of the pairs are held out for
-    different splits; `duplex data check` reports such images.
-
-    Args:
-        contents: key of each row's image. If all keys differ, the result is that of `make_split`.
+    Equal images with different pairs go to the split of the held-out pair, or else to training. They stay apart if a
+    seen pair would lose its last training image, or if two of the pairs are held out for different splits.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)

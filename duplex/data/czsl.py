@@ -31,10 +31,7 @@ Pair = tuple[str, str]
 
 
 def load_czsl(root: Path) -> LabelledImages:
-    """The manifest and the labels of a benchmark (MIT-States, UT-Zappos, C-GQA) from its folder `root`.
-
-    Missing images stay in the table, with the path that the metadata states.
-    """
+    """The manifest and the labels of a benchmark below `root`; missing images stay, with the metadata's path."""
     lists = read_pair_lists(root)
     records = read_metadata(root / METADATA)
     listed = {split: set(pairs) for split, pairs in lists.pairs.items()}
@@ -71,9 +68,7 @@ def load_czsl(root: Path) -> LabelledImages:
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """The records of a benchmark's metadata, a list of dicts that torch saved; a pickle that would run code is
-    refused.
-    """
+    """The records of a benchmark's metadata, saved by torch; a pickle that would run code is refused."""
     import torch
 
     data = read_bytes(path)

@@ -45,7 +45,7 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class BenchmarkArchive:
-    """Archive file of a benchmark: its download addresses, and the files to unpack from it."""
+    """An archive of a benchmark: its download addresses, and the files to unpack from it."""
 
     file: str  # its name
     urls: tuple[str, ...]  # tried in this order, encrypted ones first
@@ -132,8 +132,6 @@ BENCHMARKS = {
 
 @dataclass(frozen=True)
 class ArchiveMember:
-    """A file in a zip or tar archive."""
-
     name: str
     regular: bool  # False for links and devices
     open: Callable[[], IO[bytes] | None]
@@ -249,8 +247,7 @@ def download(name: str, root: Path, report: Callable[[str], None]) -> None:
 def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[str], None]) -> None:
     """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`.
 
-    No sha256 of the archives is published. It is recorded when an archive is first unpacked; later, a file with another
-    sha256 is refused.
+    No sha256 is published: it is recorded at the first unpacking; later, a file with another sha256 is refused.
     """
     if all((root / name).exists() for name in archive.take):
         report(f"{', '.join(archive.take)}: already in {root}")
@@ -292,15 +289,14 @@ def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, repor
 
 
 class DeadLink(DuplexError):
-    """Raised if a URL does not serve the wanted file."""
+    """A URL does not serve the wanted file."""
 
 
 def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless the file exists, continuing what an earlier call left in FILE.partial.
 
-    Two versions of an archive in one file are noticed when it is unpacked, by its checksums. Raises `DeadLink` if the
-    URL does not serve a file, and `DuplexError` if the connection keeps breaking or another process downloads the same
-    file.
+    Raises `DeadLink` if the URL does not serve a file, and `DuplexError` if the connection keeps breaking or another
+    process downloads the same file. Two versions of an archive in one file are noticed when it is unpacked.
     """
     if path.exists():
         return path

@@ -1,9 +1,8 @@
 """Read image files and text files of strangers, and find them below a data root.
 
 Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
-ignored. Width and height are read from the header: a decompression bomb is never decoded. Errors of an image file
-(missing, damaged) are told from errors of the machine that reads it (memory, disk). Links that lead out of the data
-root raise an error. Text is UTF-8 or UTF-16 with any line ends.
+ignored. Width and height are read from the header: a decompression bomb is never decoded. Faults of an image file
+are told from faults of the machine (memory, disk). Links that lead out of the data root raise an error.
 """
 
 from __future__ import annotations
@@ -56,14 +55,11 @@ LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form 
 
 
 class MachineFault(DuplexError):
-    """Raised if an image cannot be read because of the machine: little memory, too many open files, a failing disk."""
+    """An image cannot be read because of the machine: little memory, too many open files, a failing disk."""
 
 
 def machine_fault(place: object, error: BaseException) -> MachineFault | None:
-    """A `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault.
-
-    An error of the operating system is judged by its number; Pillow's errors about a file's content have none.
-    """
+    """A `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault."""
     if isinstance(error, MemoryError):
         reason = "there was not enough memory"
     elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
@@ -74,7 +70,7 @@ def machine_fault(place: object, error: BaseException) -> MachineFault | None:
 
 
 class BadImageFile(Exception):
-    """A file that cannot be read as an image; `reason` is one of `features.layout.REASONS` ("empty", …)."""
+    """A file that cannot be read as an image; `reason` is one of `features.file.REASONS` ("empty", …)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -82,8 +78,6 @@ class BadImageFile(Exception):
 
 
 class ImageBytes(io.BytesIO):
-    """The bytes of an image file, whose path errors name."""
-
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(data)
         self.path = path
@@ -114,13 +108,10 @@ def read_image_bytes(path: Path) -> ImageBytes:
 
 
 def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
-    """The first frame of an image, from an open binary file, as 8-bit RGB.
+    """The first frame of an image, from an open binary file, as 8-bit RGB; `draft`: of a JPEG at an eighth of its size.
 
     Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
     of the machine.
-
-    Args:
-        draft: decode a JPEG at an eighth of its size.
     """
     if isinstance(file, ImageBytes) and not file.getbuffer():
         raise BadImageFile("empty")
@@ -156,9 +147,9 @@ def thumbnail(path: Path, side: int = 128) -> str | None:
 
 
 def verify_image(path: Path) -> str:
-    """Read an image file completely and say what is wrong with it; "" for nothing.
+    """Read an image file completely and say what is wrong with it; "" for nothing. Raises `MachineFault`.
 
-    JPEGs are decoded at an eighth of their size, which still parses every byte. Raises `MachineFault`, too.
+    JPEGs are decoded at an eighth of their size, which still parses every byte.
     """
     try:
         data = path.read_bytes()
@@ -177,8 +168,7 @@ def verify_image(path: Path) -> str:
 def as_rgb(image: Image.Image) -> Image.Image:
     """An image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
 
-    16-bit grey is scaled to 8 bits first: Pillow's conversion to RGB would clip it at 255 and make nearly all of it
-    white.
+    16-bit grey is scaled first: Pillow's conversion would clip it at 255 and make nearly all of it white.
     """
     if image.mode.startswith("I;16") or image.mode == "I":
         values = np.asarray(image)
@@ -205,14 +195,14 @@ def suffix_of(name: str) -> str:
 
 
 def describe_skipped(counts: Mapping[str, int]) -> str:
-    """Numbers of skipped files by kind as text, the most frequent first: `10 .heic, 2 without a suffix`."""
+    """Numbers of skipped files by kind, the most frequent first: `10 .heic, 2 without a suffix`."""
     common = Counter(counts).most_common(SHOWN)
     rest = sum(counts.values()) - sum(count for _, count in common)
     return ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
 
 
 class ImageTree:
-    """Image files below a root folder. Each folder is listed only once, which makes checks of 50,000 files fast."""
+    """Image files below a root folder. Each folder is listed once, which makes checks of 50,000 files fast."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -235,8 +225,8 @@ class ImageTree:
     def images(self, *, refuse_links: bool = True) -> Iterator[str]:
         """Yield the path of every image below the root, in a fixed order.
 
-        Hidden files and folders, and documents (such as .txt and .csv), are ignored. The paths of other files, and of
-        linked folders, are added to `skipped`; so are links that leave the root, unless `refuse_links`.
+        Hidden files and folders, and documents, are ignored. Other files and linked folders are added to `skipped`; so
+        are links that leave the root, unless `refuse_links`.
         """
         self.skipped = {}
         yield from self._walk("", refuse_links)

@@ -1,13 +1,12 @@
 """The embedded benchmark `shapes`: small drawn images of objects in states, with held-out compositions.
 
-Every image is a pure function of the seed and its file name, so images can be drawn alone and in any order. The
-benchmark lets the whole pipeline run anywhere in minutes; its results say nothing about photographs. An image is an
-object's outline with the look of a state, in a style (background, light and noise); the training images of the packaged
-tiny CLIP are drawn by the same functions.
+Every image is a pure function of the seed and its file name: an object's outline with the look of a state, in a style
+(background, light and noise). It lets the whole pipeline run anywhere in minutes; its results say nothing about
+photographs. The training images of the packaged tiny CLIP are drawn by the same functions.
 
 Outlines are closed contours in a frame where an object fills about the unit disc and y points down, sampled densely, so
-that bent ones (melted, wavy) have no visible corners. Several looks depend on the object (`Outline.round`,
-`Outline.shine`, its rotation and tint), so that stripes on a ring differ from stripes on a house.
+that bent ones have no visible corners. Several looks depend on the object, so that stripes on a ring differ from
+stripes on a house.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SPACING = 0.08  # distance between neighbouring points of a contour
 
 @dataclass(frozen=True)
 class Outline:
-    """The shape of one drawn object: its contour, holes, and how patterns and highlights are placed on it."""
+    """The shape of one drawn object."""
 
     contour: Points
     holes: tuple[Points, ...] = ()  # contours cut out of it
@@ -264,9 +263,7 @@ _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 @dataclass(frozen=True)
 class Style:
-    """Limits of random variation, which make drawn images easy or difficult; lengths are fractions of the
-    image's side.
-    """
+    """Limits of random variation of drawn images; lengths are fractions of the image's side."""
 
     radius: Range  # of the object
     shift: float  # of its centre, at most
@@ -310,8 +307,6 @@ def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) ->
 
 @dataclass(frozen=True)
 class _Place:
-    """Random position, size and rotation of an object in the image."""
-
     centre: NDArray[np.float64]  # [2] in pixels
     matrix: NDArray[np.float64]  # [2, 2] from the object's frame to pixels
     pixels: float  # the object's radius
@@ -518,11 +513,7 @@ TAIL = 8
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
-    """The manifest of `shapes`.
-
-    Args:
-        scale: share in (0, 1] of the images of each pair to list; at least one image remains.
-    """
+    """The manifest of `shapes`; `scale`: share in (0, 1] of the images of each pair, at least one of which remains."""
     if not 0 < scale <= 1:
         raise DuplexError(f"scale {scale} is not in (0, 1]; leave it out for the whole benchmark")
     rng = random_stream(seed, "manifest")
@@ -574,8 +565,8 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
 def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
     """Draw the images of a `shapes` manifest that are missing below `root` or damaged; returns their number.
 
-    Images drawn with another seed or by other code are drawn again. A file appears complete or not at all. Raises
-    DuplexError if `root` holds images from elsewhere.
+    Images drawn with another seed or by other code are drawn again. Raises DuplexError if `root` holds images from
+    elsewhere.
     """
     stamp, wanted = root / STAMP, _stamp(seed)
     current = stamp.is_file() and stamp.read_text(encoding="utf-8", errors="replace") == wanted

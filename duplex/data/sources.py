@@ -1,7 +1,7 @@
 """Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
 
-A record of the source (its options, and a digest of the table, of the benchmark's lists, or of the names and sizes in
-the folder) lies beside the manifest; if the source has changed since, the manifest is refused. Images are not read.
+A record of the source (its options, and a digest of its table, lists, or file names and sizes) lies beside the
+manifest; if the source has changed since, the manifest is refused.
 """
 
 from __future__ import annotations
@@ -48,10 +48,7 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
     """The manifest and the labels of a data set.
 
     If the data has no split, a random one is made; images are then opened, to keep those of equal content together.
-
-    Args:
-        feature_keys: for a data set with a file of features, a function from images to one key per image; images with
-            equal keys are kept together too (`duplex.features.imported.feature_keys`).
+    `feature_keys`, from images to one key each, keeps images with equal keys together too.
     """
     data = _load_unchanged(source, partial(_keys, source.root, feature_keys))
     return data if source.resplit is None else resplit(data, source.resplit)
@@ -96,11 +93,7 @@ def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
-    """Kind and location of the data at a path: a table, a benchmark (kind "standard"), or a folder tree.
-
-    Args:
-        root: folder of a table's images, by default the table's own folder.
-    """
+    """The data at a path: a table (images below `root`, or beside it), a benchmark ("standard"), or a folder tree."""
     split = split or SplitOptions()
     if path.is_file() and is_table(path):
         return SourceOptions("table", root or path.parent, path, split=split)
@@ -168,8 +161,7 @@ def source_record(source: SourceOptions, file: Path | None = None) -> Record:
     """The record of a data set's source: its options, and a digest of its table, lists or file names.
 
     Args:
-        file: an earlier record of the source (`write_source`). Its digests are used if the source is not on this
-            machine, for example if only its features were copied here.
+        file: an earlier record, whose digests are used if the source is not on this machine.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     digests = _content_digests(source)
@@ -180,15 +172,12 @@ def source_record(source: SourceOptions, file: Path | None = None) -> Record:
 
 
 def write_source(source: SourceOptions, file: Path) -> None:
-    """Write a JSON record of a data set's source (options and content digest), by which later changes are noticed."""
+    """Write the record of a data set's source, by which later changes are noticed, as JSON."""
     write_json(file, source_record(source))
 
 
 def require_prepared(source: SourceOptions, file: Path) -> None:
-    """Raise `DuplexError` if a data set's source has changed since `duplex prepare` wrote its record `file`.
-
-    If there is no such file, nothing is checked: the table of images was not written by `duplex prepare`.
-    """
+    """Raise `DuplexError` if a source has changed since `duplex prepare` wrote its record `file`, if there is one."""
     if not file.is_file():
         return
     name = file.parent.name

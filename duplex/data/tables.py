@@ -1,8 +1,7 @@
 """Tables of labelled images, checked: a user's CSV or Parquet file, and the manifest that is made of it.
 
 The manifest has one row per image, `image, state, object, split`; caches and results have its rows in the same order. A
-data set in memory (`LabelledImages`) has its labels and notes on rows left out as well; it can be split again at
-random, and its counts compared with those that benchmarks publish.
+data set in memory is a `LabelledImages`; it can be split again, and its counts compared with published ones.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Place = Callable[[int], str]  # number of a row -> its name in messages
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
-    """Write a manifest as CSV in the order of its rows; equal rows give equal bytes on every machine."""
+    """Write a manifest as CSV; equal rows give equal bytes on every machine."""
     with replace_file(path) as scratch:
         scratch.write_bytes(manifest_bytes(frame))
 
@@ -141,11 +140,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path, optional: Sequence[str] = ()) -> pd.DataFrame:
-    """Read and check a table; the result has a column `split` if every row has a split.
-
-    Args:
-        optional: further columns to read if they are there; their cells may be empty.
-    """
+    """Read and check a table, with `optional` columns; the result has a column `split` if every row has a split."""
     if not is_table(path):
         raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(CSV + PARQUET)}")
     frame, place = (_read_csv if path.suffix.lower() in CSV else _read_parquet)(path, optional)
@@ -157,10 +152,7 @@ def read_table(path: Path, optional: Sequence[str] = ()) -> pd.DataFrame:
 def known_columns(
     header: Sequence[str], place: object, needed: Sequence[str] = NEEDED, optional: Sequence[str] = ()
 ) -> list[str]:
-    """The columns of a table that are used, in a fixed order: `needed` ones, split and `optional` ones.
-
-    Raises DuplexError for a column that is missing, repeated or misspelt.
-    """
+    """The columns of a table that are used, in order; raises DuplexError for missing, repeated or misspelt ones."""
     columns = [*needed, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
         if header.count(name) != 1:
@@ -174,9 +166,7 @@ def known_columns(
 
 
 def refuse_unnamed_split(table: pd.DataFrame, place: object) -> None:
-    """Raise `DuplexError` for a table without `split` in which another, ignored column holds names of several splits
-    alone.
-    """
+    """Raise `DuplexError` for a table without `split` if another column holds only names of several splits."""
     for number, name in enumerate(table.columns if "split" not in table else ()):
         if name in NEEDED:
             continue
@@ -293,9 +283,7 @@ def from_rows(
 ) -> LabelledImages:
     """Make a data set from a table with the columns image, state, object and, optionally, split (else made at random).
 
-    Args:
-        place: name of the table in messages.
-        contents: function from images to one key per image; images with equal keys stay in one split.
+    `place` names the table in messages; images with equal keys, which `contents` gives, stay in one split.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -332,11 +320,7 @@ def split_name(dataset: str, number: int) -> str:
 
 
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
-    """A data set with the same rows and another random split; the same number gives the same split.
-
-    Re-splits measure how much results depend on the choice of unseen pairs. The shares of unseen pairs and of held-out
-    images stay the same.
-    """
+    """A data set with the same rows and another random split of equal shares; the same for the same number."""
     rows = data.manifest
     result = _split(rows, data.contents, shares(rows, FIRST_SEED + number), "the data set")
     manifest = rows.assign(split=result.split.to_numpy())
@@ -360,8 +344,6 @@ def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
 
 @dataclass(frozen=True)
 class SplitCounts:
-    """Numbers of seen pairs, unseen pairs and images of a split."""
-
     seen: int  # listed pairs that are in training
     unseen: int  # listed pairs that are not
     images: int | None  # None if only pair lists are known
@@ -408,9 +390,7 @@ def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> D
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """Counts as a table, and the share of images in each frequency group: head, medium, tail (of training) and
-    unseen.
-    """
+    """Counts as a table, and the share of images per frequency group: head, medium, tail (of training) and unseen."""
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train = stats.splits["train"]
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]

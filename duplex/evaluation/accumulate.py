@@ -3,11 +3,11 @@
 A score matrix has a row per image and a column per composition; it may be added in blocks of any rows and columns.
 Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on the score of an image's
 label and on its best scores among seen and among unseen columns. Unseen columns may be divided into *buckets*, those
-between two feasibility thresholds, so that all thresholds are tried in one pass over the scores. Memory is proportional
-to images times groups of columns (seen, and one or more buckets).
+between two feasibility thresholds, so that all thresholds are tried in one pass. Memory is proportional to images times
+groups of columns (seen, and one or more buckets).
 
-Best scores are found by NumPy or by torch, because torch's `argmax` is many times slower than NumPy's on a CPU, and
-importing torch takes longer than evaluating a score file.
+Torch's `argmax` is many times slower than NumPy's on a CPU, and importing torch takes longer than evaluating a score
+file; hence NumPy searches arrays.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns of an ordered block of scores that belong to one group and are searched together."""
+    """Adjacent columns of an ordered block of scores that belong to one group."""
 
     group: int
     span: slice  # in the ordered block
@@ -49,10 +49,7 @@ class ColumnRun:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How to find best scores per group of columns: the columns' order, and runs of adjacent columns of one group.
-
-    Columns are reordered only if groups alternate often.
-    """
+    """The order of a block's columns, changed only if groups alternate often, and runs of columns of one group."""
 
     order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
     runs: tuple[ColumnRun, ...]  # of the feasible groups
@@ -85,10 +82,7 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Group of each composition (column) [C]: 0 if seen, 1 + bucket if unseen, -1 if infeasible.
-
-    The integer type is the narrowest that holds the numbers. Raises `UsageError` for other shapes or values.
-    """
+    """Group of each composition (column) [C], in the narrowest type: 0 seen, 1 + bucket unseen, -1 infeasible."""
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
     is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
@@ -107,15 +101,14 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Each image's label score, and its best `k` other scores in each range of columns that belong to one group.
+    """Each image's label score [b], its best `k` others in each run of columns [R, b, k], and the best one's place.
 
-    The results are label scores [b] (-inf if the position is -1), the best other scores [R, b, k], and the place of the
-    best one [R, b]. Scores descend along `k`, filled up with -inf. A place counts from the start of its range and is
-    the first of equal scores. NaN counts as the largest, so that callers find it.
+    Label scores are -inf if the position is -1. Scores descend along `k`, filled up with -inf. A place [R, b] counts
+    from the start of its run and is the first of equal scores. NaN counts as the largest, so that callers find it.
 
     Args:
         block: scores [b, w], which are not changed.
-        plan: order and ranges of the block's columns, with R ranges.
+        plan: order and runs of the block's columns, with R runs.
         label_position: position of each label in the ordered block [b]; -1 if it is not among the feasible columns.
     """
     dtype = np.result_type(block.dtype, np.float32)  # half precision would overflow
@@ -297,9 +290,7 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, upto: int | None = None) -> TopCompetitors:
-        """All images' score statistics with the first `upto` buckets of unseen columns; the others score -inf. None:
-        all.
-        """
+        """All images' statistics with the first `upto` buckets of unseen columns (None: all); others score -inf."""
         *_, last = islice(self.cumulative(), None if upto is None else require_whole(upto, "upto", 0) + 1)
         return last
 
@@ -383,9 +374,7 @@ def refuse_inexact(scores: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class TopCompetitors:
-    """Score statistics of `N` images: the score of each label, and the best `k` others among seen and unseen
-    columns.
-    """
+    """Score statistics of `N` images: each label's score, and the best `k` others among seen and unseen columns."""
 
     target: Ints  # [N]
     is_seen: Bools  # [N] whether the label is a seen composition
@@ -397,9 +386,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
-        """Column with the best score of each image [N], the prediction at bias 0; the lowest of equal ones, -1 if all
-        are -inf.
-        """
+        """Column with the best score of each image [N], the prediction at bias 0; of equal ones the lowest, or -1."""
         scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)

@@ -5,10 +5,9 @@ With `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, t
     q(c|x) = exp(l_c / T + log prior(c)) / Z,    prior(c) = r e^k / n_u  if c is unseen,  (1 - r) / n_s  if it is seen,
 
 `T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen candidates, and `r`
-the share of images of unseen pairs that is expected in use. Methods are trained on seen pairs alone and prefer them in
-`p(c|x)` itself; `k` (log-odds) undoes that preference. Among the validation images, those of unseen pairs have another
-share than `r`, so each seen image has the weight (1 - r) / N_s and each unseen one r / N_u, with N_s and N_u their
-numbers. With these weights w_i and the labels c_i, the fit is
+the share of images of unseen pairs that is expected in use. Methods trained on seen pairs alone prefer them in
+`p(c|x)`; `k` (log-odds) undoes that. Each seen validation image has the weight (1 - r) / N_s and each unseen one
+r / N_u, with N_s and N_u their numbers. With these weights w_i and the labels c_i, the fit is
 
     min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k
 
@@ -72,14 +71,13 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
     """Fit temperature and log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
 
     The log-odds are 0 unless there are images of both seen and unseen pairs. The loss of overconfident scores is flat
-    far from its minimum, where long steps of Newton's method could end. The method therefore starts from the best of
-    several temperatures, its steps are limited in length, and steps that would raise the loss are halved.
+    far from its minimum, where Newton's method could end; hence the best of several starts, and short or halved steps.
 
     Args:
         log_p: log probabilities of the candidates [N, C], in float64.
         target: column of each image's label [N].
         seen: mask of the seen candidates [C].
-        new_share: expected share of images of unseen pairs; it sets the prior and the weights of the images.
+        new_share: expected share of images of unseen pairs.
     """
     start = Confidence(new_share=new_share)
     unseen, label = torch.from_numpy(~seen).double(), torch.as_tensor(target)
@@ -117,7 +115,7 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
 def _loss(
     theta: Tensor, log_p: Tensor, unseen: Tensor, prior: Tensor, label: Tensor, weights: Tensor
 ) -> tuple[float, Tensor, Tensor]:
-    """The weighted negative log-likelihood of the labels, its gradient [2] and its Hessian [2, 2] by (1/T, k)."""
+    """The loss, its gradient [2] and its Hessian [2, 2] by (1/T, k)."""
     log_q = (theta[0] * log_p + theta[1] * unseen + prior).log_softmax(1)
     q = log_q.exp()
     mean = torch.stack([(q * log_p).sum(1), q @ unseen], dim=1)  # [N, 2]
@@ -141,7 +139,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probability: Floats, right: Bools, weight: Floats, bins: int = BINS) -> Reliability:
-        """Group answers into bins, given their probability, whether they are right, and the images' weights [N]."""
+        """Group answers by their probability, given whether they are right and the images' weights [N]."""
         place = np.minimum((probability * bins).astype(int), bins - 1)
         share = weight / weight.sum()
         mass = np.bincount(place, share, bins).astype(np.float64)
@@ -157,9 +155,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] with the sum 1, those of images of unseen pairs with the sum `new_share`; equal without one of the
-    groups.
-    """
+    """Weights [N] with the sum 1, unseen pairs' images with the sum `new_share`; equal without one of the groups."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))
@@ -182,13 +178,11 @@ class AnsweredImages:
 
     @property
     def right(self) -> Bools:
-        """Mask of the images whose answer is their label [N]."""
         right: Bools = self.answer == self.target
         return right
 
     @property
     def is_seen(self) -> Bools:
-        """Mask of the images whose pair has training images [N]."""
         return self.labels.is_seen(self.target)
 
     @property
@@ -198,25 +192,20 @@ class AnsweredImages:
 
     @property
     def seen_accuracy(self) -> float:
-        """Accuracy in percent on images of pairs with training images; 0 without such images."""
+        """Accuracy in percent; 0 without images of seen pairs."""
         return 100 * float(self.right[self.is_seen].mean()) if self.is_seen.any() else 0.0
 
     @property
     def unseen_accuracy(self) -> float:
-        """Accuracy in percent on images of pairs without training images; 0 without such images."""
+        """Accuracy in percent; 0 without images of unseen pairs."""
         return 100 * float(self.right[~self.is_seen].mean()) if not self.is_seen.all() else 0.0
 
     @property
     def reliability(self) -> Reliability:
-        """Accuracy of the answers by their probability; images of unseen pairs have the weight `new_share`."""
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:
-        """A `LabelAccuracy` per state, object or pair that occurs in the images' labels, in ascending order.
-
-        Args:     part: from compositions to what is counted: `labels.state_of`, `labels.object_of`, or the identity for
-        pairs.
-        """
+        """Accuracy of each state, object or pair; `part`: `labels.state_of`, `labels.object_of`, or the identity."""
         target, answer = part(self.target), part(self.answer)
         groups = []
         for label in np.unique(target).tolist():
@@ -245,7 +234,6 @@ class LabelAccuracy:
 
     @property
     def percent(self) -> float:
-        """Accuracy in percent over all images with this label."""
         return 100 * sum(self.right) / sum(self.images)
 
     def percent_of(self, kind: int) -> float | None:

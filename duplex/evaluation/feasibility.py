@@ -1,15 +1,13 @@
 """Feasibility thresholds, which exclude implausible unseen compositions in the open world.
 
 Feasibility is a number per composition, larger for more plausible ones (Mancini et al., 2021), such as one computed
-from word vectors in a file of GloVe's format. Unseen compositions with a feasibility below the threshold score -inf.
-All thresholds are tried in one pass over the scores: unseen compositions are divided into buckets, and each step to a
-lower threshold adds one bucket to the candidates.
+from word vectors in a file of GloVe's format. Unseen compositions below the threshold score -inf. All thresholds are
+tried in one pass: each step to a lower one adds one bucket of compositions to the candidates.
 
-A threshold is chosen by the AUC over validation images, so its gain on the same images is optimistic: its cost, the
-real pairs outside of validation that it excludes, does not show there. The gain is therefore cross-fitted: one half of
-the unseen pairs chooses the threshold and the other half measures it, both ways and for many random halves. Leaving out
-one pair at a time would hide the cost, which would show only for the least feasible pair, if the others choose a
-threshold above it.
+The threshold is chosen by the AUC over validation images, so its gain on them is optimistic: the real pairs outside of
+validation that it excludes do not show. The gain is therefore cross-fitted: one half of the unseen pairs chooses the
+threshold and the other half measures it, both ways and for many random halves. Leaving out one pair at a time would
+hide the cost, which would show only for the least feasible pair, if the others choose a threshold above it.
 """
 
 from __future__ import annotations
@@ -53,9 +51,9 @@ class CrossFitGain:
 def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
     """Each unseen pair's contribution to AUC [P]: the points that its images win against images of seen pairs.
 
-    AUC compares each of the N_u images of unseen pairs with each of the N_s images of seen pairs: a win (a bias exists
-    that makes both right) counts 2 points, a tie 1. Points are whole numbers, hence their sums are exact, and `AUC =
-    points.sum() / (2 N_s N_u)`. `pair`: index of each unseen image's pair [N_u].
+    A win (a bias exists that makes both images right) counts 2 points, a tie 1. Points are whole numbers, hence their
+    sums are exact, and `AUC = points.sum() / (2 N_s N_u)` over N_s images of seen and N_u of unseen pairs.
+    `pair`: index of each unseen image's pair [N_u].
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
@@ -154,11 +152,7 @@ class Threshold:
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """The feasibility threshold with the best validation AUC; of equally good ones the lowest.
-
-    Args:
-        accumulator: statistics of the scores of **validation** images, with unseen pairs in buckets by `steps`.
-    """
+    """The threshold with the best AUC over **validation** images, in buckets by `steps`; of equal ones the lowest."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
     by_cut, wins = [], []  # with none, one, ... buckets feasible
@@ -185,8 +179,8 @@ class WordVectors:
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
     """Read a word vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
 
-    A hyphenated word that the file lacks counts as its parts. Words that the file lacks are skipped; a name without any
-    known word raises `DuplexError`.
+    A hyphenated word that the file lacks counts as its parts, other such words are skipped; a name without any known
+    word raises `DuplexError`.
     """
     words = [prompt_name(name).split() for name in names]
     wanted = set(chain.from_iterable(words))

@@ -47,9 +47,7 @@ def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f
 
 
 def headline(values: Mapping[str, Any]) -> str:
-    """Metrics as a line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; in the open world, `all pairs
-    7.10` too.
-    """
+    """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; in the open world, `all pairs 7.10` too."""
     line = "  ".join(f"{title} {number(values.get(name))}" for name, title in METRICS.items())
     if (ends := interval_of(values)) is not None:
         line += f" [{ends[0]:.2f}, {ends[1]:.2f}]"
@@ -81,7 +79,7 @@ def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text in columns, never wrapped or cut, however narrow the terminal."""
+    """Rows of text in columns, never wrapped or cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines)

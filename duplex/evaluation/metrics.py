@@ -7,10 +7,9 @@ gives every point of the curve. At a bias `b`, an image of a seen pair is right 
 j): d_i > d_j} / (N_s N_u)`.
 
 AUC is a Mann-Whitney statistic, so its variance follows from one number per image (DeLong et al., 1988). S, U and HM
-are bootstrapped over images; images of seen and of unseen pairs are resampled separately, because a test set fixes how
-many of each there are. Over seeds and splits the bootstrap is hierarchical, because a seed affects all images of a run,
-an image affects all runs, and the choice of unseen pairs affects all runs on a split. Each round draws splits, and for
-each of them seeds and images, the same ones for both methods, and averages the metrics over the drawn runs.
+are bootstrapped over images, those of seen and of unseen pairs separately, because a test set fixes how many of each
+there are. Over seeds and splits the bootstrap is hierarchical: each round draws splits, and for each of them seeds and
+images, the same ones for both methods, and averages the metrics over the drawn runs.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ NO_PERCENTAGES = {"k", "bias", "images_seen", "images_unseen"}
 class Margins:
     """The margin of each image: the bias on unseen scores at which it becomes right or wrong; NaN if it is never right.
 
-    An image is right when fewer than `k` other columns (compositions) score at least as much as its label. A label that
-    ties for the last place among the best `k` is therefore wrong, and the order of columns cannot matter.
+    An image is right when fewer than `k` other columns score at least as much as its label. A label that ties for the
+    last place is therefore wrong, and the order of columns cannot matter.
     """
 
     seen: Floats  # [N_s] +inf: right at every bias
@@ -93,6 +92,7 @@ class Curve:
 
     @classmethod
     def of(cls, margins: Margins) -> Curve:
+        """The curve of images with these `margins`."""
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
         seen_until = np.searchsorted(breakpoints, margins.seen, side="left")
@@ -103,26 +103,27 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Seen and unseen accuracies [P + 1] over images chosen by index, where repeated indices count repeatedly."""
+        """Accuracies [P + 1] over `seen` and `unseen` images chosen by index; repeated indices count repeatedly."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
     @cached_property
     def seen_accuracies(self) -> Floats:
-        """Accuracy on images of seen pairs at the P + 1 points of the curve, falling; NaN without such images."""
+        """Accuracy on images of seen pairs [P + 1], falling; NaN without such images."""
         return share_right_until(self.seen_until, self.breakpoints.size)
 
     @cached_property
     def unseen_accuracies(self) -> Floats:
-        """Accuracy on images of unseen pairs at the P + 1 points of the curve, rising; NaN without such images."""
+        """Accuracy on images of unseen pairs [P + 1], rising; NaN without such images."""
         return share_right_from(self.unseen_from, self.breakpoints.size)
 
     @cached_property
     def harmonic(self) -> Floats:
+        """Harmonic mean of both accuracies [P + 1]."""
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias that leads to a point from 0 to P: the middle of its interval, or a value beyond the breakpoints."""
+        """A bias that leads to a `point` from 0 to P: the middle of its interval, or a value beyond the breakpoints."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -135,8 +136,8 @@ class Curve:
     def table(self, limit: int | None = 500) -> pd.DataFrame:
         """The curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
 
-        Args:     limit: approximate number of points, evenly spread along the curve, with its ends and best HM; None:
-        all points.
+        Args:
+            limit: approximate number of points, evenly spread, with the curve's ends and best HM; None: all points.
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
@@ -153,9 +154,7 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each of the P + 1 points of a curve, given the last one of each image (-1:
-    none).
-    """
+    """Share of images that are right at each of the P + 1 points, given the last one of each image (-1: none)."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
@@ -179,8 +178,8 @@ def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
 class Components:
     """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
 
-    The part of an image of a seen pair is the share of the images of unseen pairs for which some bias makes both images
-    right; the part of an image of an unseen pair is the same share of the images of seen pairs. Ties count one half.
+    It is the share of the images of the other kind (of seen or of unseen pairs) for which some bias makes both images
+    right; ties count one half.
     """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
@@ -201,12 +200,12 @@ class Components:
 
     @property
     def auc(self) -> float | None:
-        """AUC as a fraction; None without images of seen or without images of unseen pairs."""
+        """AUC as a fraction; None without images of seen or of unseen pairs."""
         return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of AUC by DeLong's formula; None with fewer than two images of seen or of unseen pairs."""
+        """DeLong's; None with fewer than two images of seen or of unseen pairs."""
         if min(self.seen.size, self.unseen.size) < 2:
             return None
         return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
@@ -277,9 +276,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Two-sided p-value of bootstrapped differences: twice the smaller share on one side of 0, where 0 counts on
-    both.
-    """
+    """Two-sided p-value of bootstrapped differences: twice the smaller share on one side of 0, which counts on both."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -297,11 +294,7 @@ def _normal_p(value: float, error: float | None) -> float | None:
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Differences `second - first` averaged over seeds, by metric; undefined metrics are left out.
-
-    Args:
-        first, second: the methods' margins, one `Margins` per seed; with one seed, as `compare`.
-    """
+    """Differences `second - first` averaged over seeds, one `Margins` each; undefined metrics are left out."""
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
     if len(first) == 1:
@@ -313,11 +306,9 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Value, 95 % interval and p-value of each metric by name.
+    """Value, 95 % interval and p-value of the first D of the metrics `seen, unseen, hm, auc`; NaN: left out.
 
-    Args:
-        values: differences of the first D of the metrics `seen, unseen, hm, auc` [D]; NaN: the metric is left out.
-        draws: the same differences in each bootstrap round [rounds, D].
+    `values` are differences [D], `draws` the same in each bootstrap round [rounds, D].
     """
     return {
         name: Difference(float(value), percentiles(change), bootstrap_p(change))
@@ -338,11 +329,7 @@ def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, I
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Mean difference of two methods in S, U, HM and AUC [4] over runs and images chosen by index.
-
-    Args:
-        curves: for each of the two methods, the seen–unseen curves of its runs.
-    """
+    """Mean difference of two methods' `curves` in S, U, HM and AUC [4], over runs and images chosen by index."""
     drawn, times = np.unique(runs, return_counts=True)
     change = [
         headline_metrics(curves[1][run], seen, unseen) - headline_metrics(curves[0][run], seen, unseen) for run in drawn
@@ -358,10 +345,7 @@ def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
 
 
 def area_under_curve(seen: Floats, unseen: Floats) -> float:
-    """Area under the curve through the points (unseen accuracy, seen accuracy), by trapezoids.
-
-    The area left of the first point, images of unseen pairs that are right at every bias, is included.
-    """
+    """Area under the curve through (unseen accuracy, seen accuracy), by trapezoids, from unseen accuracy 0 on."""
     steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
     return float(steps.sum() + unseen[0] * seen[0])
 
@@ -378,11 +362,7 @@ class SplitComparison:
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare two methods over re-splits of a data set: the same images with other random choices of unseen pairs.
-
-    Args:
-        first, second: the methods' margins: per split, one `Margins` per seed, the same seeds and images in both.
-    """
+    """Compare two methods over re-splits of a data set: per split one `Margins` per seed, of equal seeds and images."""
     splits = len(first), len(second)
     if splits[0] != splits[1] or splits[0] < 2:
         raise UsageError(f"the methods have {splits[0]} and {splits[1]} splits; compare the same two or more of both")
@@ -455,7 +435,7 @@ def measure(
         competitors: the result of `ScoreAccumulator.competitors`.
         k: an image is right if its pair is among the best k.
         states, objects: state and object of each column [C], for their accuracies.
-        rounds: bootstrap rounds over images for the intervals of S, U and HM; 0: none.
+        rounds, seed: bootstrap over images for the intervals of S, U and HM; 0 rounds: none.
     """
     rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)
@@ -493,13 +473,9 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """Accuracies by frequency group: head, medium, tail (by number of training images) and unseen compositions.
+    """A line per frequency group (head, medium, tail, unseen): compositions, images, and accuracies in percent.
 
-    A line per group has numbers of compositions, of training and of test images, and accuracies in percent.
-
-    Args:
-        train, test: composition of each training image and of each test image.
-        right: name of an accuracy column -> mask of the test images that are predicted right.
+    `train` and `test` are images' compositions; `right`: name of an accuracy column -> mask of right test images.
     """
     import pandas as pd
 

@@ -54,11 +54,5 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Share of retrieved items with the wanted label, over all queries; NaN without any.
-
-    Args:
-        rows: retrieved items of each query, as indices [Q, k].
-        labels: label of each item [N].
-        wanted: label that each query looks for [Q].
-    """
+    """Share of retrieved items [Q, k] with the label that their query wants [Q], over all queries; NaN without any."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")

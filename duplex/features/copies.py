@@ -1,7 +1,7 @@
 """Copy rows from one cache to another.
 
-Images that were encoded before are found by the content of their files, in caches of the same encoder. Shards, which
-are files with a part of a cache's rows each, are joined to the whole.
+Images encoded before are found by the content of their files, in caches of the same encoder. Shards, files with a part
+of a cache's rows each, are joined to the whole.
 """
 
 from __future__ import annotations
@@ -63,11 +63,9 @@ def stores(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
-    """The row of each encoded image in a cache, by its content.
+    """The row of each encoded image in a cache, by its content; `bad`: also the rows of images without features.
 
     Empty if the cache lacks something that a cache with the identity `wanted` stores, or cannot be read.
-
-    bad: also the rows of images without features.
     """
     try:
         with open_cache(path) as file:
@@ -82,7 +80,7 @@ def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False)
 
 
 def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[Path]) -> None:
-    """Copy the pending rows of an unfinished cache from the caches `sources`, as far as these have the same images.
+    """Copy pending rows of an unfinished cache from caches that have the same images.
 
     contents: sha256 [N, 32] of the cache's images.
     """
@@ -100,7 +98,6 @@ def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[P
 
 
 def _copy(cache: PartialCache, contents: Contents, places: list[int], source: Path, rows: list[int]) -> None:
-    """Copy the `rows` of a cache to the `places` of another."""
     size = sum(row_bytes(name, cache.shapes[name]) for name in cache.names)
     step = min(LARGEST_CHOICE, max(1, CHUNK // size))
     with open_cache(source) as file:
@@ -115,16 +112,10 @@ RowTypes = dict[str, np.dtype[Any]]  # by data set: type of a whole row, such as
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """The rows that a shard holds, and the path of its file.
+    """The rows of a shard (k, n), the k-th of n from 0, and the path of its file; None: all rows, and `out`.
 
     A shard begins where a batch begins, so that its features equal those of an extraction without shards. Raises
     `UsageError` for a shard that does not exist and for more shards than batches.
-
-    Args:
-        total: number of rows of the whole cache.
-        batch_size: number of images that are encoded at once.
-        shard: (k, n), the k-th of n shards, counted from 0; None: the whole cache, with the path `out`.
-        out: path of the whole cache.
     """
     if total == 0:
         raise UsageError("there is no image to extract: the manifest is empty, or --limit is 0")
@@ -164,10 +155,7 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path) -> int:
-    """Copy all shards of the cache `out` to one file and return its number of rows.
-
-    The file equals that of an extraction without shards byte for byte.
-    """
+    """Join all shards of the cache `out`, byte for byte as an extraction without shards; returns its number of rows."""
     paths = find_shards(out)
     identity, spans, types = _read_headers(paths)
     with claim_cache(out):
@@ -176,10 +164,7 @@ def join_shards(out: Path) -> int:
 
 
 def _read_headers(paths: list[Path]) -> tuple[Identity, list[Span], RowTypes]:
-    """Identity and row types that all shards share, and each one's rows.
-
-    Raises `DuplexError` if the shards were made with different settings or leave a gap.
-    """
+    """Identity and row types that all shards share, and each one's rows; raises `DuplexError` if they differ."""
     identities: list[Identity] = []
     spans: list[Span] = []
     types: RowTypes = {}

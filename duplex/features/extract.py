@@ -1,8 +1,8 @@
 """Encode images with a frozen encoder and write their features to a feature cache.
 
-Worker processes decode image files to batches of pixels, in order, at most a few batches ahead of the encoder. On a
-GPU, the next batch is encoded while the current one is written. Images are always grouped into the same batches, on
-which the last bits of features depend: an extraction that was interrupted and resumed gives the same features.
+Worker processes decode image files to batches of pixels, in order, a few batches ahead of the encoder. On a GPU, the
+next batch is encoded while the current one is written. Images are always grouped into the same batches, on which the
+last bits of features depend: a resumed extraction gives the same features.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """A batch of images that the device is encoding; copies of its outputs to the CPU are queued."""
+    """A batch of images that the device is encoding."""
 
     start: int
     statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
@@ -112,15 +112,9 @@ class PendingBatch:
     def launch(
         cls, encoder: Encoder, outputs: OutputSpec, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
     ) -> PendingBatch:
-        """Start encoding a batch of pixels, which on a CPU is finished at once.
+        """Start encoding pixels [B, 3, R, R] uint8, on a CPU at once; `start` is the first image's row.
 
-        Args:
-            encoder: the frozen encoder.
-            outputs: what to return besides `cls`.
-            start: row of the batch's first image.
-            pixels: preprocessed images [B, 3, R, R] uint8.
-            decoded: a status per image [B], which says whether the image could be read.
-            contents: sha256 of each image file [B, 32], which goes with the outputs.
+        `decoded` says per image [B] whether it could be read, `contents` is the sha256 of each file [B, 32].
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
@@ -151,13 +145,10 @@ class PendingBatch:
 
 
 def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dict[str, Tensor]:
-    """Encode B images and return a dictionary of the encoder's outputs, tensors [B, ...].
+    """The chosen outputs [B, ...] of preprocessed images, pixels [B, 3, R, R] uint8, by name.
 
-    `cls` has one feature per image. If chosen, `patch` has one per image patch, and `block_inputs` the activations that
-    enter the image tower's last blocks.
-
-    pixels: preprocessed images [B, 3, R, R] uint8.
-    outputs: which outputs to return besides `cls`.
+    `cls` has one feature per image, `patch` one per image patch; `block_inputs` are the activations that enter the
+    image tower's last blocks.
     """
     with capture_block_input(encoder, outputs.block_inputs) as inputs:
         if outputs.patches:
@@ -195,10 +186,7 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches of pixels in order; yield the `result` of each.
-
-    On CUDA, the next batch is started before the result of the current one is awaited.
-    """
+    """Encode batches of pixels in order; yield the `result` of each, on CUDA when the next batch has been started."""
     in_flight = int(encoder.device.type == "cuda")
     pending: list[PendingBatch] = []
     for batch in batches:
@@ -231,12 +219,11 @@ OPEN_FILES_PER_WORKER = 8  # and for each worker
 
 @dataclass(eq=False)
 class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
-    """Torch data set that decodes image files: item i is the i-th image's pixels [3, R, R] uint8, status and content.
+    """Decodes image files: item i is the i-th image's pixels [3, R, R] uint8, status, and content.
 
-    The content is the sha256 of the bytes that were decoded, [32] uint8; zero for a file without readable bytes.
-
-    An image that cannot be read becomes black, with the reason as its status, so that batches keep their size. The
-    status `RETRY` marks an image that could not be read because of the machine, such as too little memory.
+    The content is the sha256 of the decoded bytes, [32] uint8; zero for a file without readable bytes. An unreadable
+    image becomes black, with the reason as its status, so that batches keep their size. The status `RETRY` marks an
+    image that could not be read because of the machine.
     """
 
     images: Sequence[str]
@@ -290,15 +277,11 @@ def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
 def decode_batches(
     images: ImageRows, batches: Sequence[Sequence[int]], num_workers: int, *, pinned: bool
 ) -> Iterator[PixelBatch]:
-    """Decode images ahead in worker processes; yield a batch for each sequence of rows in `batches`, in order.
+    """Decode images ahead in worker processes (0: in this one); yield a batch for each sequence of rows, in order.
 
-    Args:
-        images: the images.
-        batches: the rows of each batch.
-        num_workers: number of worker processes; 0: decode in this process.
-        pinned: put pixels into pinned memory, for a GPU. Without a GPU, the workers run at a lower priority than the
-            encoder, which uses the same cores: one preempted thread of a matrix product delays all of them. At the
-            lowest priority, other users' jobs would starve the workers.
+    `pinned` memory is for a GPU. Without one, the workers run at a lower priority than the encoder on the same cores:
+    one preempted thread of a matrix product delays all of them. At the lowest, other users' jobs would starve the
+    workers.
     """
     if num_workers:
         allow_open_files(OPEN_FILES + OPEN_FILES_PER_WORKER * num_workers)
@@ -331,10 +314,10 @@ def allow_open_files(count: int) -> None:
 
 @contextmanager
 def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Raise `DuplexError` if a process that decodes images dies during the `with` block.
+    """Raise `DuplexError` if a process that decodes images dies during the `with` block; `kept` begins the advice.
 
     The block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the main
-    process is at that moment. `kept` says in the message which finished work is not lost.
+    process is at that moment.
     """
     try:
         yield
@@ -378,7 +361,7 @@ class ExtractionJob:
 
 @dataclass(frozen=True)
 class BadImage:
-    """An image that has no features because it could not be read or encoded: its row, its path and the reason."""
+    """An image without features, since it could not be read or encoded: its row, its path and the reason."""
 
     row: int
     image: str
@@ -387,7 +370,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """Result of an extraction: the number of `rows` in the cache file, of which `resumed` were encoded before."""
+    """The number of `rows` in the cache file, of which `resumed` were encoded before."""
 
     path: Path
     rows: int
@@ -431,29 +414,22 @@ def extract(
     """Encode images into the feature cache `out`.
 
     A finished cache of the same settings is kept, and an unfinished one resumed; of these, only images whose files have
-    changed are encoded again. Rows of other caches that hold the same images, of the same encoder, are copied: of an
-    earlier cache at `out`, and of those in `reuse`. Images that cannot be read keep their row, with the reason as its
-    status.
+    changed are encoded again. Rows of other caches of the same encoder with the same images are copied: of an earlier
+    cache at `out`, and of those in `reuse`. Unreadable images keep their row, with the reason as its status.
 
     Args:
         images: paths relative to `root`, in the order of the manifest.
-        root: folder of the images.
-        out: the cache's file.
-        encoder: the frozen encoder.
         manifest_sha256: sha256 of the manifest file.
         batch_size: number of images that are encoded at once.
         num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
-        recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml; None: none.
+        recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml.
         tokens: "patch" also stores patch tokens; "none" does not.
-        block_inputs: also store what enters the last `block_inputs` blocks of the image tower, so that these can be
-            trained.
+        block_inputs: also store what enters the last `block_inputs` blocks of the image tower, to train these.
         bits: 16 or 8 bits per number of the block inputs.
         shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
         max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
-        reuse: other caches, whose rows are used for images of the same content.
         fresh: encode all images, whatever was encoded before.
         limit: encode only the first `limit` images.
-        progress: show a progress bar on a terminal.
     """
     require(tokens, TOKENS, "tokens")
     require(str(bits), BITS, "bits")
@@ -508,10 +484,7 @@ def _extract_file(job: ExtractionJob) -> ExtractionReport:
 
 
 def _read_if_finished(path: Path, job: ExtractionJob) -> tuple[Statuses, Contents] | None:
-    """The statuses and contents of a cache if it is finished, sound, and made with the job's settings for its rows.
-
-    Otherwise None; if there is a file, the reason is printed on stderr.
-    """
+    """The statuses and contents of a finished, sound cache of the job; otherwise None, and why on stderr."""
     if not path.exists():
         return None
     try:
@@ -547,10 +520,7 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
 
 
 def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | None) -> None:
-    """Mark the rows of changed images as pending, and copy rows that other caches have.
-
-    contents: sha256 of the image files as they are, if they are known already.
-    """
+    """Mark the rows of changed images as pending, and copy rows that other caches have."""
     sources = [path for path in (job.path, *job.reuse) if path.exists()]
     if not sources and not cache.done:
         return
@@ -592,7 +562,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
 
 @contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """Yield a `threading.Event` that the first Ctrl-C, or a scheduler's SIGTERM, sets; a second signal acts as usual.
+    """Yield an event that the first Ctrl-C, or a scheduler's SIGTERM, sets; a second signal acts as usual.
 
     Outside the main thread, which alone receives signals, the event is never set.
     """

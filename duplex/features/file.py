@@ -13,12 +13,11 @@ contents            [N, 32] uint8: sha256 of each image file, by which a row is 
 
 N images, features of width d, T tokens of width w, or feature maps of C channels. The attributes `start`, `stop` and
 `total` say which rows of the manifest the file holds: all, or those of one shard. The attributes of the group
-`identity` are the settings with which the file was made: encoder, manifest, options. Every data set is one contiguous
-block of bytes, whose rows have checksums, so that a value that changed on the disk is noticed when it is read.
+`identity` are the settings with which the file was made: encoder, manifest, options.
 
 An unfinished cache is `NAME.partial` beside its final path. Its layout is complete before the first row is encoded, so
-that rows are plain writes at fixed offsets and a process killed at any moment leaves a file that opens. A finished file
-is renamed to its final path. Its bytes depend neither on time nor on the number of attempts.
+that rows are plain writes at fixed offsets and a process killed at any moment leaves a file that opens. The bytes of a
+finished file depend neither on time nor on the number of attempts.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ class Span:
 
 
 def status_reason(status: int) -> str:
-    """Why an image has no features, from its status number."""
     return REASONS[int(status) - FIRST_BAD]
 
 
@@ -129,7 +127,6 @@ def scale_shape(row: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def partial_path(path: Path) -> Path:
-    """Where a cache is written until it is finished."""
     return path.with_name(path.name + ".partial")
 
 
@@ -156,11 +153,9 @@ def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) ->
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Read rows of the data set `name` of an open cache; raise `DamagedCache` if one does not match its checksum.
+    """Read rows (a slice, or ascending numbers); raise `DamagedCache` if one does not match its checksum.
 
     Rows whose image has not been encoded yet are not compared.
-
-    rows: a slice, or ascending row numbers.
     """
     values: NDArray[Any] = file[name][rows]
     statuses: Statuses = file["status"][rows]
@@ -170,7 +165,7 @@ def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
 
 
 def read_blocks(file: Any, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Read the data set `name` of an open cache some rows at a time, as `read_rows` does: (range of rows, values)."""
+    """Yield (range of rows, values) of an open cache's data set `name`, read as by `read_rows`."""
     data = file[name]
     step = max(1, BLOCK * len(data) // max(1, data.nbytes))
     for start in range(0, len(data), step):
@@ -213,11 +208,10 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 
 
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
-    """Raise `DuplexError` unless the cache at `path` was made with the expected settings, such as the encoder.
+    """Raise `DuplexError`, with the first difference, unless a cache was made with the expected settings.
 
-    The message names the first difference and the command that makes the cache again. Versions of libraries may differ.
-    Of imported features only the manifest and the width are compared: the rest is unknown. A cache that records no
-    folder of images fits any folder. A setting whose expected value is None must be absent.
+    Versions of libraries may differ. Of imported features only the manifest and the width are compared: the rest is
+    unknown. A cache that records no folder of images fits any. A setting whose expected value is None must be absent.
     """
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
@@ -240,10 +234,7 @@ def cache_identity(
     bits: int = 16,
     root: str | None = None,
 ) -> Identity:
-    """All settings that a cache's bytes depend on, and `root`, the folder of the images as params.yaml gives it.
-
-    Options at their default are left out.
-    """
+    """All settings, unless at their default, that a cache's bytes depend on, and the images' folder `root`."""
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,
@@ -257,8 +248,7 @@ def cache_identity(
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
     """The first setting in which two identities differ, by its name in messages; None if they are equal.
 
-    Versions of libraries such as torch count as settings. Folders of images are named by both paths, and compared only
-    if both caches record one.
+    Folders of images are compared only if both caches record one.
     """
     for key in [*DISPLAY_NAMES, *sorted({*stored, *expect} - set(DISPLAY_NAMES))]:
         if _differs(key, stored, expect):
@@ -269,7 +259,7 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path, *, imported: bool = False) -> str:
-    """End of an error message: the command that writes the cache or shard at `path`, encoded or `imported`, again."""
+    """End of an error message: the command that writes a cache or shard, encoded or `imported`, again."""
     if imported:
         return f"`duplex cache import FILE --dataset {_dataset(path) or 'NAME'}` makes it again"
     command = extract_command(path)
@@ -280,7 +270,7 @@ def repair_hint(path: Path, *, imported: bool = False) -> str:
 
 
 def fresh_hint(path: Path) -> str:
-    """End of an error message: the command that encodes all images of the cache at `path` again."""
+    """End of an error message: the command that encodes all images of a cache again."""
     return f"`{extract_command(path)} --fresh` encodes all images again"
 
 
@@ -332,11 +322,7 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def open_cache(path: Path) -> Iterator[Any]:
-    """Open a finished feature cache, or a shard of one, for reading.
-
-    Raises `DuplexError` unless the file has the format and shapes of a cache, and for a row that the `with` block finds
-    not to match its checksum.
-    """
+    """Open a finished cache or shard; raises `DuplexError` for a wrong layout, and for damaged rows that are read."""
     require_cache_file(path)
     try:
         file = h5py.File(path, "r", locking="best-effort")
@@ -376,12 +362,10 @@ def read_format(file: Any) -> str:
 
 
 def read_identity(file: Any) -> Identity:
-    """The settings with which an open cache was made."""
     return {key: value.decode() for key, value in file["identity"].attrs.items()}
 
 
 def read_row_span(file: Any) -> Span:
-    """The manifest rows that an open cache holds."""
     return Span(int(file.attrs["start"]), int(file.attrs["stop"]), int(file.attrs["total"]))
 
 
@@ -451,10 +435,7 @@ def read_contents_digest(path: Path) -> str:
 
 @contextmanager
 def claim_cache(path: Path) -> Iterator[None]:
-    """Hold the lock for writing the cache at `path`.
-
-    Raises `DuplexError` if another process holds it, or if a file of another kind is at `path`.
-    """
+    """Hold the lock for writing a cache; raises `DuplexError` if another process does, or for a foreign file."""
     refuse_foreign(path)
     with sole_writer(path, "extraction", "or give this one another --out"):
         yield
@@ -464,7 +445,7 @@ class PartialCache:
     """An unfinished feature cache, to write rows into. The caller must hold the cache's lock (`claim_cache`)."""
 
     def __init__(self, path: Path) -> None:
-        """Open the unfinished file of the cache `path`. Raises `DamagedCache` if it has another format or layout."""
+        """Raises `DamagedCache` if the unfinished file of the cache `path` has another format or layout."""
         self.path = path
         self.partial = partial_path(path)
         with _open_partial(self.partial) as file:
@@ -482,7 +463,6 @@ class PartialCache:
 
     @property
     def names(self) -> list[str]:
-        """The data sets with features or tokens that the cache has."""
         return value_names(self.shapes)
 
     @property
@@ -499,15 +479,7 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create the unfinished file of the cache `path`, with no row encoded yet.
-
-        Args:
-            path: the finished cache's path.
-            identity: settings that the cache's bytes depend on.
-            span: rows of the manifest that the file holds.
-            dim: width of the features.
-            token_shapes: the data sets of tokens, each with its shape per image.
-        """
+        """Create the unfinished file of a cache: features of width `dim`, tokens of the given shapes per image."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         row_shapes = {"cls": (dim,), "status": (), CONTENTS: (SHA256,), **(token_shapes or {})}
@@ -532,13 +504,10 @@ class PartialCache:
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write the rows of some images; they count as finished after `commit`.
+        """Write rows (ascending, or the first of consecutive ones) of images; they count as finished after `commit`.
 
-        Args:
-            rows: the images' rows, ascending; or the first one of consecutive rows.
-            statuses: [B], whether each image was encoded, or why it was not.
-            values: by data set the images' values [B, ...], for all data sets but `status` and `checksums`; `contents`
-                may be left out.
+        `statuses` [B] say whether each image was encoded, or why not; `values` are [B, ...] by data set, where
+        `contents` may be left out.
         """
         places = np.arange(rows, rows + len(statuses)) if isinstance(rows, int) else np.asarray(rows, np.int64)
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in self.names}

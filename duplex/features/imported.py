@@ -1,10 +1,9 @@
 """Features that a user computed elsewhere: files, checks, and their import into a feature cache.
 
-numpy.save("X.npy", features)                                # [rows, width], rows in the order of the data set
-numpy.savez("X.npz", features=features, images=names)        # in any order: rows are found by name
+    numpy.save("X.npy", features)                                # [rows, width], rows in the order of the data set
+    numpy.savez("X.npz", features=features, images=names)        # in any order: rows are found by name
 
-A file is checked against its data set and against the encoder that is said to have computed it. Arrays and tensors in
-memory become a float32 matrix.
+A file is checked against its data set and against the encoder that is said to have computed it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ FEATURES = ("features", "features")  # singular and plural, for messages
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """An opened .npy or .npz file of image features from another program; rows of a .npy file are read on demand."""
+    """An opened .npy or .npz file of image features; rows of a .npy file are read on demand."""
 
     path: Path
     values: NDArray[Any]  # [rows, width], floats
@@ -99,8 +98,8 @@ class FeatureFile:
     def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
         """Each image's row in the file: by name if the file has image names, else 0, 1, 2, … in order.
 
-        Raises UsageError if the file lacks an image or, without names, has another number of rows. A file without names
-        is refused, too, unless the images are `ordered`, as the lines of a table are.
+        Raises UsageError if the file lacks an image, or if, without names, it has another number of rows or the images
+        are not `ordered`, as the lines of a table are.
         """
         if self.names is None and not ordered:
             raise UsageError(
@@ -124,10 +123,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Mask of the `rows` that cannot be used: with NaN or infinity, or all zeros in float16.
-
-        Raises UsageError for values above float16's range.
-        """
+        """Mask of the `rows` with NaN or infinity, or all zeros in float16; raises UsageError beyond its range."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), TABLE_CHUNK):
             block = np.asarray(self.values[rows[start : start + TABLE_CHUNK]])
@@ -187,22 +183,14 @@ def import_features(
     images: Sequence[str] | None = None,
     max_bad: float = 1.0,
 ) -> Identity:
-    """Write the feature cache `out` from a user's file of features (`features.feature_file`).
+    """Write the feature cache `out` from a user's .npy or .npz file of features (`features.feature_file`).
 
-    Images whose features are zero or not finite count as unreadable. Returns the cache's identity, which names only the
-    file and the manifest, since the encoder is unknown.
-
-    Args:
-        source: the .npy or .npz file.
-        rows: number of manifest rows.
-        manifest_sha256: sha256 of the manifest file.
-        out: the cache's file.
-        images: the manifest's image paths, by which the rows of a file with names are found.
-        max_bad: largest share of images that may count as unreadable.
+    Images whose features are zero or not finite count as unreadable. The rows of a file with names are found by
+    `images`. Returns the cache's identity, which names only the file and the manifest, since the encoder is unknown.
 
     Raises:
         UsageError: the file lacks an image, has another number of rows, or has values that float16 cannot hold.
-        DuplexError: too many images count as unreadable; an existing cache stays as it is.
+        DuplexError: more than the share `max_bad` count as unreadable; an existing cache stays as it is.
     """
     file = FeatureFile.open(source)
     if images is None and file.names is not None:
@@ -239,10 +227,7 @@ def import_features(
 
 
 def require_imported(source: Path | None, cache: Path) -> None:
-    """Raise `DuplexError` if `cache` was not made from a user's file of features `source` as the file is now.
-
-    Nothing is checked if there is no such file, or no cache yet.
-    """
+    """Raise `DuplexError` if `cache`, where it exists, was not made from the file of features `source` as it is now."""
     if source is None or not source.is_file() or not cache.is_file():
         return
     with open_cache(cache) as file:
@@ -261,15 +246,8 @@ def check_features(
 ) -> Iterator[DataIssue]:
     """Check a user's file of image features; yield its issues: rows that are unusable, equal or of no image.
 
-    Raises UsageError unless the file fits both the data set and the encoder.
-
-    Args:
-        path: a .npy or .npz file (`features.feature_file`).
-        data: the data set.
-        is_table: whether the data set is a table, whose lines have an order that a file without names can follow.
-        encoder: name of the encoder that made the features; IMPORTED if unknown.
-        weights: the encoder's weights.
-        max_bad: largest share of rows that are zero or not finite; more are fatal.
+    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: unknown). `is_table`: whether the
+    data has an order that a file without names can follow. `max_bad`: largest share of unusable rows.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()
@@ -288,7 +266,7 @@ def check_features(
 def refuse_repeated_lines(path: Path, table: Path) -> None:
     """Raise `UsageError` if a file without image names also has a row for each repeated line of a table.
 
-    Repeated lines are left out of a data set, and the other rows of the file would no longer fit its images.
+    These lines are left out of a data set, and the other rows would no longer fit its images.
     """
     file = FeatureFile.open(path)
     lines = read_table(table)
@@ -303,10 +281,7 @@ def refuse_repeated_lines(path: Path, table: Path) -> None:
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
-    """Raise `UsageError` if an encoder's features have another width than those in `file`.
-
-    The message ends with `advice`, on how to go on without an encoder.
-    """
+    """Raise `UsageError`, ending with `advice`, if an encoder's features have another width than those in `file`."""
     if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
         raise UsageError(
             f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; name the "
@@ -344,10 +319,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def checked_features(features: Any) -> NDArray[np.float32]:
-    """Features, one row per image, as float32 [N, d].
-
-    Raises UsageError for another shape, for numbers that are not finite, and for a row of zeros.
-    """
+    """Features as float32 [N, d]; raises UsageError for other shapes, non-finite numbers and rows of zeros."""
     try:
         values = np.asarray(as_numpy(features))
     except ValueError:

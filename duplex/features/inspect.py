@@ -37,11 +37,7 @@ Vector = NDArray[np.float32]
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """A summary of a feature cache: its settings, shapes and norms, and its numbers of rows by kind.
-
-    The kinds are: all, pending (not encoded yet), unreadable images by reason, NaN, zero, and duplicates of another
-    row.
-    """
+    """A cache's settings, shapes and norms, and its numbers of rows: pending, unreadable, NaN, zero, duplicate."""
     with open_cache(path) as file:
         identity = read_identity(file)
         span = read_row_span(file)
@@ -85,17 +81,8 @@ def verify(
 ) -> dict[str, Any]:
     """Check that a feature cache fits its images; raise `DuplexError` for the first row that does not.
 
-    All rows are compared with their checksums. A random sample of images is encoded again: outputs must agree with the
-    stored ones in direction (cosine), and the same images must be unreadable.
-
-    Args:
-        path: the cache.
-        encoder: the encoder with which it was made.
-        images: paths of all images of the data set, relative to `root`.
-        root: folder of the images.
-        manifest_sha256: sha256 of the manifest file.
-        sample: number of images that are encoded again.
-        seed: seed of the sample.
+    All rows are compared with their checksums. A random `sample` of images is encoded again: outputs must agree with
+    the stored ones in direction (cosine), and the same images must be unreadable.
 
     Returns:
         The number of images `checked`, the `worst_cosine` and, if block inputs are stored, their mean relative

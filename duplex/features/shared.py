@@ -2,9 +2,9 @@
 
     FOLDER/features-KEY/LIST.h5    KEY stands for an encoder, LIST for the images and for what is stored of them
 
-A cache that has all wanted images is used as it is. Otherwise one with these images is written; as many of its rows as
-possible come from the others, and those that it makes superfluous are removed. Who keeps features for later therefore
-keeps `SharedFeatures`, which finds the images again, and no path.
+A cache that has all wanted images is used as it is. Otherwise one with these images is written, with rows from the
+others where possible, and those that it makes superfluous are removed. Who keeps features for later therefore keeps
+`SharedFeatures`, which finds the images again, and no path.
 """
 
 from __future__ import annotations
@@ -82,16 +82,8 @@ def encode_shared(
 ) -> tuple[SharedFeatures, list[BadImage]]:
     """Encode those images that no cache in a folder has; return the features of all, and the images without features.
 
-    Args:
-        folder: folder of the caches, such as `user_cache()`.
-        encoder: the frozen encoder.
-        root: folder of the images.
-        images: paths of the images below `root`.
-        digests: sha256 of each image file; "" for a missing one.
-        tokens: see `features.extract.extract`, also for the other options.
-
-    Raises:
-        DuplexError: too many images cannot be read, or one changed while it was being encoded.
+    Options are those of `extract`; `digests` has the sha256 of each image file, "" for a missing one. Raises
+    `DuplexError` if too many images cannot be read, or one changed while it was being encoded.
     """
     place = folder / f"features-{json_digest(encoder.identity.to_dict())[:16]}"
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}

@@ -2,8 +2,7 @@
 
 Tokens are patch tokens, or the inputs of blocks to fine-tune ("block inputs"). They are in memory if they fit, else
 read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then gets
-`DiskTokens` in place of a tensor, and training reads images in shuffled groups and announces the next ones to the
-operating system (`duplex.training.loop`).
+`DiskTokens` in place of a tensor; training reads images in shuffled groups and announces the next ones.
 """
 
 from __future__ import annotations
@@ -48,12 +47,9 @@ CPU = torch.device("cpu")
 def read_tokens(
     path: Path, name: str = "patch", limit: int = IN_MEMORY, rows: Ints | None = None
 ) -> Half | DiskTokens | None:
-    """The tokens `name` ("patch" or "block_inputs") of images of a feature cache; None if it has none.
+    """The tokens `name` ("patch" or "block_inputs") of images of a cache, [N, ...] float16; None if it has none.
 
-    They are [N, ...] float16, zero for images that could not be read. Up to `limit` bytes are read into memory; more
-    stay on the disk, as `DiskTokens`.
-
-    rows: the images' rows; None: all.
+    They are zero for images that could not be read. Up to `limit` bytes are read into memory; more stay on the disk.
     """
     with open_cache(path) as file:
         names = stored_names(file, name)
@@ -84,8 +80,7 @@ def read_stored(values: Sequence[NDArray[Any]]) -> Half:
 class MappedRows:
     """One data set of a cache, mapped into memory: the system reads a row when it is used.
 
-    Reading ahead in a thread would take a core from the matrix products of training, whose threads wait for each other;
-    the system is told which rows come next instead.
+    It is told which rows come next: a thread that reads ahead would take a core from training's matrix products.
     """
 
     def __init__(self, file: Any, name: str, mapped: mmap.mmap) -> None:
@@ -113,7 +108,6 @@ class MappedRows:
         return values
 
     def read_ahead(self, rows: Ints) -> None:
-        """Tell the operating system that rows will be read soon."""
         size = self._rows[0].nbytes
         for row in rows.tolist():
             start = self._offset + row * size
@@ -125,10 +119,9 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Tokens of n images that stay on the disk until they are indexed.
+    """Tokens of n images on the disk, which indexing by a slice or positions reads, as if from a tensor.
 
-    Indexing by a slice or a tensor of positions reads them, as if this were a tensor [n, T, w] or [n, C, H, W]. The
-    file stays open, and readable if it is replaced meanwhile, until the last object made from it is deleted.
+    The file stays open, and readable if it is replaced meanwhile, until the last object made from it is deleted.
     """
 
     path: Path
@@ -159,7 +152,7 @@ class DiskTokens:
         return replace(self, device=device)
 
     def read_ahead(self, places: Tensor) -> None:
-        """Tell the operating system that the tokens of the images at positions `places` will be read soon."""
+        """Tell the operating system that the tokens at positions `places` will be read soon."""
         for stored in self.stored:
             stored.read_ahead(self.rows[places.cpu().numpy()])
 
@@ -176,8 +169,7 @@ class DiskTokens:
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
         """The positions of all images in a random order in which a disk reads their tokens fast.
 
-        Blocks of neighbouring images are drawn at random, and images are mixed within every `WINDOW` blocks. The order
-        depends on `generator` alone.
+        Blocks of neighbouring images are drawn at random, and images are mixed within every `WINDOW` blocks.
         """
         size = max(1, BLOCK // (int(np.prod(self.shape[1:])) * 2))
         blocks = torch.arange(len(self)).split(size)
@@ -206,11 +198,7 @@ def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(q: NDArray[np.int8], s: Half) -> Half:
-    """The tokens s q in float16 from the codes q (int8) and the scales s (float16) that `quantize` returned.
-
-    q: [B, T, w] or [B, C, H, W].
-    s: [B, T] or [B, H, W].
-    """
+    """The tokens s q in float16, from the codes and scales of `quantize`."""
     axis = 1 if q.ndim == 4 else 2
     y = np.empty(q.shape, np.float16)
     for start in range(0, len(q), ROWS):
@@ -235,7 +223,6 @@ class Examples:
 
     @property
     def cls(self) -> Tensor:
-        """CLS features [n, d] of the split's images."""
         return self.inputs["cls"]
 
     def to(self, device: torch.device) -> Examples:

@@ -34,8 +34,7 @@ class Terminated(KeyboardInterrupt):
 def run_script(usage: str, work: Callable[..., object]) -> None:
     """Call `work` with the script's command-line arguments if they match `usage`; else end with exit code 2.
 
-    In `usage`, lower-case words stand for themselves, capitals for any value, and `|` separates alternatives: `row NAME
-    | table`.
+    In `usage`, lower-case words stand for themselves, capitals for any value, `|` separates alternatives.
     """
     words = sys.argv[1:]
     patterns = [alternative.split() for alternative in usage.split("|")]
@@ -83,9 +82,7 @@ def report_errors() -> Iterator[None]:
 
 
 def escape_unprintable(text: str) -> str:
-    """`text` with escapes such as `\\x1b` for control characters and bytes that are no text, which could steer a
-    terminal.
-    """
+    """`text` with escapes such as `\\x1b` for control characters and bytes that are no text."""
     return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 
 

@@ -28,18 +28,16 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 def checked_path(path: object, noun: str) -> Path:
-    """A path that a user gave, with `~` expanded; raises `UsageError` if it is empty or no path. noun: its name in
-    messages.
-    """
+    """A user's path with `~` expanded; raises `UsageError` if it is empty or no path. noun: its name in messages."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
     return Path(path).expanduser()
 
 
 def refuse_existing(path: Path, *, force: bool = False) -> None:
-    """Raise `UsageError` if something lies at `path` and the user did not ask to replace it (`force`).
+    """Raise `UsageError` if more than an empty folder lies at `path`, unless `force`.
 
-    This is the rule for every output outside of artifacts/. Empty folders may be written to.
+    This is the rule for every output outside of artifacts/.
     """
     if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists; move it, choose another place, or replace it with --force (force=True)")
@@ -49,9 +47,9 @@ def refuse_existing(path: Path, *, force: bool = False) -> None:
 def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Yield a scratch path beside `path`; the file that the block writes there is renamed to `path` at its end.
 
-    If the block fails, `path` stays as it was and no scratch file remains. A link is replaced by the file: its target,
-    which may be DVC's cache, is never written to. `sync=False` is for many small files that can be written again: a
-    power cut may leave them empty. Raises `DuplexError` for any `OSError`.
+    If the block fails, `path` stays as it was. A link is replaced by the file: its target, which may be DVC's cache, is
+    never written to. `sync=False` is for many small files that can be written again: a power cut may leave them empty.
+    Raises `DuplexError` for any `OSError`.
     """
     with report_write_errors(path):
         scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
@@ -76,8 +74,7 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 def replace_folder(path: Path) -> Iterator[Path]:
     """Yield a scratch folder that replaces the folder `path` after the block; the old one stays until then.
 
-    At the end, the old folder is renamed and then the new one. If an earlier process was killed between these two
-    renames, its old folder gets its name back before anything else.
+    A process killed between the two renames leaves the old folder to get its name back at the next call.
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):
@@ -213,8 +210,8 @@ def is_running(process: int) -> bool:
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
     """Hold the lock for writing `path` during the `with` block; raises `DuplexError` if another process holds it.
 
-    It is a record lock, which the system releases when the process ends: decoding workers that outlive a killed parent
-    for a moment do not keep it, as they would keep a lock on an inherited descriptor.
+    The system releases this record lock when the process ends; decoding workers that outlive a killed parent for a
+    moment would keep a lock on an inherited descriptor.
 
     work: what writers of the file do, such as "extraction". instead: what the user can do instead of waiting.
     """

@@ -1,6 +1,4 @@
-"""Plug-ins: classes found by name through the entry points of this package and of others.
-
-Hash the code that results depend on, so that results of code that has changed since are found to be outdated.
+"""Plug-ins: classes found by name through the entry points of this package and of others; and hashes of code.
 
 The code of a stage is that of its modules in `STAGES`, with all that they import from the parts of this package in
 `FOLLOWED`; a method and the encoder's family are added by their modules. A plug-in counts with its whole top-level
@@ -29,8 +27,8 @@ from duplex.errors import DuplexError
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
     """The installed entry points of a group by name, sorted.
 
-    If a name is used twice, the built-in entry point is returned. If neither is built in, it is the one whose target
-    comes first in the alphabet; `load_plugin` then refuses it.
+    Of two with one name, the built-in one is returned, else the one whose target comes first in the alphabet;
+    `load_plugin` then refuses it.
     """
     points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
@@ -41,7 +39,6 @@ def _is_built_in(point: EntryPoint) -> bool:
 
 
 def module_of(point: EntryPoint) -> str:
-    """Name of the module that an entry point imports."""
     return point.value.partition(":")[0]
 
 
@@ -55,11 +52,8 @@ def load_plugin(
 ) -> Any:
     """Import an entry point's class; raise `error` if that fails, or if the class is not a subclass of `base`.
 
-    A name is refused if two distributions other than this package use it for different classes, since either could be
-    meant.
-
-    kind: what the entry point is, for messages, such as "encoder family".
-    advice: what else the user can do, for messages.
+    A name that two distributions other than this package use for different classes is refused. For messages, `kind` is
+    what the entry point is, such as "encoder family", and `advice` what else the user can do.
     """
     name = f"{kind} {point.name!r} of {provider(point)}"
     others = [each for each in entry_points(group=point.group, name=point.name) if each.value != point.value]
@@ -113,16 +107,11 @@ Files = dict[str, Path]  # by their paths below the folder in which their packag
 
 
 def code_hash(*stages: str, modules: Iterable[str] = ()) -> str:
-    """Hash of the code of stages, and of modules such as those of a method and of an encoder family.
-
-    stages: keys of `STAGES`.
-    modules: names of modules of this package or of plug-ins.
-    """
+    """Hash of the code of stages, keys of `STAGES`, and of modules of this package or of plug-ins."""
     return _digest(code_files(*stages, modules=modules))
 
 
 def code_files(*stages: str, modules: Iterable[str] = ()) -> Files:
-    """The files whose code `code_hash` hashes."""
     files: Files = {}
     for part in (part for stage in stages for part in STAGES[stage]):
         files |= _package_files(part)
@@ -142,9 +131,6 @@ def plugin_hash(module: str, plugin: type | None = None) -> str | None:
     """Hash of a plug-in's own code, without that of this package; None for a module of this package.
 
     Of a class without files, as in a notebook, the cells are hashed that define it and its base classes.
-
-    module: name of the module that defines the plug-in.
-    plugin: the class.
     """
     if _is_own(module):
         return None
@@ -175,7 +161,6 @@ def _is_own(module: str) -> bool:
 
 
 def _part(module: str) -> str:
-    """A module's path in this package, as `STAGES` has it."""
     return module.partition(".")[2].replace(".", "/")
 
 
@@ -195,7 +180,6 @@ def _module_file(part: str) -> Files:
 
 
 def _files_of(places: Iterable[Path], root: Path | None = None) -> Files:
-    """The files among `places`, and all Python files in folders among them."""
     files: Files = {}
     for place in places:
         for path in [place] if place.is_file() else place.rglob("*.py"):

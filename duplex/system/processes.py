@@ -35,9 +35,8 @@ class ProcessFailed(DuplexError):
 class WorkerProcess:
     """One spawned process that creates a callable object with `create()`, and calls it as often as requested.
 
-    `create` is pickled; it runs in the process at the first call. `environment` (variables) is set there before
-    anything else is imported. Processes are spawned: a forked one would inherit torch's threads and locks, and could
-    not use a GPU.
+    `create` is pickled; it runs at the first call, after the variables of `environment` are set. A forked process would
+    inherit torch's threads and locks, and could not use a GPU.
     """
 
     def __init__(self, create: Callable[[], Callable[..., Any]], environment: Mapping[str, str] | None = None) -> None:
@@ -141,10 +140,7 @@ Item = TypeVar("Item")
 
 
 class ProgressBar:
-    """A progress bar with values behind it: `with ProgressBar("epochs", 9) as bar: bar.show(3, {"loss": 0.2})`.
-
-    A total of 0 hides the bar.
-    """
+    """`with ProgressBar("epochs", 9) as bar: bar.show(3, {"loss": 0.2})`; a total of 0 hides the bar."""
 
     def __init__(self, label: str, total: int) -> None:
         columns = (
@@ -174,7 +170,6 @@ class ProgressBar:
 
 
 def track(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
-    """Yield the items while a progress bar counts them."""
     with ProgressBar(label, total) as bar:
         for done, item in enumerate(items, 1):
             yield item

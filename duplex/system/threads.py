@@ -72,8 +72,7 @@ def dtype_of(precision: str) -> torch.dtype:
 def float32_arithmetic(precision: str) -> Iterator[None]:
     """Allow TF32 on GPUs in the `with` block if `precision` is "tf32", and forbid it otherwise.
 
-    TF32 changes features by about a thousandth; torch allows it in convolutions by default. A backward pass must run
-    inside the block, too.
+    TF32 changes features by about a thousandth. A backward pass must run inside the block, too.
     """
     import torch
 
