@@ -63,14 +63,11 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     Features are not normalised: put `Normalizer()` before the classifier for CLIP features. Absolute values above 1e70
     are refused, and training features that are all below 1e-5, though not all zero: their variance would overflow or
-    vanish. With a single column of labels, it is linear discriminant analysis with shrunken means.
-
-    As in scikit-learn, parameters that `set_params` changes act at the next `fit` or `partial_fit`. Labels may be a
-    DataFrame; later labels, and `candidates`, must then have the same columns in the same order.
+    vanish. Labels may be a DataFrame; later labels, and `candidates`, must then have the same columns in the same
+    order. With a single column of labels, it is linear discriminant analysis with shrunken means.
 
     Args:
-        candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: every state with every
-            object.
+        candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: all pairs.
         ridge: number of images at which a state's or an object's effect on the mean feature is halved.
         shrinkage: number of images at which the mean of a seen pair is shrunk halfway to the sum of its state's and
             its object's effects; None: chosen by marginal likelihood.
@@ -109,19 +106,17 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def partial_fit(self: Self, X: Any, y: Any, classes: Any = None) -> Self:
         """Add training images: the result equals that of `fit` on all images so far.
 
-        This only updates sums of features per pair; the model is fitted from them when it is next needed.
-
         Args:
             X: features [n, d].
             y: labels [n, 2]; states and objects that did not occur before are added.
-            classes: states and objects to expect, a list of two arrays of labels; for a single column of labels one
-                array. They must include all labels of this `y`.
+            classes: states and objects to expect, all of `y` among them: a list of two arrays; one array for a single
+                column of labels.
         """
         self._update(X, y, classes, first=not hasattr(self, "statistics_"))
         return self
 
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
-        """Add images to the sums of features per pair. An error leaves the earlier sums and settings as they were."""
+        """An error leaves the earlier sums and settings as they were."""
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
         label_names = _checked_columns(y, None if first else self.label_names_, "y")
         label_names = _checked_columns(self.candidates, label_names, "candidates")
@@ -163,7 +158,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.candidates_ = pairs[:, :width]
 
     def fitted_closed_form(self) -> ClosedForm:
-        """The closed-form model of all training images so far; it is fitted first if images were added."""
+        """The closed-form model of all training images so far, fitted if needed."""
         check_is_fitted(self)
         if self.closed_form_ is None:
             self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
@@ -191,10 +186,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return labels[:, 0] if self.single_column_ else labels
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of states [n, M] and of objects [n, N] as a list, in the order of `classes_`.
-
-        Each probability is a sum over candidate pairs. With a single column of labels, the result is one array.
-        """
+        """Probabilities of states [n, M] and of objects [n, N]; for a single column of labels, one array."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
         m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects
@@ -222,7 +214,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return float(np.average(right, weights=sample_weight))
 
     def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
-        """`reduce(scores)` [n, ...] of the candidates' scores [n, C], in blocks of images to bound the memory."""
+        """`reduce` of the candidates' scores [n, C], in blocks of images to bound the memory."""
         closed_form = self.fitted_closed_form()
         X = validate_data(self, X, reset=False, dtype=np.float64)
         _check_size(X, 0.0)
@@ -246,7 +238,6 @@ def _check_size(X: Floats, least: float) -> None:
 
 
 def _checked_columns(table: Any, names: list[str] | None, parameter: str) -> list[str] | None:
-    """The column names of a table of labels, which must be those of the first fit; `names` if it has none."""
     columns = list(getattr(table, "columns", ()))
     if not columns or not all(isinstance(column, str) for column in columns):
         return names
@@ -260,7 +251,6 @@ def _two_columns(labels: Array) -> Array:
 
 
 def _composition_numbers(labels: Array, names: Sequence[Array]) -> Ints:
-    """The number `m N + n` of each pair (state m, object n) of labels [C, 2]."""
     numbers = np.zeros(len(labels), dtype=np.int64)
     for column, values, kind in zip(labels.T, names, ("state", "object"), strict=True):
         places = pd.Index(values).get_indexer(pd.Index(column))

@@ -1,13 +1,10 @@
 """Checks for authors of methods: `check_method(MyMethod)` tests that training, evaluation and export can use a class.
 
-    from duplex.testing import check_method
-    check_method(MyMethod)                       # default options
     check_method(MyMethod, {"width": 32})
 
-The method is built for a small task: 4 states, 3 objects, the text tower of the tiny encoder in the package, random
-features and patch tokens. It is trained, saved, loaded, evaluated in both worlds and, if its function `portable`
-returns tensors, exported, with the functions that the commands of `duplex` use. The first violation of the protocol of
-methods (docs/your_method.md) raises `MethodFault`.
+The method is built for a small task, trained, saved, loaded, evaluated in both worlds and, if `portable` returns
+tensors, exported, with the functions that the commands of `duplex` use. The first violation of the protocol of methods
+(docs/your_method.md) raises `MethodFault`.
 """
 
 from __future__ import annotations
@@ -58,9 +55,8 @@ class MethodFault(AssertionError):
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
     """Raise `MethodFault` if a method class violates the protocol of methods (docs/your_method.md).
 
-    Args:
-        kind: the class, a subclass of `Method`.
-        options: the method's options by name; None: the defaults.
+    kind: the class, a subclass of `Method`.
+    options: the method's options by name; None: the defaults.
     """
     try:
         parsed = _check_options(kind, dict(options or {}))

@@ -120,7 +120,6 @@ def download(
 
 
 def _known() -> dict[str, tuple[SourceOptions, Path | None]]:
-    """The source and the file of features, if any, of each data set."""
     return {name: (entry.source, entry.features) for name, entry in load_params().datasets.items()}
 
 
@@ -139,7 +138,6 @@ def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
 
 
 def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, LabelledImages | None]:
-    """A data set's labels and its labelled images; None for the images if only a benchmark's pair lists are on disk."""
     from duplex.data.czsl import METADATA, has_pair_lists, read_pair_lists
     from duplex.data.sources import load_source
     from duplex.features.imported import feature_keys
@@ -234,10 +232,6 @@ def add(
 
 
 def _report_unsupported(name: str, unsupported: list[str], supported: list[str]) -> None:
-    """Print that a new data set was not added to `run.datasets` of params.yaml, since it lacks inputs of some methods.
-
-    The line ends with the command that trains a method which supports the data set.
-    """
     message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need "
     message += "the encoder that made the features, or patch tokens"
     other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
@@ -247,7 +241,6 @@ def _report_unsupported(name: str, unsupported: list[str], supported: list[str])
 def _load_own(
     path: Path, images: Path | None, split: SplitOptions, features: Path | None
 ) -> tuple[SourceOptions, LabelledImages]:
-    """The options and the labelled images of the folder, table or benchmark at a path."""
     from duplex.data.sources import detect_source, load_source
     from duplex.features.imported import feature_keys, refuse_repeated_lines
 
@@ -258,7 +251,6 @@ def _load_own(
 
 
 def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue]) -> None:
-    """Print the issues and the statistics of a data set; raise `DuplexError` if it cannot be trained on."""
     from duplex.data.tables import count_dataset, published_differences, statistics_text
     from duplex.labels import SPLITS
 
@@ -356,7 +348,6 @@ def remove(
 
 
 def _forget_stages(dataset: str, lock: Path) -> int:
-    """Remove the DVC stages of a data set from a dvc.lock; return their number."""
     import shlex
 
     from ruamel.yaml import YAML
@@ -384,11 +375,7 @@ def _forget_stages(dataset: str, lock: Path) -> int:
 def _encoder_entry(
     name: str | None, weights: str | None, known: DatasetParams | None, features: Path | None
 ) -> dict[str, Any]:
-    """The `encoder` entry of a data set.
-
-    The command's options come first, then the existing entry, then the default, the Duplex paper's encoder. For a new
-    data set with --features and no --encoder, and for --encoder none, the encoder is named `imported`.
-    """
+    """The command's options, then the existing entry, then the default, the Duplex paper's encoder."""
     from duplex.encoders.base import is_random
     from duplex.features.file import IMPORTED
 
@@ -407,10 +394,6 @@ def _encoder_entry(
 
 
 def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], images: int) -> int:
-    """How many last blocks of the encoder can be fine-tuned; prints this number and what limits it.
-
-    Raises `UsageError` if the method to fine-tune is not in params.yaml or the encoder's weights are not on disk.
-    """
     from duplex.artifacts import ArtifactPaths
     from duplex.encoders.base import load_encoder, missing_weights
     from duplex.features.file import IMPORTED
@@ -459,7 +442,6 @@ def _issues(
 def _supported_methods(
     params: Params, name: str, source: SourceOptions, encoder: dict[str, Any], features: Path | None
 ) -> list[str]:
-    """The methods of params.yaml that can be trained on a data set, which need not be written yet."""
     from duplex.config.params import DatasetParams, EncoderParams
     from duplex.training.inputs import supported_methods
 
@@ -471,7 +453,6 @@ def _supported_methods(
 
 
 def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[DataIssue]:
-    """Words that the encoder's vocabulary lacks, prompts that are too long, weights that are random or not on disk."""
     from duplex.data.check import DataIssue
     from duplex.encoders.base import is_random, is_reachable, missing_weights, unknown_words
     from duplex.labels import prompt_name

@@ -235,7 +235,6 @@ def _is_in_dvc_lock(stage: str) -> bool:
 
 
 def _check_images(params: Params, dataset: str, options: dict[str, Any]) -> None:
-    """Raise `UsageError` if an option for encoding images is given for a data set that has imported features."""
     if params.dataset(dataset).features is not None and (given := [key for key, value in options.items() if value]):
         option = {"name": "encoder"}.get(given[0], given[0].replace("_", "-"))
         raise UsageError(f"--{option} is for images, but {dataset} has imported features; leave the option out")
@@ -244,7 +243,6 @@ def _check_images(params: Params, dataset: str, options: dict[str, Any]) -> None
 def _override(
     params: Params, dataset: str, encoder_options: dict[str, Any], settings: dict[str, Any], device: str | None
 ) -> Params:
-    """The content of params.yaml with command-line options in place of its values, checked by the same rules."""
     from pydantic import ValidationError
 
     from duplex.options import first_fault
@@ -265,7 +263,7 @@ def _override(
 
 
 def _check_precision(params: Params, dataset: str) -> None:
-    """Raise an error for fp16 on a CPU, where it is ten times slower than fp32, and for tf32, which CPUs lack."""
+    """Refuse fp16 on a CPU, where it is ten times slower than fp32, and tf32, which CPUs lack."""
     from duplex.encoders.base import resolve_device
 
     precision = params.dataset(dataset).encoder.precision
@@ -275,7 +273,6 @@ def _check_precision(params: Params, dataset: str) -> None:
 
 
 def _check_shards(engine: str, shard: str | None, shards: int) -> None:
-    """Raise `UsageError` for an unknown --engine, for --shard with engine ray, and for --shards with another engine."""
     require(engine, ENGINES, "engine")
     if engine == "ray" and shard is not None:
         raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")

@@ -206,7 +206,6 @@ def load_model(
 ) -> Recognizer:
     """Load a model for prediction, by default the best run of the project, and add candidates that the user names.
 
-    model, world, device: as in `duplex predict --help`. new_share: expected share of images of unseen pairs.
     add: candidates such as "rusty kettle". compositions: CSV file of more. hint: how to name a model, for an error.
     """
     from duplex.labels import WORLDS
@@ -233,7 +232,6 @@ def load_model(
 
 
 def _added_lines(recognizer: Recognizer) -> Iterator[str]:
-    """Yield a line of text per candidate that the user added: whether its state and its object were trained."""
     from duplex.recognition.words import trained_words
 
     for state, name in recognizer.added:
@@ -247,7 +245,6 @@ def _added_lines(recognizer: Recognizer) -> Iterator[str]:
 
 @contextmanager
 def _open_output(out: Path | None) -> Iterator[TextIO]:
-    """Context manager: give stdout, or a temporary file that replaces the file `out` at the end."""
     from duplex.system.files import replace_file
 
     if out is None:
@@ -258,10 +255,6 @@ def _open_output(out: Path | None) -> Iterator[TextIO]:
 
 
 def _checked_format(form: str | None, out: Path | None) -> str:
-    """Return the format of the answers: the given one, or by the suffix of the file `out`, or else a table.
-
-    Raises `UsageError` for an unknown format, and for one that the suffix .csv or .jsonl contradicts.
-    """
     by_suffix = {".csv": "csv", ".jsonl": "jsonl"}.get("" if out is None else out.suffix.lower())
     form = require(form, FORMATS, "format") if form is not None else by_suffix or "table"
     if by_suffix not in (None, form):
@@ -270,7 +263,6 @@ def _checked_format(form: str | None, out: Path | None) -> str:
 
 
 def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
-    """Write the answer for each image as soon as it is ready; return the number of files that are not images."""
     unreadable, lines = 0, csv.writer(target, lineterminator="\n")
     if form == "csv":
         lines.writerow(COLUMNS)
@@ -433,7 +425,7 @@ def serve(
 
 
 def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) -> Recognizer:
-    """Load the model in a worker process, unless its fingerprint or the added compositions differ from `loaded`."""
+    """Load the model in a worker process, unless it changed since the server started."""
     recognizer = load_model(where, *options)
     if recognizer.trained.fingerprint != loaded[0]:
         raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
@@ -443,7 +435,7 @@ def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) 
 
 
 def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """Number of worker processes and of torch threads in each. Two overlap Python code with encoding."""
+    """Worker processes, and torch threads in each. Two overlap Python code with encoding."""
     import torch
 
     cores = torch.get_num_threads()
@@ -464,7 +456,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _training_images(recognizer: Recognizer) -> Neighbours | None:
-    """Images to compare uploads with; None if the run is not of this project, or if they cannot be read."""
     from duplex.project.runs import dataset_of_run, training_images
 
     dataset = dataset_of_run(Path(recognizer.trained.where))

@@ -29,12 +29,12 @@ Engine = Annotated[str, typer.Option("--engine", help="Where runs execute: local
 
 
 def seed_option(text: str, *names: str) -> Any:
-    """A typer option for a seed with its valid range; by default its names are `--seed` and `-s`."""
+    """A typer option for a seed, by default `--seed` or `-s`."""
     return typer.Option(*(names or ("--seed", "-s")), min=0, max=LARGEST_SEED, help=text)
 
 
 def load_params() -> Params:
-    """Load and check params.yaml in the current folder; the import happens in the call, to keep `--help` fast."""
+    """Load params.yaml in the current folder; the import happens in the call, to keep `--help` fast."""
     from duplex.config.params import load_params as load
 
     return load()
@@ -45,11 +45,7 @@ def print_json(record: object) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """The result of checking a data set as text, one line per issue, note and difference from published counts.
-
-    Args:
-        notes: what was left out while reading the data set -> count.
-    """
+    """The result of checking a data set as text; `notes`: what was left out while reading it -> count."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]

@@ -54,7 +54,6 @@ def show_params(
 
 
 def _entry(params: Params, name: str) -> dict[str, Any]:
-    """A method's entry in params.yaml with default options filled in; `training` and `per_dataset` stay as written."""
     entry = params.entry(name)
     overrides = entry.model_dump(include={"training", "per_dataset", "shown_as"}, exclude_defaults=True)
     overrides = {key: value for key, value in overrides.items() if value}
@@ -302,10 +301,7 @@ def tune(
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse texts such as `learning_rate=3e-4,1e-3` to a dictionary from settings to lists of values.
-
-    Values are read as in params.yaml. Raises `UsageError` for other texts.
-    """
+    """Parse texts such as `learning_rate=3e-4,1e-3` to settings and their values, read as in params.yaml."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -325,10 +321,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def tuning_table(rows: Sequence[TuningRow], best: Sequence[TuningRow]) -> str:
-    """The results of tuning as a table: method, settings, validation AUC with its standard error over seeds.
-
-    Rows in `best` are marked with *.
-    """
+    """The results of tuning as a table, rows in `best` marked with *."""
     lines = [["", "method", "settings", "val AUC", "±", "all pairs", "epoch", "seconds"]]
     for row in rows:
         record = row.to_dict()
@@ -349,10 +342,7 @@ def _short(value: Any) -> str:
 
 
 def write_best(params: Params, dataset: str, best: dict[str, TuningRow]) -> None:
-    """Write each method's best settings to `methods:` of datasets/DATASET.yaml.
-
-    best: method -> its best row of the tuning results.
-    """
+    """Write each method's best settings to `methods:` of datasets/DATASET.yaml."""
     from dataclasses import fields
 
     from duplex.config.datasets import set_method
@@ -438,7 +428,6 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
 def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
-    """The seeds to compare and, per method, the `Margins` of its test images for each seed."""
     from duplex.artifacts import ArtifactPaths
     from duplex.data.sources import require_prepared
     from duplex.evaluation.metrics import Margins
@@ -466,10 +455,6 @@ def _margins_of_runs(
 def _check_run(
     params: Params, dataset: str, entry: str, seed: int, predictions: Path, world: str, margins: Margins
 ) -> None:
-    """Warn if a run was trained with other settings than params.yaml has now.
-
-    Raises `DuplexError` if the AUC computed from the margins in its predictions.csv differs from its metrics.json.
-    """
     from duplex.artifacts import ArtifactPaths, RunPaths
     from duplex.evaluation.metrics import Components
     from duplex.project.ablate import is_outdated
@@ -501,7 +486,6 @@ def _check_run(
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    """The seeds that both methods were evaluated with; if none, one seed, which the message on a missing run names."""
     planned = [params.ablation_run.seeds if entry in params.ablations else params.run.seeds for entry in entries]
     seeds = sorted({*planned[0], *planned[1]})
     evaluated = [
@@ -520,10 +504,6 @@ def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Pa
 
 
 def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
-    """Read a run's predictions in one world, one row per test image in the order of the feature cache.
-
-    Raises `DuplexError` if the file is missing or incomplete. `run`: the command-line options that name the run.
-    """
     import pandas as pd
 
     from duplex.report.aggregate import read_table
@@ -606,7 +586,6 @@ def score(
 
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
-    """Metrics of the top k answers, k = `ks[0]`; those for the further k are under the key `top`."""
     from duplex.evaluation.sampled import sampled_metrics
     from duplex.evaluation.score_files import open_scores
 
@@ -645,7 +624,6 @@ def _blocks(scores: ScoreFile) -> Iterable[tuple[slice, Any]]:
 def _measure(
     scores: ScoreFile, ks: tuple[int, ...], rounds: int, seed: int
 ) -> tuple[TopCompetitors, list[dict[str, Any]]]:
-    """Score statistics (numbers per image) of a score file, and top-k metrics for each k in `ks`."""
     from duplex.evaluation.accumulate import ScoreAccumulator
     from duplex.evaluation.metrics import measure
 

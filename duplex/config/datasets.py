@@ -37,10 +37,7 @@ def check_name(name: str) -> None:
 
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool, path: Path = PARAMS) -> None:
-    """Set keys of datasets/NAME.yaml, whose other keys and comments stay; with `run`, list it in `run.datasets`.
-
-    Raises UsageError, before writing, if the result would not be valid.
-    """
+    """Set keys of datasets/NAME.yaml, whose other keys and comments stay; with `run`, list it in `run.datasets`."""
     record, files = read_yaml(path), dataset_files(path)
     listed = record["run"]["datasets"]
     text = None
@@ -80,10 +77,7 @@ def set_method(
 
 
 def remove_dataset(name: str, path: Path = PARAMS) -> None:
-    """Delete datasets/NAME.yaml and remove the name from `run.datasets`.
-
-    Raises UsageError, before anything is deleted, for a data set that params.yaml itself describes or still needs.
-    """
+    """Delete datasets/NAME.yaml and its name in `run.datasets`; UsageError if params.yaml needs it."""
     record, files = read_yaml(path), dataset_files(path)
     require(name, parse_params(read_yaml(path), files, path).datasets, "data set")
     if name in record.get("datasets", {}):
@@ -102,7 +96,6 @@ def remove_dataset(name: str, path: Path = PARAMS) -> None:
 
 
 def _with_run_datasets(path: Path, names: Sequence[str]) -> str:
-    """The text of params.yaml with another list `run.datasets`; raises UsageError unless that is on one line."""
     text = path.read_bytes().decode()
     edited = RUN_DATASETS.sub(rf"\1[{', '.join(names)}]", text, count=1)
     if edited == text or YAML(typ="safe", pure=True).load(edited)["run"]["datasets"] != names:

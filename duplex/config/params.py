@@ -1,7 +1,7 @@
 """params.yaml and datasets/NAME.yaml as frozen, typed objects; a mistake is an error of one line that gives its key.
 
-A data set is an entry of `datasets:` in params.yaml, a file datasets/NAME.yaml with the same keys, or both: then keys
-of the file replace those of the entry. Its `methods:` are options of methods on this data set.
+A data set is an entry of `datasets:`, a file datasets/NAME.yaml with the same keys, or both: then keys of the file
+replace those of the entry. Its `methods:` are options of methods on this data set.
 
 Entries of `methods:` and `ablations:` have a method's class (`kind`), worlds, options of the class and of training:
 
@@ -129,7 +129,6 @@ class MethodChanges(ParamsSection):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the kind, unchecked."""
         return dict(self.model_extra or {})
 
     @model_validator(mode="after")
@@ -150,29 +149,27 @@ class MethodEntry(MethodChanges):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Methods whose runs' probabilities this method multiplies (its option `of`); empty if it is trained itself."""
+        """Methods whose runs' probabilities this method multiplies (its option `of`)."""
         return tuple(self.options.get("of", ()))
 
     @property
     def worlds(self) -> tuple[World, ...]:
-        """The worlds (closed, open) in which the method is scored."""
         return WORLDS if self.world == "both" else (self.world,)
 
     @property
     def trained_for(self) -> World:
-        """The world (closed or open) whose candidates are used in training."""
         return "open" if self.world == "open" else "closed"
 
     def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """The options that the method's class takes on a data set, unchecked; None: those of no data set."""
+        """The options of the method's class on a data set, unchecked."""
         return {**self.options, **self._changes(dataset).options}
 
     def training_for(self, dataset: str | None) -> dict[str, Any]:
-        """The training options that the method sets for a data set; they override those of the data set."""
+        """The training options that the method sets, which override those of the data set."""
         return {**self.training, **self._changes(dataset).training}
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
-        """The options of fine-tuning the image tower on a data set, unchecked; empty without fine-tuning."""
+        """The options of fine-tuning the image tower on a data set, unchecked."""
         changes = self._changes(dataset).finetune
         is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
         replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
@@ -250,10 +247,7 @@ class Params(ParamsSection):
         return self._entries[require_method(name, self._entries)]
 
     def method_for_world(self, name: str, world: World) -> str:
-        """The method whose results are shown as `name` in a world: itself, or a method with `shown_as: name`.
-
-        Raises UsageError if no method is for this world.
-        """
+        """The method whose results are shown as `name` in a world; raises UsageError if there is none."""
         if world in self.entry(name).worlds:
             return name
         for other, entry in self._entries.items():
@@ -334,7 +328,7 @@ class Params(ParamsSection):
                 require_method(name, self._entries, f" in {DATASETS}/{dataset}.yaml, methods:")
 
     def _check_stage_names(self) -> None:
-        """Check that no two runs have the same name in dvc.yaml, where data set and method are joined by a hyphen."""
+        """dvc.yaml joins data set and method by a hyphen."""
         for methods in (self.run.methods, self.run.products):
             joined: dict[str, tuple[str, str]] = {}
             for dataset, method in product(self.run.datasets, methods):
@@ -346,7 +340,6 @@ class Params(ParamsSection):
                     )
 
     def _check_products(self) -> None:
-        """Check that methods that combine finished runs are in `run.products`, the runs' methods in `run.methods`."""
         for name, entry in self._entries.items():
             if entry.members and name in self.ablations:
                 raise UsageError(f"params.yaml: ablations.{name}: an ablation cannot combine runs; move it to methods")
@@ -366,7 +359,6 @@ class Params(ParamsSection):
                 raise UsageError(f"params.yaml: run.methods: {name} combines runs; list it under run.products")
 
     def _check_shown_as(self) -> None:
-        """Check that each method is evaluated in some world, and that no two share a name in one world's tables."""
         names: dict[tuple[str, str], str] = {}
         for name in self.run.methods:
             self.worlds(name)
@@ -385,7 +377,6 @@ class Params(ParamsSection):
 
     @contextmanager
     def _located(self, name: str, dataset: str | None, section: str = "") -> Iterator[None]:
-        """Context manager: prefix option errors with their place, as in `params.yaml: methods.duplex.momentum: ...`."""
         try:
             yield
         except OptionError as error:
@@ -396,10 +387,9 @@ class Params(ParamsSection):
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check params.yaml and the files datasets/NAME.yaml beside it.
+    """Read and check params.yaml and the files datasets/NAME.yaml beside it; raises UsageError for a mistake.
 
-    Options of methods are checked when they are used, or by `Params.check_entries`. Raises UsageError for a mistake,
-    with one line that gives file and key.
+    Options of methods are checked when they are used, or by `Params.check_entries`.
     """
     return parse_params(read_yaml(path), dataset_files(path), path)
 
@@ -457,7 +447,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _tables(path: Path, record: Table, section: str) -> dict[str, Any]:
-    """A copy of a section of params.yaml whose entries are tables; raises UsageError for other values."""
     tables = record.get(section) or {}
     if not isinstance(tables, dict):
         raise UsageError(f"{path}: {section} is {shown(tables)}; expected a table of keys and values")
@@ -468,7 +457,6 @@ def _tables(path: Path, record: Table, section: str) -> dict[str, Any]:
 
 
 def _on_datasets(entries: Table, datasets: Table) -> dict[str, Any]:
-    """Entries of methods, their `per_dataset` completed from `methods:` of the data sets."""
     completed = dict(entries)
     for name, table in datasets.items():
         own = table.get("methods")
@@ -486,12 +474,7 @@ def _update(table: Any, changes: Any) -> Any:
 
 
 def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
-    """An entry's table, completed from the entry that its key `extends` names.
-
-    Args:
-        place: where params.yaml has the entry, such as `methods.duplex`, for messages.
-        path: names of the entries that led to this one by `extends`, to find circles.
-    """
+    """An entry completed from the one it `extends`; `path`: entries that led to it, to find circles."""
     if "extends" not in record:
         return record
     name = record["extends"]
@@ -518,9 +501,5 @@ def shipped_project() -> Path:
 
 
 def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
-    """The method's `name` if it is among `known`; otherwise raises UsageError.
-
-    Args:
-        where: text for the message after the word "method", such as " in params.yaml, run.methods:".
-    """
+    """The method's `name` if it is among `known`, else a UsageError; `where` follows the word "method" in it."""
     return require(name, known, f"method{where}")

@@ -1,7 +1,6 @@
 """Results for the report: files of runs, their metrics averaged over seeds, and mean seen–unseen curves.
 
-A run is a data set, a method and a seed; its files may be missing. Metrics are percentages of the closed and the open
-world.
+A run is a data set, a method and a seed. Metrics are percentages of the closed and the open world.
 """
 
 from __future__ import annotations
@@ -44,13 +43,10 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
     """Metrics averaged over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
-    `auc_se`: standard error of the mean over seeds (0 for one seed). `auc_low`, `auc_high`: means of the seeds' 95 %
-    intervals. Beside worlds there are the tables `validation`, AUC on validation images; `terms_...`, metrics of the
-    closed world with only these summands of the score; `groups`, the accuracy of each frequency group, and
-    `groups_at_ends`, the same at the ends of the seen–unseen curve. Numbers undefined for a seed are left out.
-
-    Args:
-        runs: (data set, method) -> metrics of each seed.
+    `auc_se`: standard error over seeds. `auc_low`, `auc_high`: means of the seeds' 95 % intervals. Beside worlds there
+    are the tables `validation`, AUC on validation images; `terms_...`, the closed world with only these summands of the
+    score; `groups`, accuracies of frequency groups; and `groups_at_ends`, the same at the ends of the curve. Numbers
+    undefined for a seed are left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -77,8 +73,7 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 def headlines(table: Aggregate) -> Aggregate:
     """At most fourteen of the averaged numbers per method, for `dvc metrics diff` and `dvc exp show`.
 
-    Validation AUC comes first because options are to be chosen by it: a choice by test metrics would be tuning on test
-    images. `auc_all` is the AUC in the open world without a feasibility threshold.
+    Validation AUC comes first because options are to be chosen by it, not by test metrics.
     """
     shown: dict[str, tuple[str, ...]] = {"validation": tuple(VALIDATION), "closed": SHOWN, "open": SHOWN}
     return {
@@ -118,18 +113,13 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """A run's open-world metrics with implausible pairs excluded by a threshold; empty without one.
-
-    Args:
-        record: the run's metrics of the open world.
-        source: what the threshold is on: similarity of word vectors (`words`) or the method's `likelihood`.
-    """
+    """A run's open-world metrics with a feasibility threshold on `words` or `likelihood`; empty without one."""
     other: Mapping[str, Any] = record.get(source, {})
     return record if used_source(record) == source else other
 
 
 def used_source(record: Mapping[str, Any]) -> str | None:
-    """The source of a run's feasibility threshold in the open world, `words` or `likelihood`; None without one."""
+    """The source of a run's feasibility threshold in the open world: `words`, `likelihood` or None."""
     if "threshold" not in record:
         return None
     return "likelihood" if "by_likelihood" in record else "words"
@@ -169,8 +159,7 @@ def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
 def metrics_table(table: Aggregate) -> list[list[str]]:
     """Metrics averaged over seeds as rows of text: a header, then one row per data set, world and method.
 
-    Two columns are of the open world: `all pairs` is the AUC with every pair as a candidate, `by words` the AUC with
-    the feasibility threshold by word vectors, as in the published protocol.
+    `all pairs`: AUC in the open world. `by words`: with the threshold by word vectors, as in the published protocol.
     """
     extra = {"all pairs": "auc_all", "by words": "auc_by_words"}
     rows = [["data set", "world", "method", *METRICS.values(), "AUC 95 %", *extra]]
@@ -194,10 +183,7 @@ def _with_error(summary: Mapping[str, float], name: str) -> str:
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """Seen–unseen curve, averaged over seeds: unseen accuracy at G evenly spaced seen accuracies, in percent.
-
-    `low` to `high` is the 95 % interval of unseen accuracy over test images.
-    """
+    """Seen–unseen curve, averaged over seeds: unseen accuracy at G evenly spaced seen accuracies, in percent."""
 
     seen: Floats
     unseen: Floats
@@ -218,7 +204,6 @@ class RunRecord:
 
     @property
     def seconds(self) -> float | None:
-        """Training time; None if the run's files do not record it."""
         per_epoch = self.timing.get("seconds_per_epoch")
         return None if self.history is None or per_epoch is None else per_epoch * (len(self.history) - 1)
 
@@ -240,7 +225,6 @@ class DatasetResults:
 
     @cached_property
     def curves(self) -> dict[str, dict[str, MeanCurve]]:
-        """Seen–unseen curves: world (`closed`, `open`) -> method -> curve, for the methods that have predictions."""
         curves: dict[str, dict[str, MeanCurve]] = {world: {} for world in WORLDS}
         for world, (method, runs) in product(WORLDS, self.runs.items()):
             margins = [margins_of(run.predictions, world) for run in runs.values() if run.predictions is not None]
@@ -274,11 +258,7 @@ def read_run(files: RunPaths) -> RunRecord:
 
 
 def read_predictions(path: Path) -> pd.DataFrame | None:
-    """A run's predictions on test images; None if the file does not exist, `DuplexError` if it is damaged.
-
-    Args:
-        path: `artifacts/DATASET/METHOD/SEED/predictions.csv`; error messages name the run.
-    """
+    """A run's predictions on test images; None if the file does not exist, `DuplexError` if it is damaged."""
     options = zip(("--dataset", "--method", "--seed"), path.absolute().parts[-4:-1], strict=False)
     advice = f"`duplex evaluate {' '.join(map(' '.join, options))}` writes it again"
     table = read_table(path, advice)
@@ -289,10 +269,7 @@ def read_predictions(path: Path) -> pd.DataFrame | None:
 
 
 def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd.DataFrame | None:
-    """A CSV file of predictions, a history or maps; None if it does not exist.
-
-    Names of states and objects stay text, even a state called `NA` or `1`. `advice` says how to write the file again.
-    """
+    """A CSV file; None if it does not exist. Names of states and objects stay text, even a state called `NA`."""
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}
     try:
@@ -306,11 +283,7 @@ def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """Table of all runs with metrics, for spreadsheets: a line per run and world (closed, open).
-
-    Args:
-        options: (data set, method) -> kind and options that params.yaml changes; the table holds them as JSON.
-    """
+    """A line of metrics per run and world; `options`: (data set, method) -> what params.yaml changes."""
     lines = []
     for data in results.datasets:
         for method, runs in data.runs.items():
@@ -325,10 +298,7 @@ def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, A
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
-    """Margins (biases at which images become right or wrong) from a run's closed- or open-world predictions.
-
-    None unless there are images of both seen and unseen pairs.
-    """
+    """Margins of a run's predictions in a world; None unless there are images of both seen and unseen pairs."""
     rows = predictions[predictions["world"] == world]
     is_seen = rows["seen"].to_numpy(dtype=bool)
     margin = rows["margin"].to_numpy(dtype=np.float64)
@@ -338,9 +308,9 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 
 
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
-    """The seen–unseen curve, averaged over seeds: best unseen accuracy for each minimum of seen accuracy.
+    """The seen–unseen curve, averaged over seeds, with an interval if all have the same test images.
 
-    A bootstrap round draws the same images for all seeds. Seeds with different test sets get no interval.
+    A bootstrap round draws the same images for all seeds.
     """
     curves = [Curve.of(margins) for margins in seeds]
     top = max(float(curve.seen_accuracies[0]) for curve in curves)
@@ -359,11 +329,6 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """The best unseen accuracy [G] on a seen–unseen curve for each minimum of seen accuracy; 0 if not reached.
-
-    Args:
-        seen, unseen: accuracies at the curve's points, seen accuracy falling.
-        grid: minima of seen accuracy [G].
-    """
+    """The best unseen accuracy for each minimum of seen accuracy in `grid` [G]; `seen` falls; 0 if not reached."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

@@ -1,8 +1,7 @@
 """Parts of a page on a model's answers for test images: examples, confusions, accuracies and probabilities.
 
-The report and the page of one data set share them. `answers` is a table with a line per image: `image` (its name),
-`label`, `answer`, whether the pair is `seen` in training, and whether the answer is `right`. `training` holds the label
-of each training image, by image.
+`answers` is a table with a line per image: `image` (its name), `label`, `answer`, whether the pair is `seen` in
+training, and whether the answer is `right`. `training` holds the label of each training image, by image.
 """
 
 from __future__ import annotations
@@ -220,7 +219,6 @@ def confusion_parts(
 
 
 def _matrix(counts: Ints, names: Sequence[str], title: str) -> Matrix:
-    """The 24 occurring labels with the most errors; `counts`: images by label (row) and answer (column)."""
     errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
     occurring = np.flatnonzero(counts.sum(0) + counts.sum(1))
     shown = np.sort(occurring[np.argsort(-errors[occurring], kind="stable")][:MATRIX])
@@ -232,8 +230,6 @@ def _matrix(counts: Ints, names: Sequence[str], title: str) -> Matrix:
 
 
 def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails) -> Gallery:
-    """Images of the most confused pairs, each beside training images of the answer."""
-
     def thumbs(images: Sequence[str], name: str, right: bool | None) -> list[Thumb]:
         return [Thumb(thumbnails(image), name, f"image labelled {name}", right) for image in images[:EACH]]
 

@@ -1,9 +1,8 @@
 """Building blocks of a page, and how they are drawn and written.
 
-A report has sections, a section has parts, and a part has blocks: tables, figures, notes, galleries of thumbnails and
-confusion matrices. A report is rendered as a self-contained HTML page and as Markdown, its tables and figures also as
-HTML for a notebook. Line charts are small SVG drawings with hover text; their colours are CSS classes (`charts.css`),
-so that one drawing fits light pages, dark pages and print.
+A report has sections, these have parts, and these have blocks: tables, figures, notes, galleries of thumbnails and
+confusion matrices. Colours of line charts are CSS classes (`charts.css`), so that one drawing fits light pages, dark
+pages and print.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ class Matrix:
 
     @property
     def rows(self) -> list[tuple[str, list[tuple[int, float, str]]]]:
-        """A label's name with its cells per row; a cell is (images, share of the row's images, hover text)."""
+        """A label's name with its cells (images, share of the row's images, hover text) per row."""
         table = []
         for name, counts in zip(self.names, self.counts, strict=True):
             total = max(1, sum(counts))
@@ -283,11 +282,7 @@ def standalone_svg(svg: str) -> str:
 
 
 def ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """About five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten.
-
-    Args:
-        whole: whether steps are at least 1.
-    """
+    """About five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten."""
     raw = max(high - low, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
@@ -315,7 +310,6 @@ def _axis(values: Sequence[float], start: float, stop: float, from_zero: bool, w
 
 
 def _legend(coloured: Sequence[tuple[Series, str]]) -> tuple[list[str], float]:
-    """The SVG elements of a legend for lines with the CSS classes of their colours, and its height in pixels."""
     out = []
     x = float(LEFT)
     row = 0
@@ -390,14 +384,9 @@ def render_markdown(report: Report) -> str:
 
 
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
-    """Write a report to files and return the path of its HTML page, index.html.
+    """Write a report, and the JSON records `numbers` by file name, to `folder`; return the path of its HTML page.
 
     Both folders are replaced as a whole, because their old files may be links into DVC's cache.
-
-    Args:
-        folder: gets index.html and report.md.
-        figures: folder that gets the figures as SVG files.
-        numbers: file name -> JSON record, for further files in `folder`.
     """
     with replace_folder(figures) as fresh:
         for figure in report.figures:
@@ -435,7 +424,6 @@ def _data_uri(figure: Figure) -> str:
 
 
 def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
-    """Adjacent blocks of one kind as (kind, blocks), so that figures stand side by side."""
     return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: block.kind)]
 
 

@@ -1,10 +1,8 @@
 """Figures of the report: seen–unseen curves, training curves, results by momentum lambda, and t-SNE maps.
 
-Maps show images and prototypes in two dimensions, as in the Duplex paper's figures. The map `prototypes` shows test
-images with semantic prototypes (from prompts) and visual prototypes (from images); `before` and `after` show test
-images with the visual prototypes before and after training; `semantic`, `visual` and `combined` show prototypes only,
-coloured by object. Maps with images show the compositions with the most test images. A dot is an image; a triangle,
-square or star is a prototype.
+Maps show images (dots) and prototypes (other symbols) in two dimensions, as in the Duplex paper's figures. The map
+`prototypes` shows test images with semantic and visual prototypes; `before` and `after` show test images with visual
+prototypes before and after training; `semantic`, `visual` and `combined` show prototypes only, coloured by object.
 """
 
 from __future__ import annotations
@@ -94,7 +92,6 @@ def training_figures(data: DatasetResults) -> list[Figure]:
 
 
 def _by_epoch(data: DatasetResults, value: Callable[[pd.DataFrame], pd.Series]) -> list[Series]:
-    """A line per method that trains, averaged over seeds; `value`: training history -> one number per epoch."""
     tones = tones_of(data)
     lines = []
     for method, runs in data.runs.items():
@@ -118,11 +115,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """AUC and HM of ablations against lambda, the momentum of the prototypes' updates, with standard errors.
-
-    Args:
-        places: a mapping per ablation, with its lambda as `value` and its name as `run`.
-    """
+    """AUC and HM of ablations (`run` in `places`) by lambda (`value`), the momentum of the prototypes' updates."""
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
     figures = []
@@ -160,11 +153,7 @@ def map_count(scene: Scene) -> int:
 
 
 def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """A run's t-SNE maps as one table, with a row per point of each map.
-
-    Args:
-        tick: called with the number of finished optimisation steps; a map takes `EARLY + STEPS` of them.
-    """
+    """A run's t-SNE maps, a row per point; `tick` gets the number of finished steps, `EARLY + STEPS` per map."""
     tables = []
     done = 0
     for name, parts in _plans(scene):
@@ -180,7 +169,6 @@ def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
 
 
 def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
-    """Each map's name with its groups of points: (kind, compositions [r], vectors [r, d]); the kind is the symbol."""
     largest, rows = largest_classes(scene.compositions)
     if scene.visual is not None:
         parts = [("image", scene.compositions[rows], scene.trained[rows])]
@@ -211,7 +199,6 @@ def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
 
 
 def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
-    """A repeatable map [r, 2] of vectors [r, d], started from principal components, on one thread."""
     if len(vectors) < 5:  # too few for neighbourhoods: use the first two coordinates
         tick(done + EARLY + STEPS)
         return np.asarray(vectors[:, :2], dtype=np.float64)

@@ -1,8 +1,7 @@
 """Parts of the report with test images: those nearest to a method's prototypes, to texts and to swapped factors.
 
-Semantic prototypes are computed from prompts, visual ones from images. Nearest means the largest cosine, as in the
-Duplex paper's qualitative figure; the bias on unseen pairs is not used. A swap joins the state part of one image's
-feature with the object part of another's.
+Nearest means the largest cosine, as in the Duplex paper's qualitative figure; the bias on unseen pairs is not used.
+A swap joins the state part of one image's feature with the object part of another's.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class EmbeddedImages:
     objects: Array | None  # z^o [n, d]
 
     def in_space_of(self, prototype_kind: str) -> Array:
-        """The features that the method compares with its prototypes of a kind: `semantic` or `visual`."""
+        """The features that the method compares with its `semantic` or `visual` prototypes."""
         features = self.text_space if prototype_kind == "semantic" else self.z
         assert features is not None
         return features
@@ -119,10 +118,7 @@ class RetrievalContext:
         return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
 
     def joined(self, states: Array, objects: Array) -> Array:
-        """State parts and object parts [Q, d] joined by the learned fusion (the Duplex paper's Eq. 11).
-
-        Without one they are concatenated, so that the cosine of two results is the mean of the parts' cosines.
-        """
+        """State and object parts [Q, d] joined by the learned fusion (the Duplex paper's Eq. 11), or concatenated."""
         if self.method.fuse is None:
             return np.concatenate([states, objects], axis=1)
         return np.asarray(self.method.fuse(torch.from_numpy(states), torch.from_numpy(objects)).cpu())
@@ -174,7 +170,6 @@ def _thumb(context: RetrievalContext, hit: Hit) -> Thumb:
 
 
 def _masks(seen: Bools) -> dict[str, Bools]:
-    """Masks of the `seen`, `unseen` and `all` images or pairs by name; empty ones are left out."""
     masks: dict[str, Bools] = {"seen": seen, "unseen": ~seen, "all": np.ones_like(seen)}
     return {name: mask for name, mask in masks.items() if mask.any()}
 
@@ -182,7 +177,6 @@ def _masks(seen: Bools) -> dict[str, Bools]:
 def _shares_table(
     caption: str, heading: str, numbers: Mapping[str, Any], place: tuple[str, str], titles: Mapping[str, str], note: str
 ) -> Table:
-    """Percentages `numbers[row][group]`, which cells cite at `place`; `titles`: the first column, by row."""
     rows = []
     for name, title in titles.items():
         cells = [number_cell(value, source=json_pointer(*place, name, kind)) for kind, value in numbers[name].items()]
@@ -210,7 +204,6 @@ def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block],
 
 
 def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
-    """The images nearest to the prototypes of the seen and unseen pairs with the most test images."""
     counts = np.bincount(context.compositions, minlength=context.labels.size)[present]
     order = present[np.argsort(-counts, kind="stable")]
     seen = context.labels.seen[order]
@@ -268,8 +261,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Swaps between test images, and the numbers that the blocks cite from the JSON file `file`.
 
-    One swap looks for each test pair: the state of an image A with it and another object, joined with the object of an
-    image B with it and another state.
+    One swap looks for each test pair, by images that share only its state or only its object.
     """
     if context.embedded_images.states is None or context.embedded_images.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

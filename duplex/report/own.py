@@ -1,11 +1,8 @@
 """The page of one data set: a model's answers, and what more labelled images would bring.
 
 `duplex fit` and `duplex report --dataset` write it. What more images would bring is measured with a closed-form
-classifier on the frozen features. Each fit has its own temperature and prior, from validation images, and all labelled
-pairs as candidates.
-
-The learning curve is its accuracy on test images, extrapolated to twice as many training images. These are drawn at
-random within every pair, at least one image per pair, so that seen pairs stay seen.
+classifier on the frozen features. The learning curve is its accuracy on test images, extrapolated to twice as many
+training images, which are drawn at random within every pair.
 
 The pairs to label next are ranked by the variance of their mean feature and by their validation errors. In coordinates
 where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`: effects of state and
@@ -99,11 +96,7 @@ class LearningCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> LearningCurve | None:
-        """Measured with a quarter, half and all training images; None if they are too few for three different numbers.
-
-        Args:
-            examples: split -> frozen features.
-        """
+        """Measured with a quarter, half and all training images; None if these are not three different numbers."""
         train = examples["train"].compositions.numpy()
         points = []
         for share in SHARES:
@@ -117,11 +110,7 @@ class LearningCurve:
 
 
 def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
-    """The ascending indices of a random share of the images of every pair, at least one per pair.
-
-    Args:
-        compositions: pair of each image [N].
-    """
+    """The ascending indices of a random share of the images of every pair [N], at least one per pair."""
     generator = np.random.default_rng(seed)
     rows = []
     for pair in np.unique(compositions):
@@ -135,10 +124,7 @@ def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tu
 
         log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
 
-    Args:
-        images: number of training images of each point of the curve; the last one is doubled.
-        accuracies: percent, per point.
-        measured: number of test images; e counts as at least half an image.
+    `measured`: number of test images; e counts as at least half an image.
     """
     error = np.maximum(100 - np.array(accuracies), 50 / measured)
     beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
@@ -156,11 +142,7 @@ class ClosedFormAnswers:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
-        """Fit a classifier to the training images `rows`, calibrate it on validation images, and answer a split.
-
-        Args:
-            examples: split -> frozen features with compositions.
-        """
+        """Fit a classifier to the training images `rows`, calibrate it on validation images, and answer a split."""
         train = examples["train"]
         chosen = torch.from_numpy(rows)
         shape = len(labels.states), len(labels.objects)
@@ -180,7 +162,6 @@ class ClosedFormAnswers:
 def _best_candidates(
     model: ClosedForm, candidates: Ints, examples: Mapping[str, Examples], split: str, seen: Bools
 ) -> Ints:
-    """The position of the most probable candidate for each image of a split [N]."""
     scorer = model.scorer(torch.from_numpy(candidates))
     val = examples["val"]
 
@@ -244,7 +225,7 @@ class NextImages:
 
 
 def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tuple[str, ...]) -> Ints:
-    """The number of images of every composition [M*N] in `splits`, for M states and N objects."""
+    """The number of images of every composition [M*N] in `splits`."""
     compositions = np.concatenate([examples[split].compositions.numpy() for split in splits])
     return np.bincount(compositions, minlength=labels.size)
 
@@ -253,7 +234,6 @@ def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int])
     """The posterior variance of every composition's mean feature [M*N], given its number of images.
 
     Args:
-        counts: number of images of every composition [M*N].
         k: inverse variance of the pairs' interactions (deviations from state + object effect); weighs like k images.
         ridge: penalty on the effects of states and objects.
         shape: (M, N), numbers of states and of objects.
@@ -276,13 +256,7 @@ def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int])
 
 
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """The expected gain [P] from one more image of each pair, to rank pairs by.
-
-    Args:
-        variance: of the pair's mean feature [P].
-        wrong: number of wrong validation images of the pair [P].
-        validated: number of all validation images of the pair [P].
-    """
+    """The expected gain [P] from one more image of each pair, `wrong` of whose `validated` images were wrong."""
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
     gain: Floats = errors * variance / (1 + variance)
@@ -304,12 +278,11 @@ class OwnData:
 
     @property
     def has_features(self) -> bool:
-        """Whether every split has features, from which the page's closed-form classifier is fitted and measured."""
         return all(split in self.examples and len(self.examples[split]) for split in SPLITS)
 
     @property
     def readable(self) -> pd.DataFrame:
-        """The manifest without unreadable images; the whole manifest if there are no features."""
+        """The manifest without unreadable images."""
         if not self.has_features:
             return self.manifest
         return self.manifest.iloc[np.sort(np.concatenate([self.examples[split].rows for split in SPLITS]))]

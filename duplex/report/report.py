@@ -107,8 +107,6 @@ def provenance_part(results: Results) -> ReportPart:
 
 
 def _revision() -> str:
-    """The git commit, plus `with changes` if tracked files other than pipeline outputs differ from it."""
-
     def git(*arguments: str) -> str:
         result = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, timeout=20)
         return result.stdout.strip()

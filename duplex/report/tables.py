@@ -1,6 +1,6 @@
 """Tables of the report: results, feasibility, ablations, score terms, training frequency, recipes, costs, counts.
 
-Every number cites its source: a JSON file and a pointer into it. Score terms are the summands of a method's score.
+Every number cites its source: a JSON file and a pointer into it.
 """
 
 from __future__ import annotations
@@ -105,14 +105,7 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Mean of one number per run.
-
-    Args:
-        places: each run with the keys that lead to its number.
-        form: format string.
-        part: field of `RunRecord` with the number.
-        scale: factor of the mean.
-    """
+    """Mean, times `scale`, of the number that each run has at the given keys of its field `part`."""
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):
@@ -263,7 +256,6 @@ def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, T
 
 
 def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
-    """The closed-world metrics of the first of some ablations or methods that has them, with their file and keys."""
     for name in [names] if isinstance(names, str) else names:
         for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
             if "closed" in table.get(name, {}):
@@ -318,10 +310,7 @@ def frequency_table(data: DatasetResults) -> Table | Note:
 
 
 def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """The accuracy of frequency groups with and without the Duplex paper's local graph; None without both ablations.
-
-    The graph updates prototypes by messages from images.
-    """
+    """Accuracies of frequency groups with and without the Duplex paper's local graph; None without both ablations."""
     cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
     rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
     if not rows:
@@ -352,7 +341,6 @@ def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[TableCell]:
-    """An accuracy without and with the local graph, and the gain; empty if one of the two ablations lacks it."""
     pair = read_package_yaml("tables.yaml")["frequency"]  # entries of `ablations:` that differ in the graph only
     names = (pair["without"], pair["with"])
     values = [value_at(data.ablations, (name, *place)) for name in names]
@@ -425,10 +413,9 @@ def run_recipe_tables(data: DatasetResults) -> list[Table]:
 def recipe_table(
     caption: str, recipes: Sequence[Mapping[str, Any]], heading: str, sources: Sequence[str] = ()
 ) -> Table:
-    """Recipes of training compared on validation images.
+    """Recipes of training compared on validation images; `heading`: of the column with their names.
 
     Args:
-        heading: of the column with the recipes' names.
         recipes: mappings with `recipe` (a name), validation `auc`, `chosen`, `epoch` and further results.
         sources: places of the recipes in a JSON file, which cells cite.
     """
