@@ -3,14 +3,9 @@
     encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda", precision="bf16")
     features = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in images]))
 
-An encoder's name is `FAMILY:REST` (`timm:resnet18`) or a family's own name (`tiny`); every other name belongs to the
-family `clip`. A distribution adds a family with a subclass of `EncoderFamily` and one line of its metadata:
-
-    [project.entry-points."duplex.encoders"]
-    my_family = "my_package.my_module:MyFamily"
-
-Weights are found on disk or downloaded; without a network, an error is raised within seconds. `random:SEED` stands for
-random weights, to test an architecture without a download; the seed is part of the encoder's identity.
+A name is `FAMILY:REST` (`timm:resnet18`) or a family's own name (`tiny`); all others belong to the family `clip`.
+A distribution adds a family by a subclass of `EncoderFamily` and an entry point of the group `duplex.encoders`,
+`my_family = "my_package.my_module:MyFamily"`. `random:SEED` stands for random weights, which need no download.
 """
 
 from __future__ import annotations
@@ -97,10 +92,7 @@ class EncoderFamily(ABC):
 
     @abstractmethod
     def find(self, name: str, weights: str | None) -> EncoderSource:
-        """The architecture, preprocessing and weights file of an encoder; weights are downloaded if necessary.
-
-        Raises UsageError for a name, or for weights (a tag of published ones, or a file), that do not exist.
-        """
+        """The source of an encoder, downloading missing weights; raises UsageError for an unknown name, tag or file."""
 
     @abstractmethod
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
@@ -115,17 +107,16 @@ class EncoderFamily(ABC):
         return []
 
     def catalog(self) -> list[CatalogEntry]:
-        """The encoders that `duplex encoders list` shows."""
         return []
 
 
 def family_module(encoder: str) -> str:
-    """Name of the module that defines an encoder's family, which is not imported."""
+    """Name of the module, not imported, that defines an encoder's family."""
     return module_of(_entry_point(encoder))
 
 
 def family_code(encoder: str) -> str | None:
-    """Hash of the code of an encoder's family from a plug-in; None for a family of this package."""
+    """Hash of the code of a plug-in's family; None for a family of this package."""
     return plugin_hash(family_module(encoder))
 
 
@@ -175,7 +166,7 @@ class EncoderIdentity:
 
 
 class Encoder(Protocol):
-    """Interface of a frozen encoder, used by feature caches, methods and the command line."""
+    """A frozen encoder, as feature caches, methods and the command line use it."""
 
     name: str
     dim: int  # d, the width of image and text features
@@ -198,7 +189,7 @@ class Encoder(Protocol):
 
     @property
     def text(self) -> Any:
-        """The encoder's `TextTower`; None for a backbone without a text tower."""
+        """The encoder's `TextTower`, or None."""
 
 
 def load_encoder(
@@ -225,7 +216,6 @@ def load_encoder(
 
 
 def encoder_identity(name: str, weights: str | None = None, *, precision: str = "fp32") -> EncoderIdentity:
-    """An encoder's `EncoderIdentity`, without building the encoder."""
     require(precision, PRECISIONS, "precision")
     return _find(name, weights)[1].identity(precision)
 
@@ -237,7 +227,7 @@ def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
-    """The weights that loading an encoder would download; None if all are on disk. Nothing is downloaded."""
+    """The weights that loading an encoder would download; None if all are on disk."""
     return find_family(name).missing_weights(name, weights)
 
 
@@ -246,7 +236,7 @@ def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
 
 
 def resolve_device(device: str) -> str:
-    """`device`, with "auto" replaced by "cuda" where there is a GPU and "cpu" elsewhere."""
+    """`device`, with "auto" resolved to "cuda" or "cpu"; raises UsageError for a device that torch lacks."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -265,7 +255,7 @@ def resolve_device(device: str) -> str:
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """The architecture, preprocessing and weights file from which an encoder is built."""
+    """Architecture, preprocessing and weights file from which an encoder is built."""
 
     name: str
     architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
@@ -284,9 +274,6 @@ class EncoderSource:
         return int(self.architecture["embed_dim"])
 
     def identity(self, precision: str) -> EncoderIdentity:
-        """This encoder's `EncoderIdentity` at a precision, such as "bf16"; the weights file is hashed once per
-        process.
-        """
         return EncoderIdentity(
             encoder=self.name,
             architecture=config_hash(self.architecture, 16),
@@ -327,13 +314,13 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError if other weights than `own`, a tag, are named for an encoder whose weights are fixed."""
+    """Raise UsageError for other weights than the tag `own`."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weights file by name; raises DuplexError if the file cannot be read as weights."""
+    """The tensors of a weights file by name; raises DuplexError if it is unreadable."""
     try:
         state: dict[str, Tensor] = load_state_dict(str(path))
     except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
@@ -361,10 +348,7 @@ def _version(library: str) -> str:
 
 
 class ImageTransform:
-    """From an RGB image to pixels [3, R, R] uint8, with open_clip's resize and crop.
-
-    As uint8, pixels take a quarter of float32's bytes between processes; `FrozenEncoder.normalise` normalises them.
-    """
+    """From an RGB image to pixels [3, R, R], with open_clip's resize and crop; uint8, a quarter of float32's bytes."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
         steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
@@ -387,11 +371,7 @@ class ImageTransform:
 
 
 class FrozenEncoder:
-    """The interface `Encoder` without a model.
-
-    Subclasses build the model, set `_visual` and `_text` to the requested towers (None for the others), and implement
-    `encode_patches`.
-    """
+    """The interface `Encoder` without a model; subclasses set `_visual` and `_text` and implement `encode_patches`."""
 
     logit_scale = 0.0
 
@@ -430,7 +410,6 @@ class FrozenEncoder:
 
     @property
     def patch_shape(self) -> tuple[int, int]:
-        """Number and width (T, w) of one image's patch tokens, found by encoding a blank image."""
         _, count, width = self.encode_patches(self.image_transform(Image.new("RGB", (8, 8)))[None])[1].shape
         return count, width
 
@@ -449,8 +428,7 @@ class FrozenEncoder:
 class TextTower(Protocol):
     """A frozen text tower that takes token *embeddings*, so that learned and fixed tokens are encoded alike.
 
-    A prompt is a sequence of rows of a *lexicon* `[V, width]`: start token, context, names, end token. The lexicon
-    holds frozen rows from `embedding` and learned ones; gradients flow into the lexicon and nowhere else.
+    A prompt is a sequence of rows of a *lexicon* `[V, width]` of frozen and learned embeddings.
     """
 
     width: int  # of a token embedding
@@ -473,11 +451,7 @@ class TextTower(Protocol):
         """The frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Text features `[P, dim]` of prompts: not normalised, differentiable in `lexicon`.
-
-        `tree` stores the prompts by their common prefixes, each of which is encoded once where the tower allows it.
-        `checkpoint` recomputes activations in the backward pass to save memory.
-        """
+        """Unnormalised features `[P, dim]`, differentiable in `lexicon`; `checkpoint` recomputes to save memory."""
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         """Text features `[P, dim]` of prompts, each encoded by itself, to check `encode` against."""
@@ -487,7 +461,7 @@ class TextTower(Protocol):
 
 
 def random_seed(weights: str | None) -> int | None:
-    """The seed of weights written as `random` or `random:SEED`; None for all other weights."""
+    """The seed of the weights `random` or `random:SEED`; None for others."""
     if weights is None or weights.partition(":")[0] != RANDOM:
         return None
     found = re.fullmatch(r"random(?::([0-9]{1,18}))?", weights)
@@ -502,14 +476,14 @@ def is_random(weights: str | None) -> bool:
 
 @contextmanager
 def initialised_by(seed: int) -> Iterator[None]:
-    """Seed torch's random generator, so that models built in the `with` block have the same weights every time."""
+    """Seed torch's random generator within the `with` block."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Path of published weights, an entry of open_clip's table, if they are on this disk."""
+    """Path of published weights (an entry of open_clip's table) on this disk, if they are."""
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -527,15 +501,13 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def download_address(published: dict[str, Any]) -> str:
-    """URL from which published weights, an entry of open_clip's table, would be downloaded."""
+    """URL of published weights, an entry of open_clip's table."""
     owner, names = _repository(published)
     return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """Path of published weights, an entry of open_clip's table, downloading them if necessary; `what` names them in
-    messages.
-    """
+    """Path of published weights (an entry of open_clip's table), downloaded if necessary; errors call them `what`."""
     if file := weights_on_disk(published):
         return file
     owner, names = _repository(published)
@@ -543,10 +515,7 @@ def fetch_weights(published: dict[str, Any], what: str) -> Path:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
-    """Path of the first of the files `names` in the Hugging Face repository `owner`, downloading it if necessary.
-
-    what, form: as in `download_error`.
-    """
+    """Path of the first of the files `names` in a Hugging Face repository, downloaded if necessary."""
     if file := hub_file_on_disk(owner, names):
         return file
     _check_reachable(hf_hub_url(owner, names[0]), what, form)
@@ -561,10 +530,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM
 
 
 def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
-    """The error if weights cannot be downloaded.
-
-    what: name of the weights. form: how an encoder's name says which folder holds its weights.
-    """
+    """The error for a failed download of `what`; `form`: how an encoder's name says which folder holds its weights."""
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(
@@ -574,7 +540,6 @@ def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexE
 
 
 def _fetch_url(published: dict[str, Any], what: str) -> Path:
-    """Download weights from a URL with open_clip, which checks some hashes; never leave an incomplete file."""
     folder = DOWNLOADS.expanduser()
     _check_reachable(published["url"], what)
     try:

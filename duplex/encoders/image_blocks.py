@@ -4,8 +4,7 @@
         features = encoder.encode_images(pixels)
     last_blocks(encoder, 2)(inputs[0])                 # the same features, from the input of the last two blocks
 
-A block is a residual block: of attention and MLP in a transformer, of convolutions elsewhere. `LastBlocks`
-includes the layers after the last block (norm, pooling, projection).
+A block is a residual block: of attention and MLP in a transformer, of convolutions elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ TowerBlocks = list[nn.Sequential]
 
 @dataclass(frozen=True)
 class TowerLayout:
-    """Access to the parts of image towers of one architecture: the blocks, and the layers after the last block."""
+    """The blocks of image towers of one architecture, and the layers after them."""
 
     blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
     end: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> output of the tower [B, w]
@@ -35,24 +34,20 @@ class TowerLayout:
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """The last blocks of an image tower and the layers after them; the tower's own modules, not copies."""
+    """The tower's own last blocks and the layers after them, from [B, T, w] or [B, C, H, W] to features [B, d]."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
     branch_outputs: tuple[str, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Image features [B, d] from the blocks' input `x`: tokens [B, T, w] or feature maps [B, C, H, W]."""
         for block in self.blocks:
             x = block(x)
         return self.end(x)
 
 
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
-    """The last `count` blocks of an encoder's image tower, and the layers after them.
-
-    Raises UsageError if the tower has fewer blocks or an unknown architecture.
-    """
+    """The last `count` blocks of an encoder's image tower; raises UsageError if it has fewer or is unknown."""
     trunk, layout = _trunk(encoder)
     blocks, rest = _select(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
@@ -61,9 +56,7 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 @contextmanager
 def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
-    """Yield a list that collects the activations entering the last `count` blocks whenever the encoder encodes
-    images.
-    """
+    """Yield a list that collects the activations entering the last `count` blocks at each encoding."""
     inputs: list[Tensor] = []
     if count == 0:
         yield inputs
@@ -76,9 +69,7 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
-    """Shape of one image's activations that enter the last `count` blocks: (T, w) or (C, H, W), found with a blank
-    image.
-    """
+    """Shape of one image's activations that enter the last `count` blocks: (T, w) or (C, H, W)."""
     from PIL import Image
 
     with capture_block_input(encoder, count) as inputs:
@@ -87,7 +78,7 @@ def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
 
 
 def require_blocks(encoder: Any, count: int) -> None:
-    """Raise UsageError if an encoder's image tower has fewer than `count` blocks, or an unknown architecture."""
+    """Raise UsageError if an image tower has fewer than `count` blocks or an unknown architecture."""
     _select(encoder, count)
 
 

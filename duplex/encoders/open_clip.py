@@ -1,7 +1,4 @@
-"""CLIP models of open_clip as frozen encoders: architecture, preprocessing and weights of hub, folder or file.
-
-Weights files can be converted to folders that load on any machine: safetensors beside `open_clip_config.json`.
-"""
+"""CLIP models of open_clip as frozen encoders, from a hub, a folder (with `open_clip_config.json`) or a file."""
 
 from __future__ import annotations
 
@@ -55,11 +52,9 @@ NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in
 
 
 def find_source(name: str, weights: str | None = None) -> EncoderSource:
-    """The architecture, preprocessing and weights file of an open_clip encoder, downloading them if necessary.
+    """The source of an encoder `local-dir:FOLDER`, `hf-hub:OWNER/MODEL` or of an architecture, downloaded if necessary.
 
-    Args:
-        name: `local-dir:FOLDER`, `hf-hub:OWNER/MODEL`, or an architecture of open_clip.
-        weights: for an architecture, a tag to download, a file, or `random:SEED`.
+    weights: for an architecture, a tag to download, a file, or `random:SEED`.
     """
     if name.startswith((LOCAL, HUB)):
         refuse_other_weights(name, weights)
@@ -85,7 +80,6 @@ def find_source(name: str, weights: str | None = None) -> EncoderSource:
 
 
 def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
-    """The weights that loading an open_clip encoder would download; None if nothing would be downloaded."""
     if name.startswith(HUB):
         refuse_other_weights(name, weights)
         owner = name.removeprefix(HUB)
@@ -106,14 +100,14 @@ def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
 
 
 def open_clip_class(architecture: Config) -> Any:
-    """The class of open_clip that implements an architecture: CLIP, CustomTextCLIP or CoCa."""
+    """The class of open_clip for an architecture: CLIP, CustomTextCLIP or CoCa."""
     if not (architecture.get("custom_text", False) or "hf_model_name" in architecture["text_cfg"]):
         return open_clip.CLIP
     return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
 
 
 def model_arguments(architecture: Config) -> Config:
-    """The arguments of open_clip's class for an architecture, such that building it downloads nothing."""
+    """The arguments of open_clip's class with which building it downloads nothing."""
     config = copy.deepcopy(architecture)
     config.pop("custom_text", None)
     if "timm_model_name" in config["vision_cfg"]:
@@ -124,7 +118,7 @@ def model_arguments(architecture: Config) -> Config:
 
 
 def build_model(source: EncoderSource) -> Any:
-    """Build a frozen open_clip model with its weights; raises DuplexError if the weights file does not fit."""
+    """A frozen open_clip model with its weights; raises DuplexError if the file does not fit."""
     kind, config = open_clip_class(source.architecture), model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
@@ -143,10 +137,7 @@ def build_model(source: EncoderSource) -> Any:
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
-    """The image preprocessing that the published weights `tag` of an architecture were trained with.
-
-    Raises UsageError if they were trained with another activation (GELU or QuickGELU) than the architecture's.
-    """
+    """The image preprocessing of the published weights `tag`; raises UsageError if their activation is another."""
     published = open_clip.get_pretrained_cfg(name, tag)
     if not published:
         raise UsageError(f"weights {tag!r} are neither a file nor a tag of encoder {name!r} (its tags: {_tags(name)})")
@@ -159,7 +150,7 @@ def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a file is a TorchScript archive like OpenAI's, which holds code and does not load as weights."""
+    """Whether a file is a TorchScript archive like OpenAI's, which holds code."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -206,12 +197,9 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Write a weights file as a folder that loads as encoder `local-dir:FOLDER`, and load it once as a check.
+    """Write a weights file or TorchScript archive as a folder for `local-dir:FOLDER`, and load it once as a check.
 
-    Args:
-        archive: a weights file, or a TorchScript archive of OpenAI.
-        name: an architecture of open_clip.
-        tag: published weights whose preprocessing to use; default for a TorchScript archive: "openai".
+    tag: published weights whose preprocessing to use; default for a TorchScript archive: "openai".
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:
@@ -269,8 +257,6 @@ class ClipFamily(EncoderFamily):
 
 
 class ClipEncoder(FrozenEncoder):
-    """A frozen open_clip model as an encoder."""
-
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
         model = self.build(source)
@@ -311,5 +297,5 @@ class ClipEncoder(FrozenEncoder):
 
 
 def as_tokens(cells: Tensor) -> Tensor:
-    """A feature map [B, w, H, W] as tokens [B, H*W, w]; an input [B, T, w] is returned unchanged."""
+    """A feature map [B, w, H, W] as tokens [B, H*W, w]; tokens stay unchanged."""
     return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells

@@ -3,10 +3,8 @@
     encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a Hugging Face repository, or blip:FOLDER
     encoder: {name: "timm:resnet18", weights: a1_in1k}         # a tag that timm publishes, a file, or random:SEED
 
-BLIP (Li et al., 2022) means the unimodal vision and text models of its image-text retrieval model; the feature of an
-image or text is the projected class token, the temperature the initial one of BLIP's contrastive loss. It needs this
-package's extra `blip`. timm's classifiers, without their heads, encode images alone: word vectors come from a file.
-ResNet-18 is the backbone of the methods without CLIP.
+BLIP (Li et al., 2022; extra `blip`) means the vision and text models of its image-text retrieval model: features are
+projected class tokens. timm's classifiers, without their heads, encode images alone: word vectors come from a file.
 """
 
 from __future__ import annotations
@@ -85,8 +83,6 @@ class BlipFamily(EncoderFamily):
 
 
 class BlipEncoder(FrozenEncoder):
-    """A frozen BLIP model as an encoder."""
-
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:
         super().__init__(source, device=device, precision=precision)
         model = _build_blip(source).to(self.device)
@@ -106,7 +102,7 @@ class BlipEncoder(FrozenEncoder):
 
 
 class BlipTextTower:
-    """BLIP's text model as a `TextTower`. Its attention is not causal, so a common prefix of prompts saves no work."""
+    """BLIP's text model. Its attention is not causal, so a common prefix of prompts saves no work."""
 
     def __init__(self, model: Any, source: EncoderSource, precision: str) -> None:
         self._model, self._project = model.text_encoder, model.text_proj
@@ -210,8 +206,6 @@ class TimmFamily(EncoderFamily):
 
 
 class TimmEncoder(FrozenEncoder):
-    """A frozen timm classifier without its head, as an encoder of images."""
-
     text = None
 
     def __init__(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> None:

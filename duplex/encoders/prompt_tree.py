@@ -1,17 +1,14 @@
 """Prefix tree of prompts, to encode a common prefix once: under a causal mask, its hidden states are always the same.
 
-A prompt is a sequence of *lexicon rows* (token embeddings, frozen or learned); a node of the tree is one distinct
-prefix, and its depth is the position of its last token. Nodes are numbered depth first, so that a run of consecutive
-nodes has few ancestors beside the run itself.
+A prompt is a sequence of *lexicon rows* (token embeddings); a node is one distinct prefix, its depth the position of
+its last token. Nodes are numbered depth first, so that consecutive nodes share most ancestors: one *block* of queries
+shares one set of keys under a mask, and all blocks are small matrix products of one size.
 
-Each node attends to its ancestors and itself. With `q_i` a query and `A(i)` its node's ancestors and itself, `o_i =
-Σ_{j ∈ A(i)} p_ij v_j` and `p_i = softmax_j(q_i·k_j / √e)` for every head of width `e`: the result of causal attention
-for that token in every prompt that contains the node. The backward pass is explicit: only the inputs and `p` are saved,
-and gradients of shared keys are summed in a fixed order on every device, since `embedding_dense_backward` sorts instead
-of adding atomically.
+    o_i = Σ_{j ∈ A(i)} p_ij v_j,    p_i = softmax_j(q_i·k_j / √e)      A(i): node i and its ancestors; e: head's width
 
-Consecutive queries share most ancestors: one *block* of queries shares one set of keys under a mask, and all blocks are
-small matrix products of one size.
+This is causal attention for that token in every prompt that contains the node. The backward pass saves only the inputs
+and `p`, and sums gradients of shared keys in a fixed order: `embedding_dense_backward` sorts instead of adding
+atomically.
 """
 
 from __future__ import annotations
@@ -67,7 +64,7 @@ def check_length(tokens: int, context_length: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """A prefix tree of `P` prompts: `T` nodes, one per distinct prefix, in depth-first order."""
+    """A prefix tree of `P` prompts: `T` nodes in depth-first order."""
 
     rows: Ints  # [T] lexicon row of each node's token
     depths: Ints  # [T] position of each node's token
@@ -76,7 +73,6 @@ class PromptTree:
 
     @classmethod
     def of(cls, sequences: Prompts) -> PromptTree:
-        """The tree of prompts, given as lists of token numbers or as an array `[P, L]` padded with -1."""
         rows = pad_prompts(sequences)
         order = np.lexsort(rows.T[::-1])  # sorted prompts reach nodes in depth-first order
         rows = rows[order]
@@ -98,7 +94,7 @@ class PromptTree:
 
     @property
     def tokens(self) -> int:
-        """Number T of nodes: the distinct prefixes of all prompts."""
+        """Number T of nodes."""
         return len(self.rows)
 
     @property
@@ -107,12 +103,11 @@ class PromptTree:
 
     @property
     def length(self) -> int:
-        """Number of tokens of the longest prompt."""
         return int(self.depths.max()) + 1
 
     @cached_property
     def ancestors(self) -> Ints:
-        """Table [T, L] with a row per node: the node, its parent and so on up to the first token, then -1."""
+        """Per node [T, L]: the node, its parent and so on up to the first token, then -1."""
         table = np.full((self.tokens, self.length), -1, np.int64)
         node = np.arange(self.tokens)
         for column in table.T:
@@ -121,7 +116,7 @@ class PromptTree:
         return table
 
     def sequences(self) -> Ints:
-        """The prompts `[P, L]` that the tree was built from, padded with -1."""
+        """The prompts `[P, L]`, padded with -1."""
         path = self.ancestors[self.ends]
         rows = np.full_like(path, PAD)
         prompt, up = np.nonzero(path >= 0)
@@ -130,10 +125,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Yield blocks of at most `size` prompts: their indices and prefix tree.
-
-    Prompts are sorted first, so that those of a block share prefixes.
-    """
+    """Yield blocks of at most `size` prompts that share prefixes: their indices and prefix tree."""
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):
@@ -142,18 +134,13 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention outputs [Q, width] of tokens in a prefix tree of prompts; softmax is in float32 or wider.
-
-    states: query, key and value of each token side by side, [R, 3 * width].
-    """
+    """Attention outputs [Q, width] in a prefix tree; `states` [R, 3 * width]: query, key and value of each token."""
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
     return output
 
 
 class TreeAttention(torch.autograd.Function):
-    """Attention in a prefix tree with an explicit backward pass, differentiable once in `states`."""
-
     @staticmethod
     def forward(ctx: Any, states: Tensor, plan: AttentionPlan) -> Tensor:
         blocks = Gathered.of(states, plan)
@@ -175,10 +162,7 @@ class TreeAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Gathered:
-    """Queries, keys and values of one attention call, gathered for each block of queries and each head.
-
-    A token that several blocks attend to is copied for each of them. The three are views of one new tensor.
-    """
+    """Queries, keys and values of one attention call, gathered per block and head: three views of one new tensor."""
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
@@ -195,10 +179,10 @@ class Gathered:
         return cls(width, rows, *(part.view(count * plan.heads, -1, width) for part in parts))
 
     def gradients(self, p: Tensor, grad: Tensor, plan: AttentionPlan) -> Tensor:
-        """Gradients of queries, keys and values as one tensor; to save memory, they overwrite `self.rows`.
+        """Gradients of queries, keys and values; to save memory, they overwrite `self.rows`.
 
-        With `p_ij` the weight of key j for query i, `do` the gradient of the output and `ds` that of the scores: `dv_j
-        = Σ_i p_ij do_i`, `dk_j = Σ_i ds_ij q_i / √e` and `dq_i = Σ_j ds_ij k_j / √e`.
+        With `do` the gradient of the output and `ds` that of the scores: `dv_j = Σ_i p_ij do_i`,
+        `dk_j = Σ_i ds_ij q_i / √e`, `dq_i = Σ_j ds_ij k_j / √e`.
         """
         do = F.embedding(plan.query_of_slot, grad.reshape(-1, self.width))  # [C*H, B, e]
         if plan.unused_slots:
@@ -230,10 +214,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """The index tensors by which a text tower encodes a `PromptTree`: its inputs, and one attention call per layer.
-
-    An *entry* is a distinct (token, position): an input of the first layer.
-    """
+    """The index tensors to encode a `PromptTree`; an *entry* is a distinct (token, position) of its input."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
@@ -257,7 +238,7 @@ class TreeLayout:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Attention queries in blocks; the keys of a block are all ancestors of its queries in the `PromptTree`."""
+    """Attention queries in blocks; a block's keys are all ancestors of its queries."""
 
     queries: Ints  # [Q] nodes
     keys: Ints  # [C, S] nodes; unused columns repeat the first
@@ -265,7 +246,6 @@ class QueryBlocks:
 
     @classmethod
     def of(cls, tree: PromptTree, queries: Ints) -> QueryBlocks:
-        """Divide queries into blocks of equal size, smaller if only some nodes of the tree are queries."""
         total = len(queries)
         size = math.ceil(total / math.ceil(tree.tokens / BLOCK))
         count = math.ceil(total / size)
@@ -283,7 +263,7 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """The index tensors of attention among tokens; tree node `i` is row `states[i]` of their tensor."""
+        """The index tensors of attention; tree node `i` is row `states[i]` of the tokens' tensor."""
         count, size = self.mask.shape[:2]
         total, head = len(self.queries), np.arange(heads)
         query_states = states[self.queries]

@@ -1,8 +1,7 @@
-"""The text tower of an open_clip model: features of prompts of token embeddings (the Duplex paper's Eq. 2 and 7).
+"""The text tower of an open_clip model (the Duplex paper's Eq. 2 and 7).
 
-Prompts are encoded as a prefix tree (`PromptTree`): matrix products run once per distinct prefix, attention runs over
-each prefix's ancestors, and the last layer runs for each prompt's end token alone. `docs/text.md` has the derivation
-and timings.
+Prompts are encoded as a prefix tree: matrix products run once per prefix, attention over each prefix's ancestors, the
+last layer for the end tokens alone. `docs/text.md` has the derivation and timings.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose a
 
 @dataclass(frozen=True, eq=False)
 class TextParts:
-    """The frozen modules and settings of an open_clip text tower that turn token embeddings into text features."""
+    """The frozen modules and settings by which an open_clip text tower turns token embeddings into features."""
 
     blocks: nn.ModuleList
     table: Tensor  # [V, width] token embeddings
@@ -59,7 +58,6 @@ class TextParts:
 
     @classmethod
     def of(cls, model: Any, precision: str = "fp32") -> TextParts:
-        """The text part of an open_clip model, frozen; parameters are copied only to convert their precision."""
         dtype = dtype_of(precision)
         text = getattr(model, "text", model)
         blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
@@ -109,7 +107,7 @@ class TextParts:
 
     @property
     def causal(self) -> bool:
-        """Whether a token attends to exactly the tokens before it and itself."""
+        """Whether a token attends to exactly itself and the tokens before it."""
         if self.mask is None or self.cls is not None or self.mask_padding:
             return False
         later = torch.ones_like(self.mask, dtype=torch.bool).triu(1)
@@ -117,10 +115,7 @@ class TextParts:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether prompts can be encoded as a prefix tree, which computes common prefixes once.
-
-        This holds for causal towers of standard blocks whose text feature is the hidden state of the end token.
-        """
+        """Whether prompts can be encoded as a prefix tree: causal, standard blocks, pooled at the end token."""
         return (
             self.causal
             and self.pools_end
@@ -133,7 +128,6 @@ class TextParts:
         )
 
     def finish(self, x: Tensor) -> Tensor:
-        """Text features [n, dim] of pooled hidden states [n, width], after norm and projection."""
         x = self.norm(x)
         if self.projection is None:
             return x
@@ -161,7 +155,7 @@ class TextParts:
 
 @dataclass(frozen=True)
 class TokenFrame:
-    """The token ids that a tokenizer adds to a text: before it, after it, and as padding."""
+    """The token ids that a tokenizer adds before a text, after it, and as padding."""
 
     opening: tuple[int, ...]
     closing: tuple[int, ...]
@@ -191,7 +185,6 @@ class Vocabulary:
 
     @cached_property
     def frame(self) -> TokenFrame:
-        """The ids that the tokenizer adds, found by tokenizing one word."""
         ids = [int(i) for i in self.tokenizer(["a"], context_length=16)[0]]
         word = self._ids("a")
         start = next((i for i in range(len(ids)) if ids[i : i + len(word)] == word), None)
@@ -205,7 +198,6 @@ class Vocabulary:
         return TokenFrame(tuple(ids[:start]), tuple(closing), pad)
 
     def tokens(self, text: str) -> list[int]:
-        """A text's token ids without start, end, padding; raises DuplexError for a word without an embedding."""
         ids = self._ids(text)
         if not self._untrained.isdisjoint(ids):
             known = (word for word in text.split() if not self._untrained.isdisjoint(self._ids(word)))
@@ -235,11 +227,10 @@ class Vocabulary:
 
 
 class ClipTextTower:
-    """A frozen `TextTower` made of the text part of an open_clip model.
+    """The text part of an open_clip model as a `TextTower`.
 
-    Args:
-        tokenizer: None for CLIP's byte-pair tokenizer.
-        precision: number format of matrix products (norms and positions are float32).
+    tokenizer: None for CLIP's byte-pair tokenizer.
+    precision: number format of matrix products (norms and positions are float32).
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
@@ -328,12 +319,10 @@ class ClipTextTower:
 def encode_separately(
     parts: TextParts, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
 ) -> Tensor:
-    """Text features [P, dim] of prompts, each encoded by itself in the tower's own blocks.
+    """Text features [P, dim] of prompts, rows of `lexicon` [P, L] padded with -1, each encoded by itself.
 
-    Args:
-        sequences: row in `lexicon` (the table of token embeddings) of each prompt's tokens [P, L], padded with -1.
-        padding: embedding `[width]` of the padding token, to fill prompts up to the context length as the model's
-            tokenizer does; None to fill them up to the longest, enough in a causal tower pooled at the end token.
+    padding: embedding `[width]` that fills prompts up to the context length; None fills them up to the longest, enough
+        in a causal tower pooled at the end token.
     """
     device = lexicon.device
     rows = torch.from_numpy(sequences).to(device)

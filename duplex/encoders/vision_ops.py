@@ -1,13 +1,10 @@
 """Import torchvision and open_clip fast, and also if torch is not the build that torchvision was compiled for.
 
-A CPU build of torch beside a CUDA build of torchvision cannot load torchvision's compiled library, and importing
-torchvision then fails at two unregistered operators. Nothing in this package calls them, so declaring their signatures
-suffices.
+A CPU build of torch beside a CUDA build of torchvision cannot load its compiled library, and importing torchvision
+then fails at two unregistered operators; nothing here calls them, so declaring their signatures suffices.
 
-torchvision and timm import torch's compiler for one function each, which takes two thirds of the time of
-`import open_clip` (2 of 3 seconds); stubs replace both functions, and the compiler is not imported until it is used.
-timm keeps a function of its NaFlex models out of compiled code by one of them, so do not compile such models in this
-process; nothing in this package compiles.
+torchvision and timm import torch's compiler for one function each, two thirds of the time of `import open_clip`;
+stubs replace both. Do not compile timm's NaFlex models in this process.
 """
 
 from __future__ import annotations
@@ -29,9 +26,7 @@ _declared: list[torch.library.Library] = []  # a schema lives as long as the lib
 
 
 def ensure_torchvision() -> bool:
-    """Make `import torchvision` work; returns whether operators were declared because its compiled library cannot be
-    loaded.
-    """
+    """Make `import torchvision` work; returns whether operators had to be declared."""
     if _declared:
         return True
     if _registered() or _load_compiled_library():
@@ -44,7 +39,7 @@ def ensure_torchvision() -> bool:
 
 
 def import_open_clip() -> None:
-    """Import open_clip and timm without torch's compiler, which is slow to import and not needed by their towers."""
+    """Import open_clip and timm without torch's compiler."""
     ensure_torchvision()
     with _compiler_deferred():
         import open_clip  # noqa: F401

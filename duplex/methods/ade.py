@@ -12,10 +12,8 @@ Hao et al., "Learning Attention as Disentangler for Compositional Zero-Shot Lear
 * CE, cos: cross-entropies and cosines of features with embedded words, CE at a temperature
 * D(x, y): distance between the attention maps of x over y and of y over x
 
-Cross-attention can only read what both images have in common, so A_s keeps the state. The paper's D is an earth mover's
-distance over attention between all tokens; here D is that distance between the two attention maps of the CLS features,
-sorted: the mean absolute difference over the tokens. The paper's attention has heads, residuals and a feed-forward
-part; here it has none.
+The paper's D is an earth mover's distance over attention between all tokens; here it is that of the two attention maps
+of the CLS features, sorted. The paper's attention has heads, residuals and a feed-forward part; here it has none.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ class AdeOptions(Options):
 
 
 class ConceptAttention(nn.Module):
-    """Attention of CLS features to patch tokens.
+    """Attention of CLS features to patch tokens: outputs of unit length [B, e] and weights [B, T].
 
     `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`, and no token is projected:
     `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one, `v = V (sum_t a_t y_t) + b_v`.
@@ -55,13 +53,11 @@ class ConceptAttention(nn.Module):
         self.value = nn.Linear(token_width, width)
 
     def weights(self, z: Tensor, tokens: Tensor) -> Tensor:
-        """Attention weights [B, T] of CLS features `z` [B, d] over patch tokens [B, T, w]."""
         q = self.query(z)  # [B, e]
         scores = (tokens @ (q @ self.key.weight)[:, :, None])[..., 0] + (q @ self.key.bias)[:, None]
         return torch.softmax(scores / math.sqrt(self.query.out_features), -1)
 
     def forward(self, z: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention outputs of unit length [B, e], and attention weights [B, T]."""
         weights = self.weights(z, tokens)
         return unit(self.value((weights[:, None] @ tokens)[:, 0])), weights
 
@@ -109,8 +105,8 @@ class Ade(WordMethod[AdeOptions]):
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropies of images that attend to their partners' tokens and back, and the distance between both maps.
 
-        partner: index of each image's partner [B], an image with the same state (or object).
-        target: state (or object) of image and partner [B], an index into the embedded `words` [M, e].
+        partner: index of each image's partner [B].
+        target: the state (or object) of both [B], a row of the embedded `words` [M, e].
         """
         v, to_partner = attend(z, tokens[partner])
         v_partner, to_image = attend(z[partner], tokens)
@@ -120,7 +116,7 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Distance between the attention maps of images over their partners' tokens and of partners over theirs."""
+        """Distance between the attention maps of images over partners' tokens and of partners over theirs."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
@@ -136,10 +132,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Index [B] of each image's partner: the next image with an equal label in `same`, if possible another in `other`.
-
-    An image with neither is its own partner.
-    """
+    """Index [B] of the next image with the same label in `same`, if possible another in `other`; else its own."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)

@@ -1,7 +1,6 @@
 """The interface of methods (trainable scorers of compositions): all that training, evaluation and reports call.
 
-A method is a class in a module of this package or of any other distribution (docs/your_method.md). It is built from a
-`MethodContext` and its `Options`, computes losses of batches of cached inputs, and afterwards scores images:
+A method is a class of this package or of any other distribution (docs/your_method.md):
 
     method = make_method("duplex", Options(), context)          # random parameters are drawn here
     method.start(train)                                         # state computed from the training images
@@ -50,10 +49,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True)
 class Inspectable:
-    """Functions without gradients by which reports, `duplex retrieve` and `duplex swap` see a method's features.
-
-    Factors are the state and object parts of a feature. A function that the method lacks is None.
-    """
+    """Functions by which reports, `duplex retrieve` and `duplex swap` see a method's features; None where missing."""
 
     features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
@@ -68,12 +64,11 @@ class Inspectable:
 
     @property
     def present_fields(self) -> tuple[str, ...]:
-        """Names of the functions that the method has."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """Image features, text prototypes and factors, if there are any, of a method with prompts."""
+    """What a method with prompts shows of its features."""
     factors = paths.factors
     return Inspectable(
         features=lambda inputs: paths.adapt(inputs["cls"]),
@@ -122,9 +117,7 @@ class MethodContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Unit text features of fixed prompts: of compositions [C, d], all states [M, d] and all objects [N, d].
-
-        A prompt is a template with the names after it, such as "a photo of" + "sliced apple", "sliced" or "apple".
+        """Unit text features of prompts ("a photo of wet dog"): compositions [C, d], states [M, d], objects [N, d].
 
         compositions: the compositions to encode [C]; that of state m and object n has the number `m N + n`.
         templates: words before the names, or a list of templates, whose features are averaged.
@@ -181,7 +174,7 @@ class Batch:
 
 
 class Method(nn.Module, Generic[OptionsT]):
-    """Base class of all methods (trainable scorers of compositions).
+    """Base class of all methods.
 
     A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default. A checkpoint holds
     `state_dict()`: parameters and persistent buffers, nothing of the frozen encoder.
@@ -200,7 +193,6 @@ class Method(nn.Module, Generic[OptionsT]):
                 cls.Options = kind
 
     def __init__(self, context: MethodContext, options: OptionsT) -> None:
-        """Register all parameters and buffers with initial values; `start` computes those that need images."""
         super().__init__()
         self.context, self.labels = context, context.labels
         self.options: OptionsT = options
@@ -210,10 +202,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register an empty buffer [0, *shape] whose length depends on the data, such as features to store.
-
-        `start` assigns a tensor of any length to it, and a checkpoint of any length can be loaded.
-        """
+        """Register an empty buffer [0, *shape], to which `start` or a checkpoint may give any length."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
@@ -230,37 +219,26 @@ class Method(nn.Module, Generic[OptionsT]):
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """Names of the inputs that the method requires with some options.
-
-        They are `cls` (CLS features), `patch` (patch tokens), `text` (the encoder's text tower) and `words` (word
-        vectors).
-        """
+        """What some options require: `cls` and `patch` features, `text` (the text tower), `words` (word vectors)."""
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers that need all training images, before the first epoch; not called when a checkpoint is
-        loaded.
-        """
+        """Compute buffers from all training images before the first epoch, unless a checkpoint is loaded."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups for the PyTorch optimiser; an empty list if the method trains nothing.
-
-        A group is a dict: its parameters under `params`, and settings such as `lr` if they differ from the training
-        options.
-        """
+        """Parameter groups for the optimiser: dicts with `params` and perhaps `lr`; none if nothing is trained."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
 
     def shared(self) -> tuple[Any, ...]:
-        """Values that all batches of an optimiser step use, such as encoded prompts: a tuple or named tuple.
+        """A tuple of values that all batches of an optimiser step use, such as encoded prompts.
 
-        Called once per step: the batches' gradients are summed at the tuple's tensors, and only the sum is propagated
-        on to the parameters.
+        The batches' gradients are summed at its tensors, and only the sum is propagated on to the parameters.
         """
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """Scalar loss terms of a batch by name, whose sum training minimises; `shared`: what `shared()` returned."""
+        """Scalar loss terms of a batch by name; training minimises their sum. `shared`: what `shared()` returned."""
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
@@ -270,10 +248,7 @@ class Method(nn.Module, Generic[OptionsT]):
         """Update buffers that depend on parameters, after each step of the optimiser."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers that depend on image features, which training may have changed.
-
-        Called with all training images after every epoch, in evaluation mode.
-        """
+        """Recompute buffers that depend on image features, after every epoch, in evaluation mode."""
 
     def after_epoch(self, epoch: int) -> None:
         """Update what depends on the number of epochs trained (from 1), such as a margin, before validation."""
@@ -287,15 +262,12 @@ class Method(nn.Module, Generic[OptionsT]):
         """
 
     def tuned_options(self) -> dict[str, Any]:
-        """The values that `tune` chose, by name of the method's option, to train again without validation images."""
+        """The values that `tune` chose by option, to train again without validation images."""
         return {}
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        """A function from the inputs of B images to scores [B, C] of `candidates`, which are sorted.
-
-        It is built once and called per batch. By default it sums the results of `score_terms`.
-        """
+        """A function from inputs to scores [B, C] of the sorted `candidates`; by default it adds `score_terms`."""
         terms = self.score_terms(candidates)
         if terms is None:
             raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
@@ -314,25 +286,19 @@ class Method(nn.Module, Generic[OptionsT]):
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:
-        """One number per composition [M·N], the larger the likelier the training images make it, or None.
-
-        Open-world evaluation can exclude the least likely unseen compositions.
-        """
+        """How likely the training images make each composition [M·N], to exclude the least likely; or None."""
         return None
 
     def fitted_statistics(self) -> FittedStatistics | None:
-        """Statistics of training features that give visual prototypes in closed form, or None.
-
-        `duplex update` adds the statistics of further images to them, instead of training again.
-        """
+        """Statistics of training features that give visual prototypes in closed form, for `duplex update`; or None."""
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """The tensors from which `duplex.methods.portable` computes an exported model's scores, or None."""
+        """The tensors from which an exported model scores `candidates` (`duplex.methods.portable`), or None."""
         return None
 
     def inspectable(self) -> Inspectable:
-        """Functions by which reports, `duplex retrieve` and `duplex swap` get the method's features and prototypes."""
+        """What reports, `duplex retrieve` and `duplex swap` see of the method's features and prototypes."""
         return Inspectable()
 
     def summary(self) -> dict[str, int]:
@@ -341,11 +307,7 @@ class Method(nn.Module, Generic[OptionsT]):
 
 
 def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
-    """Weights with the best AUC, by coordinate search from the weights `first`.
-
-    Each weight in turn is multiplied and divided by factors that shrink towards 1. The last weight is fixed, because a
-    common factor of all weights changes no ranking.
-    """
+    """Weights with the best AUC, by coordinate search; the last is fixed, as a common factor changes no ranking."""
     best, best_auc = first, auc_with(first)
     for step in STEPS:
         improved = True
@@ -362,7 +324,7 @@ def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weig
 def tuned_weights(
     first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
 ) -> Tensor:
-    """The K weights from `first` [K] for which the sum of the `weighted` summands [B, C] has the best `auc`."""
+    """The K weights from `first` [K] with the best `auc` of the sum of the `weighted` summands [B, C]."""
     return torch.tensor(
         search_weights(tuple(first.tolist()), lambda weights: auc(torch.stack([*weighted(weights)]).sum(0)))
     )

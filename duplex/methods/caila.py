@@ -42,7 +42,7 @@ class CailaOptions(Options):
 
 
 class ConceptAdapters(nn.Module):
-    """Three residual adapters, for composition, state and object features, of images or of texts."""
+    """Three residual adapters of images or of texts: for composition, state and object features."""
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
@@ -52,13 +52,11 @@ class ConceptAdapters(nn.Module):
         self.mixture = options.mixture
 
     def images(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Composition, state and object features [B, d] of unit length, of image features `z`."""
         state, object = self.state(z), self.object(z)
         whole = self.whole(z)
         return unit(state + object + whole if self.mixture else whole), unit(state), unit(object)
 
     def texts(self, t: Prototypes, candidates: CompositionIndex) -> Prototypes:
-        """Unit text features of compositions (the `candidates`), states and objects, of the prompts' features `t`."""
         states, objects = self.state(t.states), self.object(t.objects)
         whole = self.whole(t.compositions)
         if self.mixture:
@@ -67,7 +65,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """CAILA: adapters on frozen CLIP features, trained on artificial images too."""
+    """Adapters on frozen CLIP features, trained on artificial images too."""
 
     is_seen: Tensor
 
@@ -89,7 +87,7 @@ class Caila(TextMethod[CailaOptions]):
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """Mean cross-entropy of the artificial images whose composition is seen; 0 if there are none."""
+        """Mean cross-entropy of the artificial images whose composition is seen, or 0."""
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)
         label = m * len(self.labels.objects) + n.roll(-1, 0)

@@ -44,7 +44,7 @@ class CanetOptions(Options):
 
 
 class BaseLearner(nn.Module):
-    """Two-layer network that embeds the word vectors of all states; a vector `beta` per image scales both layers."""
+    """Two-layer network that embeds all states' word vectors [B, M, w]; `beta` [B, w] scales both layers per image."""
 
     def __init__(self, word_width: int, options: CanetOptions) -> None:
         super().__init__()
@@ -56,7 +56,6 @@ class BaseLearner(nn.Module):
             self.scale_second = nn.Linear(word_width, word_width)  # A_2
 
     def forward(self, states: Tensor, beta: Tensor | None) -> Tensor:
-        """State embeddings [B, M, w] for `beta` [B, w], or [1, M, w] for all images if it is None."""
         hidden = self.first(states)[None]
         if beta is not None:
             hidden = self.scale_first(beta)[:, None] * hidden
@@ -65,7 +64,7 @@ class BaseLearner(nn.Module):
 
 
 class Canet(WordMethod[CanetOptions]):
-    """CANet: cosines of image features with embeddings of the composition, its state and its object."""
+    """Cosines of image features with embeddings of the composition, its state and its object."""
 
     def __init__(self, context: MethodContext, options: CanetOptions) -> None:
         super().__init__(context, options, trained_words=True)
@@ -87,7 +86,6 @@ class Canet(WordMethod[CanetOptions]):
         return torch.cat(rows)
 
     def cosines(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines of unit features `z` [B, d] with the embeddings of all states [B, M] and of all objects [B, N]."""
         objects = self.words.objects
         d_o = unit(self.see_o(z)) @ unit(objects).T
         beta = None

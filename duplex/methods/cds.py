@@ -39,7 +39,7 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """CDS-CZSL: three paths whose term `p(s|x) p(o|x)` is larger the more specific a state is to its object."""
+    """Three paths whose term `p(s|x) p(o|x)` is larger the more specific a state is to its object."""
 
     more_specific: Tensor
     less_specific: Tensor
@@ -84,10 +84,7 @@ def diversity(labels: LabelSpace) -> Tensor:
 
 
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """All R pairs of seen compositions with the same object and states of different specificity.
-
-    Two index tensors into `labels.pairs["train"]`: the more specific [R] and the less specific [R].
-    """
+    """Positions in `labels.pairs["train"]` of pairs with one object: the more specific state [R] and the less [R]."""
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)
     d = diversity(labels)[seen // n]

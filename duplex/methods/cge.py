@@ -16,10 +16,8 @@ The loss is a cross-entropy over seen compositions. The graph's compositions are
 in the open world all; there, messages of unseen compositions weigh max(0, rho(c)) in Co-CGE. In its first epoch they
 send none and are excluded from the loss. The papers' trained backbone is the cached encoder here.
 
-No adjacency matrix is built: each composition `c = (s, o)` adds the edges s-o, s-c and o-c. A composition has two
-neighbours, so its row of H' is a mean of three; rows of states and objects are sums over their compositions. A
-composition outside of the graph receives messages from its state and its object and sends none, so its embedding does
-not depend on the other candidates.
+No adjacency matrix is built: composition `c = (s, o)` adds the edges s-o, s-c and o-c. A composition outside of the
+graph receives messages and sends none, so its embedding does not depend on the other candidates.
 """
 
 from __future__ import annotations
@@ -40,19 +38,13 @@ from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
 
 class NodeFeatures(NamedTuple):
-    """Feature vectors of a graph's nodes."""
-
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
     compositions: Tensor  # [C, w]
 
 
 class CompositionGraph(nn.Module):
-    """Graph of states, objects and compositions that averages features over each node's neighbours.
-
-    `weights` [C] scale the messages from compositions to their states and objects (Co-CGE), not those in the other
-    direction.
-    """
+    """Averages features over each node's neighbours; `weights` [C] scale the messages from compositions (Co-CGE)."""
 
     weights: Tensor
 
@@ -63,7 +55,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """For each node, the mean feature of the node and its neighbours, `D^-1 (A + I) X`."""
+        """For each node, the mean of its own and its neighbours' features, `D^-1 (A + I) X`."""
         m, n = self.columns.states, self.columns.objects
         w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
@@ -77,13 +69,13 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Per composition, the mean of its own feature in `rows`, its state's and its object's [C, w]."""
+        """Mean of each composition's own feature in `rows`, its state's and its object's [C, w]."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
 
 class GraphNetwork(nn.Module):
-    """Graph convolutions of `inside`, `width` and `out` channels, with relu between them and dropout before each."""
+    """Graph convolutions of `inside`, `width` and `out` channels; `forward` returns features before and after each."""
 
     def __init__(self, graph: CompositionGraph, inside: int, width: int, out: int, layers: int, rate: float) -> None:
         super().__init__()
@@ -93,7 +85,6 @@ class GraphNetwork(nn.Module):
         self.out = sizes[-1]
 
     def forward(self, states: Tensor, objects: Tensor) -> list[NodeFeatures]:
-        """All nodes' features before the first layer and after each; compositions begin with the mean of both words."""
         features = [NodeFeatures(states, objects, mean_pairs(states, objects, self.graph.columns))]
         for depth in range(len(self.weights)):
             means = self.graph.means(NodeFeatures(*(dropout(rows, self.rate, self.training) for rows in features[-1])))
@@ -101,7 +92,7 @@ class GraphNetwork(nn.Module):
         return features
 
     def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Embeddings [C, out] of any compositions, in the graph or not, given the result of `forward`."""
+        """Embeddings [C, out] of any compositions, given the result of `forward`."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.positions(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
@@ -136,7 +127,7 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
-    """Base class of CGE and its variants: a perceptron embeds images, and a graph network embeds compositions."""
+    """A perceptron embeds images, a graph network compositions."""
 
     def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
         super().__init__(context, options, trained_words=False)
@@ -155,7 +146,7 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
 
 
 class Cge(GraphHead[CgeOptions]):
-    """CGE: dot products of an image's embedding and a composition's, which a graph network computes."""
+    """Dot products of an image's and a composition's embedding."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,7 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """Co-CGE: CGE with cosines and, in the open world, margins by feasibility for unseen compositions."""
+    """Cosines and, in the open world, margins by feasibility for unseen compositions."""
 
     def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
         super().__init__(context, options)

@@ -49,11 +49,7 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`.
-
-    By default the prompts of compositions, states and objects are trained, and the score is the product of their
-    probabilities and that by visual prototypes, `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers chosen by validation.
-    """
+    """Options of `kind: closed_form`; by default `p(c^t|x) p(s|x) p(o|x) p_g(c|x)` with powers chosen by validation."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # of the prompts
     inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms that are combined
@@ -82,7 +78,7 @@ class ClosedFormOptions(PathOptions):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Visual prototypes in closed form, and prompts, which are trained by the loss terms in the option `losses`."""
+    """Visual prototypes in closed form, with prompts that the option `losses` trains."""
 
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
@@ -128,7 +124,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         self.start(train)
 
     def fitted(self) -> ClosedForm:
-        """The model of visual prototypes that `start` fitted, in float32 on the method's device."""
+        """The `ClosedForm` that `start` fitted, in float32."""
         if self._fitted is None:
             model = self._fit(*self.chosen.tolist())
             self._fitted = model.to(torch.float32, self.counts.device)

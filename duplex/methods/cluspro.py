@@ -45,7 +45,7 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """ClusPro: three paths, with state and object features that are trained towards clusters."""
+    """Three paths, with state and object features trained towards clusters."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
@@ -59,7 +59,6 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
     @torch.no_grad()
     def start(self, train: Batch) -> None:
-        """The K prototypes of each state (object) become the factors of K of its images."""
         assert self.paths.factors is not None
         factors = self.paths.factors(self.paths.adapt(train.cls))
         for name, z, group in zip(("states", "objects"), factors, self.primitives(train.compositions), strict=True):
@@ -82,10 +81,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """L_contrast of state and object factors [B, d].
-
-        own_s, own_o: index of each image's prototype [B] among those of all states, and of all objects.
-        """
+        """L_contrast of factors [B, d]; `own_s`, `own_o`: each image's prototype [B] among all of states (objects)."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
@@ -100,13 +96,13 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
 
 def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
-    """Squared norm of the cross-covariance of `x` and `y` [B, d] over a batch; 0 for a single image."""
+    """Squared norm of the cross-covariance of `x` and `y` [B, d]; 0 for a single image."""
     a, b = x - x.mean(0), y - y.mean(0)
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Prototypes [G, K, d]: features `z` [n, d] of K evenly spaced images of each group; `rows` where it has none."""
+    """Prototypes [G, K, d]: K evenly spaced images' features per group; `rows` where it has none."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -116,17 +112,13 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Index [B] of the prototype, of K of the image's group, to which optimal transport assigns each image."""
+    """Index [B] of the prototype of an image's group to which optimal transport assigns it."""
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Shares of each image in the K prototypes of its group [B, K], by Sinkhorn-Knopp iterations.
-
-    They start at `exp(similarity / SHARPNESS)`, and give equal mass to all prototypes and to all images in each of the
-    `count` groups. Similarities are cosines, so exponents differ by at most 2 / SHARPNESS, and sums cannot overflow.
-    """
+    """Shares [B, K] of images in their group's prototypes, by Sinkhorn-Knopp from `exp(cosine / SHARPNESS)`."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())
@@ -136,10 +128,7 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """Prototypes `rows` [G, K, d], moved by momentum towards the means of the features `z` [B, d] assigned to each.
-
-    cluster: index of the assigned prototype [B] in the image's group; prototypes without images stay unchanged.
-    """
+    """Prototypes `rows` [G, K, d] moved by momentum to mean features; `cluster`: each image's, within its group [B]."""
     count, clusters, dim = rows.shape
     place = groups * clusters + cluster
     sums = rows.new_zeros(count * clusters, dim).index_add(0, place, z.to(rows))

@@ -5,9 +5,8 @@
 
 * mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of all
 
-Stored are the prototypes of compositions with training images and those that training refined; logits of features z
-over many candidates need no others in memory. With `unseen="random"`, an ablation, prototypes are random instead, a
-table of all compositions that is drawn from a seed.
+Stored are the prototypes of compositions with training images and those that training refined. With `unseen="random"`,
+an ablation, they are a random table of all compositions instead.
 """
 
 from __future__ import annotations
@@ -36,13 +35,11 @@ LEAST = 1e-12  # shortest vector that is normalised
 class Codebook(nn.Module):
     """Table of visual prototypes, one per composition, random until `start`; `write_back` changes them.
 
-    The state dict holds the K stored prototypes, sorted by composition: their compositions `known [K]` and vectors
-    `rows [K, d]`. They are `growing`, because K differs between checkpoints. `_stored` holds the prototypes in the
-    order in which they were added.
+    The state dict holds the K stored ones by composition: `known [K]` and `rows [K, d]`, which are `growing`.
 
     unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
     random_seen: store random prototypes of the training compositions.
-    anchored: keep a copy of the initial prototypes as `initial`, from which every refinement then starts.
+    anchored: keep the initial prototypes as `initial`, from which every refinement then starts.
     """
 
     growing = ("known", "rows")
@@ -50,7 +47,7 @@ class Codebook(nn.Module):
     mean_o: Tensor  # [N, d]
     mean_all: Tensor  # [d]
     seed: Tensor
-    _stored: Tensor
+    _stored: Tensor  # prototypes in the order in which they were added; the last rows may be free
     _inverse: Tensor | None  # of the lengths of all prototypes before normalisation
     _random: Tensor | None  # all prototypes as they begin with `unseen="random"`
 
@@ -82,11 +79,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Set the means from which prototypes are computed, by unit features `z` [n, d] of training images.
-
-        seen: also set the prototype of each composition with images to its normalised mean feature, and discard all
-        other stored prototypes.
-        """
+        """Set the means from unit features `z` [n, d]; `seen`: also reset stored prototypes to mean features."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -127,7 +120,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def write_back(self, compositions: Ints, rows: Tensor) -> None:
-        """Store refined prototypes `rows` [C, d] of `compositions` [C]; all others stay the same, bit for bit."""
+        """Store refined prototypes `rows` [C, d]; all others stay the same, bit for bit."""
         positions, _ = self._find_stored(compositions)
         if len(positions) < len(compositions):
             self._make_room(np.setdiff1d(compositions, compositions[positions], assume_unique=True))
@@ -150,7 +143,7 @@ class Codebook(nn.Module):
         self._stored = rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """A function `(z, scale) -> scale * (z . h)` [B, C] over the prototypes h of candidates; None: of all."""
+        """A function `(z, scale) -> scale * (z . h)` [B, C] over the candidates' prototypes h; None: over all."""
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
@@ -181,7 +174,7 @@ class Codebook(nn.Module):
         return logits
 
     def logits_by_states(self, z: Tensor, scale: float, step: int) -> Iterator[Tensor]:
-        """Yield the logits over all compositions in blocks [B, step * N] of `step` states each, to save memory."""
+        """Yield the logits over all compositions in blocks [B, step * N] of `step` states."""
         states, n = len(self.labels.states), len(self.labels.objects)
         by_s, by_o = self._sums(scale * z) if self.unseen == "compose" else (z, z)
         for m in range(0, states, step):
@@ -201,7 +194,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def inverse_lengths(self, states: slice = slice(None)) -> Tensor:
-        """1 / the lengths of prototypes before normalisation [m, N], of a slice of m states and all N objects."""
+        """1 / the lengths of prototypes before normalisation [m, N], of a slice of m states."""
         if self.labels.size > CELLS:
             return self._reciprocal(states)
         if self._inverse is None:
@@ -239,7 +232,7 @@ class Codebook(nn.Module):
 
 
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Mean of features `z` [n, d] over each group [count, d]; a group without images gets the mean of all."""
+    """Mean feature of each group [count, d]; a group without images gets the mean of all."""
     sums = torch.zeros(count, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
     sizes = groups.bincount(minlength=count)[:, None]
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), z.mean(0))

@@ -54,7 +54,7 @@ class DfspOptions(Options):
 
 
 class Dfsp(TextMethod[DfspOptions]):
-    """DFSP: a soft prompt whose text features are fused with the image's tokens."""
+    """A soft prompt whose text features are fused with the image's tokens."""
 
     def __init__(self, context: MethodContext, options: DfspOptions) -> None:
         super().__init__(context, options)
@@ -73,27 +73,25 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Text features `t` [C, d] of seen compositions, with their means by state [M, d] and by object [N, d]."""
+        """Text features [C, d] of seen compositions, with their means by state [M, d] and object [N, d]."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:
         return self.decompose(self.prompts(self.labels.pairs["train"], self.checkpointing).compositions)
 
     def fused_images(self, z: Tensor, t: Prototypes, tokens: Tensor) -> Tensor:
-        """Unit image features [B, d] after fusion with the text features of states and objects."""
         x = torch.cat([z[:, None], self.project(tokens)], dim=1)  # [B, 1 + T, d]
         h, _ = self.to_image(x, torch.cat([t.states, t.objects]))
         return unit(self.options.keep * z + (1 - self.options.keep) * self.to_itself(h[:, :1], h)[0][:, 0])
 
     def fused_texts(self, t: Prototypes, candidates: CompositionIndex, tokens: Tensor) -> Tensor:
-        """Unit text features of candidates after fusion with each image's patch tokens [B, C, d]."""
         primitives, _ = self.to_text(torch.cat([t.states, t.objects]), tokens)  # [B, M + N, d]
         states, objects = primitives.split((len(t.states), len(t.objects)), dim=1)
         composed = self.compose(states.index_select(1, candidates.states) * objects.index_select(1, candidates.objects))
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Logits [B, C] after fusion; without `tokens` there is none."""
+        """Logits [B, C] after fusion, or without `tokens` before it."""
         tokens = None if tokens is None else tokens.to(z.dtype)
         x = self.fused_images(z, t, tokens) if self.options.to_image and tokens is not None else z
         if not self.options.to_text or tokens is None:

@@ -2,12 +2,10 @@
 
 An image is compared with the text feature of each composition's learned prompt (semantic prototype) and with an
 estimated mean image feature of each composition (visual prototype). The codebook, the table of visual prototypes, is
-refined batch by batch in a local graph. It is bipartite: messages, vectors that are averaged into a prototype, go only
-into the prototypes of the batch's candidate compositions, from each image's state factor and object factor, and from
-each counterfactual (an image's state factor fused with another image's object factor). Sums of messages factor by
-state, by object and by cell of the (state x object) grid, so no matrix over the graph's nodes is ever built.
-
-Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
+refined batch by batch in a local bipartite graph: the prototypes of the batch's candidate compositions receive
+messages from each image's state and object factor, and from each counterfactual (an image's state factor fused with
+another's object factor). Sums of messages factor by state, object and cell of the (state x object) grid, so no matrix
+over nodes is built. Equations in this file are the paper's (Eq. 5-22, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -41,20 +39,15 @@ class CellSums(torch.autograd.Function):
 
         out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
 
-    `a` and `b` are the projected state and object factors; there is no relu if not `rectified`. The up to `B^2`
-    counterfactuals are not stored but computed in blocks that fit the processor's cache, and again in the backward
-    pass; memory grows with the number of cells. Differentiable once in `a`, `b` and `w`.
+    `a`, `b`: projected state and object factors [B, d]; no relu if not `rectified`. The up to `B^2` counterfactuals are
+    computed in blocks that fit the processor's cache, and again in the backward pass. Differentiable once.
     """
 
     @staticmethod
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Weighted sum of the counterfactuals in each cell [cells, d].
-
-        a, b: projected state and object factors [B, d].
-        i, j, cell, w: first image, second image, cell and weight of each image pair [P].
-        """
+        """Sums [cells, d]; first image, second image, cell and weight of each image pair [P]: `i`, `j`, `cell`, `w`."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -65,9 +58,7 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of `a`, `b` and `w`.
-
-        With `u = r / |r|` and `r = relu(a_i + b_j)`, for the gradient `g` of an output: `dw = g.u`, and
+        """With `u = r / |r|`, `r = relu(a_i + b_j)` and the gradient `g` of an output: `dw = g.u`, and
         `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.
         """
         a, b, w, i, j, cell = ctx.saved_tensors
@@ -102,7 +93,7 @@ def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class FactorNodes:
-    """Features of B images, their parts for state and object, posteriors and labels, which give messages."""
+    """Features of B images, their factors, posteriors and labels, which give messages."""
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -115,11 +106,10 @@ class FactorNodes:
 
 @dataclass(frozen=True)
 class LocalCandidates:
-    """Candidate compositions of a state and an object that both occur in the batch; messages go to their prototypes.
+    """Candidate compositions whose state and object both occur in the batch; messages go to their prototypes.
 
-    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13): the batch's states S(B) and objects O(B) form a small grid, whose
-    cells are kept if they are in the list `C_tgt` of all candidates. Each pair of images `(i, j)` belongs to the cell
-    of image i's state and image j's object. Only labels on the host are used, so that nothing waits for the device.
+    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13). Images `(i, j)` belong to the cell of i's state and j's object.
+    Only labels on the host are used, so that nothing waits for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, rising [C]
@@ -137,7 +127,6 @@ class LocalCandidates:
     def of(
         cls, states: Ints, objects: Ints, candidates: CandidateSet, n_objects: int, device: torch.device
     ) -> LocalCandidates:
-        """The local candidates of a batch, from its images' `states` and `objects` [B] and all `candidates`."""
         distinct_s, state_of = np.unique(states, return_inverse=True)
         distinct_o, object_of = np.unique(objects, return_inverse=True)
         grid = distinct_s[:, None] * n_objects + distinct_o[None]  # [S, O]
@@ -158,11 +147,7 @@ class LocalCandidates:
 def aggregate(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, messages: tuple[Message, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Weighted mean of messages to each candidate's prototype [C, d], and a mask [C] of candidates with any.
-
-    If posteriors are very confident, all weights of a candidate may underflow to zero; no message reaches it then (Eq.
-    15-16).
-    """
+    """Weighted mean of messages per candidate [C, d], and which get any [C]: weights may underflow (Eq. 15-16)."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion) for kind in messages]
     for more, more_weight in others:
         total, weight = total + more, weight + more_weight
@@ -172,7 +157,7 @@ def aggregate(
 def message_sums(
     kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
 ) -> tuple[Tensor, Tensor]:
-    """Weighted sum of one kind of messages to each candidate's prototype [C, d], and total weights [C, 1]."""
+    """Weighted sum of one kind of messages per candidate [C, d], and total weights [C, 1]."""
     m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
     if kind == "state":
         p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
@@ -208,7 +193,7 @@ def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) 
 
 
 class RefinedPrototypes(NamedTuple):
-    """Refined prototypes of a batch's candidates, not yet written to the codebook."""
+    """Refined prototypes of a batch's candidates, not yet in the codebook."""
 
     compositions: Ints  # [C]
     rows: Tensor  # h' [C, d]
@@ -224,14 +209,10 @@ def refine(
     momentum: float,
     renormalise: bool = True,
 ) -> RefinedPrototypes:
-    """Refined prototypes of a batch's candidates: weighted means of their old prototypes and of messages (Algorithm 1).
+    """Weighted means of the old prototypes of a batch's candidates and of messages (Algorithm 1).
 
-    The old prototypes are the current ones of the codebook, or the initial ones if it is anchored.
-
-    compositions: labels of the batch [B].
-    candidates: all candidates of the closed or open world.
     fusion: joins a state part and an object part to one feature; None: features are added instead.
-    momentum: weight of the old prototypes, lambda.
+    momentum: weight of the old prototypes (the initial ones if the codebook is anchored), lambda.
     """
     n = len(codebook.labels.objects)
     local = LocalCandidates.of(compositions // n, compositions % n, candidates, n, nodes.z.device)
@@ -286,7 +267,7 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathMethod[DuplexOptions]):
-    """Duplex: probabilities by semantic prototypes, visual prototypes, and an image's state and object factors."""
+    """Probabilities by semantic prototypes, visual prototypes, and an image's state and object factors."""
 
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
         super().__init__(context, options)

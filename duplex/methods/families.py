@@ -1,11 +1,9 @@
 """Base classes and layers shared by the methods of published papers, such as CGE, CAILA and DFSP.
 
-Methods differ in what they compare image features with: encoded prompts (`TextMethod`), three paths of prompts, of
-compositions, states and objects (`ThreePaths`), or embedded word vectors (`WordMethod`, `EmbeddingHead`).
-Cross-attention goes from prototypes (queries) to the patch tokens of images (keys and values); queries that all images
-share are projected once, not per image.
+Methods compare image features with encoded prompts (`TextMethod`), with three paths of prompts, of compositions,
+states and objects (`ThreePaths`), or with embedded word vectors (`WordMethod`, `EmbeddingHead`).
 
-Margins in losses, and open-world evaluation, use the feasibility (plausibility) of compositions by word vectors:
+The feasibility of compositions by word vectors serves margins in losses and open-world evaluation:
 
     f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]
 
@@ -56,7 +54,7 @@ Floats = NDArray[np.float64]
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     """Methods whose losses classify images among `train_candidates`, by default the seen compositions.
 
-    A subclass defines `score`, and `prepare` for values that do not depend on the image.
+    A subclass defines `score`, and `prepare` for what does not depend on the image.
     """
 
     def __init__(self, context: MethodContext, options: OptionsT) -> None:
@@ -64,18 +62,14 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         self.train_candidates = CompositionIndex(context.labels.pairs["train"], len(context.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """What `score` needs of candidate compositions for all images, such as their embeddings."""
+        """What `score` needs of candidates for all images, such as their embeddings."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        """Scores [B, C] of B images for C candidates, given what `prepare` returned for these."""
+        """Scores [B, C] for C candidates, given what `prepare` returned for these."""
         raise DuplexError(f"{type(self).__name__} must define score()")
 
     def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
-        """Cross-entropies of composition, state and object under three `names`.
-
-        logits: over the training candidates [B, C], the states [B, M] and the objects [B, N].
-        own: the images' compositions [B].
-        """
+        """Three cross-entropies of logits [B, C], [B, M] and [B, N] for the compositions `own` [B], under `names`."""
         targets = (self.train_candidates.positions(own), *self.primitives(own))
         return {name: cross_entropy(path, target) for name, path, target in zip(names, logits, targets, strict=True)}
 
@@ -89,7 +83,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
     """Methods that compare image features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
 
-    Scores are p(c|x), the softmax over the text features that `prepare` returns, unless a subclass defines `score`.
+    Scores are p(c|x), the softmax over the prepared text features, unless a subclass defines `score`.
     """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
@@ -106,13 +100,13 @@ class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
         return self.logits(inputs["cls"], prepared).softmax(-1)
 
     def soft_prompts(self, template: str) -> Prompts:
-        """Prompts of compositions with a learned prefix, at first `template`, and a learned vector per name."""
+        """Prompts with a learned prefix, at first `template`, and a learned vector per name."""
         labels, tower = self.labels, self.context.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
 
 class WordTable(nn.Module):
-    """Embeddings of all states and objects, initialised with normalised word vectors; trainable if `trained`."""
+    """Embeddings of all states and objects, at first normalised word vectors."""
 
     states: Tensor
     objects: Tensor
@@ -132,7 +126,7 @@ class WordTable(nn.Module):
 
 
 class Composer(nn.Module):
-    """Linear map from the word vectors of a state and an object to a composition's embedding of unit length."""
+    """Linear map from two word vectors to a composition's unit embedding."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -144,10 +138,7 @@ class Composer(nn.Module):
 
 
 class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
-    """Methods that start from word vectors of states and objects (`words`), which may be trained further.
-
-    A subclass sets `composer`, which embeds the candidate compositions, or defines `prepare`.
-    """
+    """Methods that start from `words`; a subclass sets `composer` or defines `prepare`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
@@ -165,11 +156,10 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
 
 
 class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
-    """Methods that score by products of image and composition embeddings, with a cross-entropy loss over the seen
-    compositions, or in the open world over all.
+    """Methods that score by products of image and composition embeddings.
 
-    A subclass embeds images (`embed_images`) and compositions (`prepare`), may scale dot products (`scale`), and may
-    subtract `margins` from the logits in training.
+    The loss is a cross-entropy over the seen compositions, or in the open world over all. A subclass defines
+    `embed_images` and `prepare`, and may set `scale` and `margins`, which training subtracts from logits.
     """
 
     margins: Tensor | None  # [M * N], one per composition
@@ -184,7 +174,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         self.register_buffer("margins", None)
 
     def embed_images(self, z: Tensor) -> Tensor:
-        """Embeddings [B, e] of images with the CLS features `z` [B, d]."""
+        """Embeddings [B, e] of CLS features `z` [B, d]."""
         raise DuplexError(f"{type(self).__name__} must define embed_images()")
 
     def logits(self, images: Tensor, compositions: Tensor) -> Tensor:
@@ -192,16 +182,16 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     @torch.no_grad()
     def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Feasibility of all compositions [M * N] by embeddings of states and objects; infinite for seen ones."""
+        """Feasibility [M * N] by embeddings of states and objects; infinite for seen compositions."""
         rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Margins [M * N] of the first epoch: 0 for seen compositions, for others larger than any logit."""
+        """Margins [M * N] of the first epoch: 0 if seen, else larger than any logit."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def raise_margins(self, rho: Tensor, epoch: int) -> None:
-        """Set the margins by feasibility `rho` [M * N]; they grow over the epochs of the option `margin_epochs`."""
+        """Set the margins by feasibility `rho` [M * N], growing over `margin_epochs`."""
         assert self.margins is not None
         options: Any = self.options
         alpha = options.margin * min(1.0, epoch / options.margin_epochs)
@@ -230,7 +220,7 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """Methods with the score `p(c^t|x) + p(s|x) p(o|x)`; subclasses add losses and score terms."""
+    """Methods with the score `p(c^t|x) + p(s|x) p(o|x)`."""
 
     def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
         super().__init__(context, options)
@@ -241,14 +231,14 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Image features [B, d] after the adapter, their factors, and three cross-entropies by name."""
+        """Adapted image features [B, d], their factors, and three cross-entropies by name."""
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
         return z, factors, losses
 
     def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
-        """Yield the summands [B, C] of the candidates' scores; `z` [B, d] are features after the adapter."""
+        """Yield the summands [B, C] of the scores; `z` [B, d] are adapted features."""
         yield from (term for _, term in self.paths.score_terms(z, t, candidates.states, candidates.objects, TERMS))
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
@@ -277,11 +267,7 @@ class CrossAttention(nn.Module):
             zero_initialised(self.out)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [(B,) Q, d], and attention weights of keys as means over heads [(B,) Q, T].
-
-        x: queries [Q, d] or [B, Q, d].
-        y: keys and values [T, w] or [B, T, w].
-        """
+        """Outputs [(B,) Q, d] of queries [(B,) Q, d], and keys' mean weights over heads [(B,) Q, T]."""
         q = self._split_heads(self.query(x))  # [(B,) h, Q, d_h]
         k = self._split_heads(self.key(y))  # [(B,) h, T, d_h]
         v = self._split_heads(self.value(y))
@@ -295,10 +281,7 @@ class CrossAttention(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """Residual block of cross-attention A and a feed-forward network F; untrained, it returns the queries unchanged.
-
-    `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`; returned with the attention weights.
-    """
+    """`B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`, with attention weights; untrained, it returns x."""
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
         super().__init__()
@@ -314,22 +297,13 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Scores [B, C] of all images, in chunks that fit into memory.
-
-    score: function from features and tokens of b images to scores [b, C].
-    width: count of numbers per image that `score` holds in memory.
-    """
+    """Scores [B, C] in chunks that fit into memory; `width`: count of numbers that `score` holds per image."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 
 
 def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Index [B] of the next image in the batch, wrapping around, that may be each image's partner, and who has one [B].
-
-    An image without a partner gets its own index.
-
-    allowed: whether image j may be the partner of image i [B, B].
-    """
+    """Each image's next partner [B] of those `allowed` [B, B], wrapping around, or itself; and which have one [B]."""
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)
     after = (place[None] - place[:, None]) % max(count, 1)  # 0 is the image itself
@@ -346,7 +320,7 @@ def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Fl
 
 
 class Feasibility:
-    """Feasibility of all compositions by their word vectors, in blocks of states; no table is stored."""
+    """Feasibility of all compositions, in blocks of states; no table is stored."""
 
     def __init__(self, states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> None:
         self.labels = labels
@@ -355,7 +329,7 @@ class Feasibility:
         self._seen = np.asarray(labels.pairs["train"], dtype=np.int64)
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield, per block of states, the index of its first composition and the feasibility of its compositions."""
+        """Yield, per block of states, the index of its first composition and its compositions' feasibility."""
         step = max(1, BLOCK // len(self.labels.objects))  # states
         m, n = self.labels.state_of(self._seen), self.labels.object_of(self._seen)
         by_n = np.argsort(n, kind="stable")
@@ -372,7 +346,7 @@ class Feasibility:
 
 
 class Cosines:
-    """Cosines between the word vectors of all states, or of all objects; stored as a table if there are few."""
+    """Cosines between all states' or objects' word vectors; stored as a table if there are few."""
 
     def __init__(self, vectors: ArrayLike, count: int, kind: str) -> None:
         rows = np.asarray(vectors, dtype=np.float64)
@@ -383,16 +357,15 @@ class Cosines:
         self._table: Floats | None = self._rows @ self._rows.T if count <= TABLE else None
 
     def of(self, some: slice) -> Floats:
-        """Cosines of a slice of the words with all words [S, count]."""
+        """Cosines of a slice of the words with all [S, count]."""
         return self._rows[some] @ self._rows.T if self._table is None else self._table[some]
 
     def to(self, some: Ints) -> Floats:
-        """Cosines of all words with the words at the indices `some` [count, S]."""
+        """Cosines of all words with those at the indices `some` [count, S]."""
         return self._rows @ self._rows[some].T if self._table is None else self._table[:, some]
 
 
 def _nearest(cosines: Floats, partners: Ints, others: int) -> Floats:
-    """Largest cosine [A, B] of A states with the states seen with each object; -1 where there are none."""
     largest = np.full((len(cosines), others), NO_NEIGHBOUR)
     distinct, starts = np.unique(partners, return_index=True)
     nearest = np.maximum.reduceat(cosines, starts, axis=1)  # [A, distinct]

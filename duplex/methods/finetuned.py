@@ -1,11 +1,11 @@
 """Fine-tune an image tower's last blocks together with any method.
 
-The blocks compute the method's CLS features from cached block inputs, the activations that enter them; gradients are
-computed in `losses` alone. `adapter: bottleneck` adds a bottleneck after attention and after the MLP of each block
-(after each convolutional block), `y <- y + Up(dropout(relu(Down(y))))`, as in the Duplex paper's Eq. 3; `lora` adds a
-low-rank update to every matrix of the blocks (Hu et al., 2022), `W <- W + B A`; `full` trains all parameters of the
-blocks. `Up` and `B` start at zero, so that initial features are those of the frozen tower. Batch norms keep their
-pretrained statistics.
+The blocks compute the method's CLS features from cached block inputs, the activations that enter them.
+
+    bottleneck:  y <- y + Up(dropout(relu(Down(y))))    after attention, MLP or convolutional block (Duplex, Eq. 3)
+    lora:        W <- W + B A                           for every matrix of the blocks (Hu et al., 2022)
+
+`full` trains all parameters. `Up` and `B` start at zero; batch norms keep their pretrained statistics.
 """
 
 from __future__ import annotations
@@ -38,12 +38,7 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """A function that builds the last blocks of an encoder's image tower as `FinetunedBlocks`.
-
-    Weights are float32; activations are bf16 if the feature cache was written in bf16.
-
-    encoder: what a checkpoint stores of the encoder: name, tag of the weights, precision, and number of blocks.
-    """
+    """A function that builds the last blocks of a checkpoint's `encoder` as `FinetunedBlocks` with float32 weights."""
     tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
     count = int(encoder["block_inputs"])
     shape = block_input_shape(tower, count)
@@ -51,10 +46,7 @@ def finetuned_blocks_factory(
 
 
 class LowRank(nn.Module):
-    """Adds a low-rank update to a weight, `W + B A`: `A [r, in]` is random, `B [out, r]` zero.
-
-    For a convolution, `in` is the number of channels times the size of the kernel.
-    """
+    """Adds `B A` to a weight: `A [r, in]` is random, `B [out, r]` zero; `in` counts channels times kernel size."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -67,7 +59,7 @@ class LowRank(nn.Module):
 
 
 class FinetunedBlocks(nn.Module):
-    """Trainable last blocks of an image tower, which map block inputs (cached activations) to image features [B, d].
+    """Trainable last blocks of an image tower, from tokens [B, T, w] or feature maps [B, C, H, W] to features [B, d].
 
     The state dict holds only trained parameters. Frozen weights are copies on the tower's device, in no checkpoint.
 
@@ -140,18 +132,13 @@ class FinetunedBlocks(nn.Module):
         return [{"params": list(self.parameters()), **({} if rate is None else {"lr": rate})}]
 
     def forward(self, block_inputs: Tensor) -> Tensor:
-        """Image features [B, d], float32 and not normalised, of tokens [B, T, w] or feature maps [B, C, H, W]."""
         if torch.is_grad_enabled():
             return self.features(block_inputs)
         starts = range(0, max(1, len(block_inputs)), IMAGES)
         return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Image features [B, d] of all block inputs in one pass.
-
-        Without gradients, TF32 is used if the feature cache was written with it; with gradients, the caller's setting
-        applies.
-        """
+        """Image features [B, d] in one pass; without gradients in TF32 if the feature cache was written with it."""
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device).float()
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
@@ -166,7 +153,7 @@ class FinetunedBlocks(nn.Module):
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """Inputs whose CLS features `cls` fine-tuned blocks compute at first access."""
+    """Inputs whose CLS features fine-tuned blocks compute at first access."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks
@@ -187,12 +174,12 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
-    """`function` of inputs, without gradients, with CLS features that fine-tuned blocks compute."""
+    """`function` of inputs, without gradients, with the blocks' CLS features."""
     return torch.no_grad()(lambda inputs: function(FinetunedInputs(inputs, blocks)))
 
 
 class WithFinetuning(Method[Options]):
-    """Wrapper that trains a method together with the image tower's last blocks; one state dict holds both."""
+    """A method trained together with the image tower's last blocks; one state dict holds both."""
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.context, method.options)

@@ -9,8 +9,8 @@
 
 * z: feature;  Sigma: covariance of images about their pair's mean, shrunk by OAS, perhaps with variance added
 * mu, a, b: mean and effects of states and objects (a two-way layout), by least squares over pairs with the weights
-  w_c = 1 / (v + 1 / n_c), about n_c for few images and at most 1 / v: further images of a frequent pair add little
-  about its state. The simpler mean_s + mean_o - mean_all confounds effects of states and objects that co-occur unevenly
+  w_c = 1 / (v + 1 / n_c), about n_c for few images and at most 1 / v. The simpler mean_s + mean_o - mean_all confounds
+  effects of states and objects that co-occur unevenly
 * v: chosen by marginal likelihood
 * gamma_mn: with word embeddings t, a Gaussian process over pairs: a wet dog and a wet cat depart in similar ways
 
@@ -19,10 +19,9 @@
 
 This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the least squares; tau is chosen with v.
 
-`g` is Bayes' rule for images with a normal distribution about `h_c`, up to a constant: linear discriminant analysis
-(Fisher 1936) with composed means of unseen pairs. Vectors are stored as differences from `mu`, where float32 loses
-least. Prototypes of all M N compositions are never stored: `x . mu_mn` is an outer sum (and a product of small
-factors), `|mu_mn|^2` a table.
+`g` is Bayes' rule for normal distributions about `h_c`, up to a constant: linear discriminant analysis (Fisher 1936)
+with composed means. Vectors are stored as differences from `mu`, where float32 loses least, and never for all M N
+compositions: `x . mu_mn` is an outer sum (and a product of small factors), `|mu_mn|^2` a table.
 
 The share of variance to add to Sigma may be chosen by held-out pairs c, c' of a fold, composed from all other pairs:
 
@@ -30,7 +29,7 @@ The share of variance to add to Sigma may be chosen by held-out pairs c, c' of a
     s^2 = (h_c - h_c')^T W^T S W (h_c - h_c')
 
 `e_cc'` is the share of the images of c on which the rival c' scores higher, S the sample covariance. The choice has the
-least expected rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)`. No image is read again.
+least expected rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)`.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ Part = TypeVar("Part", bound="TensorRecord")
 
 @dataclass(frozen=True)
 class Groups:
-    """Number of images and sum of their features per group: composition, state or object."""
+    """Number of images and sum of their features per composition, state or object."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -72,13 +71,13 @@ class Groups:
 
     @property
     def means(self) -> Tensor:
-        """Mean feature of each group [G, d]; zero for a group without images."""
+        """Mean features [G, d]; zero for a group without images."""
         return self.sums / self.counts.clamp(min=1)[:, None]
 
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Number of images and sum of their features per composition, and second moment of all features, in float64."""
+    """Image counts and feature sums per composition, and second moment of all features, in float64."""
 
     states: int  # M
     objects: int  # N
@@ -89,10 +88,7 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Statistics of images with features `z` [n, d], which are not normalised here, and `compositions` [n].
-
-        Raises DuplexError for an index out of range and for features that are not finite.
-        """
+        """Statistics of features `z` [n, d]; raises DuplexError for indices out of range and infinite or NaN values."""
         if len(z) != len(compositions):
             raise DuplexError(
                 f"there are {len(z)} features and {len(compositions)} labels; expected one label per feature"
@@ -116,7 +112,6 @@ class ClassStatistics:
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 
     def __add__(self, other: ClassStatistics) -> ClassStatistics:
-        """The statistics of two sets of images with the same label space together."""
         pairs, place = torch.cat([self.pairs, other.pairs]).unique(return_inverse=True)
         counts = self.counts.new_zeros(len(pairs)).index_add_(0, place, torch.cat([self.counts, other.counts]))
         sums = self.sums.new_zeros(len(pairs), self.dim).index_add_(0, place, torch.cat([self.sums, other.sums]))
@@ -149,10 +144,7 @@ class ClassStatistics:
 
 
 def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
-    """Pooled covariance [d, d] of features about their group's mean, and its degrees of freedom.
-
-    If no group has two images, the covariance is about the mean of all images.
-    """
+    """Covariance [d, d] about the groups' means (of all images if no group has two), and its degrees of freedom."""
     counts, means = groups.counts, groups.means
     free = float(counts.sum() - (counts > 0).sum())
     if free < 1:
@@ -164,9 +156,7 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """Weight with which a covariance S of `free` degrees of freedom is shrunk towards `tr(S)/d I`, by OAS (Chen et al.,
-    2010).
-    """
+    """Weight rho with which a covariance of `free` degrees of freedom is shrunk towards `tr(S)/d I`, by OAS."""
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
     above = (1 - 2 / d) * squares + trace**2
@@ -175,11 +165,9 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
 
 
 def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
-    """Whitening map `W` [d, d] that makes the covariance of features about their group's mean the identity.
+    """Whitening map `W` [d, d] with `W W^T = Sigma^-1`, `Sigma = (1 - rho) S + rho tr(S)/d I`, S the sample covariance.
 
-    `W W^T = Sigma^-1`, where `Sigma = (1 - rho) S + rho tr(S)/d I` is the sample covariance S, shrunk so that it is
-    positive definite for any number of images. `rho` is OAS's (Chen, Wiesel, Eldar and Hero 2010, Eq. 23); the
-    shrinkage of Ledoit and Wolf would need a second pass over the images.
+    `rho` is OAS's (Chen, Wiesel, Eldar and Hero 2010, Eq. 23); Ledoit and Wolf's needs a second pass over the images.
 
     added: share of the mean variance tr(S)/d to add to the diagonal as well.
     """
@@ -212,7 +200,7 @@ Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that
 
 @dataclass(frozen=True)
 class AdditiveEffects:
-    """Overall mean, state and object effects; `mu + a_m + b_n` predicts a pair's mean feature."""
+    """Overall mean, state and object effects: `mu + a_m + b_n` predicts a pair's mean."""
 
     mean: Tensor  # mu [d]
     state: Tensor  # a [M, d]
@@ -220,7 +208,7 @@ class AdditiveEffects:
 
     @classmethod
     def of(cls, beta: Tensor, states: int) -> AdditiveEffects:
-        """Split coefficients [1 + M + N, d] into overall mean, effects of M states and effects of objects."""
+        """Split coefficients [1 + M + N, d] into overall mean, state effects and object effects."""
         return cls(beta[0], beta[1 : 1 + states], beta[1 + states :])
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
@@ -228,8 +216,7 @@ class AdditiveEffects:
 
 
 class NormalEquations:
-    """Normal equations `H beta = r` of the least-squares fit; `beta` stacks mu, a and b, with a ridge penalty on a and
-    b.
+    """Normal equations `H beta = r` of the least-squares fit; `beta` stacks mu, a and b, with a ridge on a and b.
 
     With the pairs' weights as an `M x N` table `w` (0 for pairs without images),
 
@@ -247,7 +234,7 @@ class NormalEquations:
         self.w_o = self.w.new_zeros(n).index_add_(0, seen.objects, self.w)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Sums of `rows` [P, d] over all pairs, by state and by object: `X^T rows` [1 + M + N, d]."""
+        """`X^T rows` [1 + M + N, d]: sums of `rows` [P, d] over all pairs, by state and by object."""
         m, n = self.seen.shape
         by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
         by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
@@ -255,11 +242,9 @@ class NormalEquations:
 
     @property
     def right(self) -> Tensor:
-        """r [1 + M + N, d]."""
         return self.gather(self.w[:, None] * self.seen.means)
 
     def matrix(self) -> Tensor:
-        """H."""
         m, n = self.seen.shape
         h = self.w.new_zeros(1 + m + n, 1 + m + n)
         h[0, 0] = self.w.sum()
@@ -271,16 +256,14 @@ class NormalEquations:
 
 
 def fit_additive(seen: PairMeans, v: float, ridge: float) -> AdditiveEffects:
-    """Fit mean and effects by weighted least squares; a state or object without images gets the effect 0."""
+    """Mean and effects by weighted least squares; a word without images gets the effect 0."""
     normal = NormalEquations(seen, v, ridge)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))
     return AdditiveEffects.of(inverse @ normal.right, seen.shape[0])
 
 
 def log_likelihood(seen: PairMeans, v: float, ridge: float) -> float:
-    """Log-likelihood of the pairs' mean features for an interaction variance `v`, with mean and effects
-    integrated out.
-    """
+    """Log-likelihood of the pairs' mean features for a variance `v`, with mean and effects integrated out."""
     normal = NormalEquations(seen, v, ridge)
     return marginal_log_likelihood(normal, normal.matrix(), normal.right)
 
@@ -303,7 +286,7 @@ def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tens
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The interaction variance `v` with the highest marginal likelihood, of `10^(k/8)` for whole k."""
+    """The `v` with the highest marginal likelihood, of `10^(k/8)` for whole k."""
     heights = {float(e): log_likelihood(seen, 10.0**e, ridge) for e in range(-4, 2)}  # whole decades, then halves
     step = 0.5
     while step > 0.1:
@@ -316,24 +299,23 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 @dataclass(frozen=True)
 class KernelFactors:
-    """Low-rank factors of the words' similarities, `U U^T` among states and `V V^T` among objects."""
+    """Low-rank factors of the words' similarities: `U U^T` of states, `V V^T` of objects."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
 
     @classmethod
     def of_words(cls, states: Tensor, objects: Tensor) -> KernelFactors:
-        """The factors, from text embeddings of the states [M, w] and of the objects [N, w]."""
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def features(self, seen: PairMeans) -> Tensor:
-        """The regressors `U_m (x) V_n` of the interactions of P pairs [P, r s]."""
+        """The regressors `U_m (x) V_n` of P pairs' interactions [P, r s]."""
         u, v = self.states[seen.states], self.objects[seen.objects]
         return (u[:, :, None] * v[:, None]).flatten(1)
 
 
 def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
-    """Low-rank factor `U` [M, rank] of the similarities `K = U U^T` between words with embeddings [M, w]."""
+    """Low-rank factor `U` [M, rank] of the similarities `K = U U^T` between words [M, w]."""
     unit = normalize(words.double(), dim=-1)
     squares = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     different = squares[squares > 1e-12]
@@ -345,7 +327,7 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions:
-    """Vectors `gamma_mn` [d] by which pairs' mean features depart from the sum of their state and object effects."""
+    """Vectors `gamma_mn` [d] by which pairs' means depart from their effects' sum."""
 
     states: Tensor  # U [M, r], factor of the states' kernel
     objects: Tensor  # V [N, s], factor of the objects' kernel
@@ -356,13 +338,11 @@ class Interactions:
         return phi @ self.core.flatten(0, 1)
 
     def project(self, x: Tensor) -> Tensor:
-        """`U (x . G)` [B, M, s] of features `x` [B, d]; times `V^T` it is `x . gamma_mn` for all pairs."""
+        """`U (x . G)` [B, M, s] of features `x` [B, d]; times `V^T` it is `x . gamma_mn`."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
 class JointEquations:
-    """Normal equations of a joint least-squares fit of effects and interactions."""
-
     def __init__(self, seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float) -> None:
         self.normal, phi = NormalEquations(seen, v, ridge), kernels.features(seen)
         weighted = self.normal.w[:, None] * phi
@@ -381,7 +361,7 @@ class JointEquations:
 def fit_with_interactions(
     seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float
 ) -> tuple[AdditiveEffects, Interactions]:
-    """Fit effects and interactions to the pairs' mean features, by one linear solve of size `1 + M + N + r s`."""
+    """Effects and interactions by one linear solve of size `1 + M + N + r s`."""
     m, n = seen.shape
     joint = JointEquations(seen, kernels, v, tau, ridge)
     beta = torch.cholesky_inverse(torch.linalg.cholesky(joint.matrix)) @ joint.right
@@ -390,10 +370,7 @@ def fit_with_interactions(
 
 
 def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> tuple[float, float]:
-    """`v` and `tau` with the highest marginal likelihood, to a factor of `10^(1/8)`, by compass search.
-
-    They are found from the mean features of the most frequent pairs.
-    """
+    """`v` and `tau` with the highest marginal likelihood of the most frequent pairs, to a factor of `10^(1/8)`."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
@@ -405,7 +382,6 @@ def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> t
 
 
 def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) -> Guess:
-    """The point from -6 to 2 that maximises `height`; the step is halved when no move leads upwards."""
     heights = {start: height(start)}
     best = start
     while step > 0.1:
@@ -423,15 +399,14 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
     """The share of the mean variance to add by which held-out pairs are predicted best; 0 if no pair can be held out.
 
-    prepare_fit: from the means of all pairs to the fitting function that is called for each fold; it chooses settings
-    that all folds use, such as variances by likelihood, and is called once per share tried.
+    prepare_fit: from the means of all pairs, once per share, to the fitting function of each fold.
     """
     rivals = [expected_rivals(statistics, added, prepare_fit) for added in ADDED]
     return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
 
 
 def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Callable[[PairMeans], Fit]) -> float:
-    """How many held-out pairs are expected to score higher on an image than its label; 0 if none is held out."""
+    """How many held-out pairs are expected to score higher on an image than its label."""
     groups = statistics.by_pair()
     whitening = shared_whitening(groups, added)
     spread = whitening.T @ within_group_covariance(groups)[0] @ whitening  # W^T S W [d, d]
@@ -449,10 +424,7 @@ def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Call
 
 
 def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, per cross-validation fold over the seen pairs, the positions of held-out pairs and of pairs to fit.
-
-    The states and objects of all held-out pairs occur among the pairs to fit.
-    """
+    """Yield the positions of held-out pairs, and of pairs to fit, in which all their states and objects occur."""
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(statistics.pairs))).to(statistics.pairs.device)
     states, objects = statistics.state_of, statistics.object_of
     for first in range(FOLDS):
@@ -473,7 +445,7 @@ def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Options of the fit; those that are None are chosen from training images."""
+    """Options of the fit; None is chosen from training images."""
 
     ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
     shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
@@ -486,7 +458,7 @@ class TensorRecord:
     """Base class of dataclasses of tensors, which may be nested."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
-        """A copy with floating-point tensors in `dtype` and all tensors on `device`."""
+        """A copy with floating-point tensors in `dtype` and all on `device`."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -501,10 +473,7 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class ClosedForm(TensorRecord):
-    """Linear classifier of compositions in closed form: effects of states and objects, prototypes of seen pairs.
-
-    The fit is in float64; `to` sets the precision of scoring.
-    """
+    """Linear classifier of compositions, fitted in float64; `to` sets the precision of scoring."""
 
     settings: FitSettings
     whitening: Tensor  # W [d, d]
@@ -521,10 +490,7 @@ class ClosedForm(TensorRecord):
     def fit(
         cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
-        """Fit the classifier to feature statistics of training images. Raises DuplexError if there are none.
-
-        words: text embeddings of states and objects; without them there are no interactions.
-        """
+        """Fit to training statistics, with interactions if there are `words`; raises DuplexError without images."""
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
         groups = statistics.by_pair()
@@ -583,8 +549,7 @@ class ClosedForm(TensorRecord):
 
             log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4)
 
-        over seen pairs c' = (m', n') with n_c' of the n images; `k` is the overlap of two normal distributions with
-        means `a` and `a'`, 1 where they are the same.
+        over seen pairs c' = (m', n') with n_c' of the n images; `k` is the overlap of two normal distributions.
         """
         n = self.shape[1]
         share = self.counts.new_zeros(self.shape, dtype=torch.float64)
@@ -688,7 +653,7 @@ def _fit_means(
 
 @dataclass(frozen=True)
 class FittedStatistics:
-    """What a `ClosedForm` was fitted from, to fit it again with further images but without the earlier ones."""
+    """What a `ClosedForm` was fitted from, to fit it again with further images."""
 
     statistics: ClassStatistics
     settings: FitSettings
@@ -696,10 +661,7 @@ class FittedStatistics:
 
 @dataclass(frozen=True)
 class GroupPosterior(TensorRecord):
-    """Linear discriminant analysis: posterior over all states, or over all objects, given a feature.
-
-    Its covariance is that of images about the mean of their state (or object).
-    """
+    """Linear discriminant analysis: log-posteriors [B, G] over all states, or all objects, with its own covariance."""
 
     weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
     offset: Tensor  # [G]; -inf for a group without images
@@ -714,5 +676,4 @@ class GroupPosterior(TensorRecord):
         return cls(whitening @ apart.T, offset)
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Log-posteriors [B, G] of G states, or of G objects, given features [B, d]."""
         return (z @ self.weight + self.offset).log_softmax(-1)

@@ -55,21 +55,13 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """Mask of feature channels per image [B, e], 0 for channels to discard.
-
-        They are those in which the classifiers of images and of partners differ most in the weights of the label.
-        """
+        """Mask per image [B, e], 0 for channels in which both classifiers' weights of the label differ most."""
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Three losses: `CE + CE'`, `L_d + L_d'` and `L_grad`.
-
-        f: image embeddings [B, e].
-        labels: states (or objects) that this head classifies [B].
-        domains: the other primitive of each image [B].
-        """
+        """Losses `CE + CE'`, `L_d + L_d'`, `L_grad` of the states (or objects) `labels`; `domains`: the others."""
         partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
         h, mask = self.head(f), self.channel_mask(labels)
@@ -87,7 +79,7 @@ class PrimitiveHead(nn.Module):
 
 
 class Ivr(WordMethod[IvrOptions]):
-    """IVR: the score is `p(s|x) p(o|x) + d_c`."""
+    """The score is `p(s|x) p(o|x) + d_c`."""
 
     def __init__(self, context: MethodContext, options: IvrOptions) -> None:
         super().__init__(context, options, trained_words=True)
@@ -120,10 +112,10 @@ class Ivr(WordMethod[IvrOptions]):
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Sum of B images' cross-entropies, each multiplied by the image's weight."""
+    """Sum of B images' cross-entropies times their weights."""
     return cross_entropy(logits, labels, reduction="none") @ weights
 
 
 def errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """`softmax(logits) - onehot(labels)` [B, M], the gradient of the cross-entropy by the logits."""
+    """`softmax(logits) - onehot(labels)` [B, M], the gradient of the cross-entropy."""
     return logits.softmax(-1).scatter_add(1, labels[:, None], -torch.ones_like(logits[:, :1]))

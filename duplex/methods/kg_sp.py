@@ -32,7 +32,7 @@ class KgSpOptions(Options):
 
 
 class KgSp(SeenMethod[KgSpOptions]):
-    """KG-SP: the product of the posteriors of state and object."""
+    """The product of the posteriors of state and object."""
 
     def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
         super().__init__(context, options)

@@ -42,7 +42,7 @@ class LdeOptions(Options):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """LDE and GDE: p(c|x) by vectors composed of ideal words."""
+    """p(c|x) by vectors composed of ideal words."""
 
     centre: Tensor
     states: Tensor
@@ -65,11 +65,7 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor | None = None) -> None:
-        """Compute and store the ideal words; a state or object without features gets zeros.
-
-        u: unit features [C, d] of `compositions` [C].
-        weights: weight of each feature [C]; None: all equal.
-        """
+        """Store the ideal words of unit features `u` [C, d], `weights` [C] each; a word without features gets zeros."""
         weights = u.new_ones(len(u)) if weights is None else weights.to(u)
         compositions = compositions.to(u.device)
         if self.options.space == "linear":
@@ -97,13 +93,13 @@ def log_map(mu: Tensor, u: Tensor) -> Tensor:
 
 
 def exp_map(mu: Tensor, v: Tensor) -> Tensor:
-    """Points of the unit sphere of tangent vectors `v` [C, d] at `mu`: `cos(|v|) mu + sin(|v|) v / |v|`."""
+    """Points of the sphere of tangent vectors `v` [C, d] at `mu`: `cos(|v|) mu + sin(|v|) v / |v|`."""
     length = v.norm(dim=-1, keepdim=True)
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
 def intrinsic_mean(u: Tensor, weights: Tensor | None = None, rounds: int = 20) -> Tensor:
-    """The unit vector [d] at which the tangent vectors of unit vectors `u` [C, d] sum to zero."""
+    """The unit vector [d] at which the tangent vectors of `u` [C, d] sum to zero."""
     weights = u.new_ones(len(u)) if weights is None else weights
     shares = weights / weights.sum()
     mu = normalize(shares @ u, dim=-1)

@@ -66,10 +66,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Rules between states and between objects that the training labels suggest.
-
-    States that are seen with a common object exclude each other; likewise objects that are seen with a common state.
-    """
+    """Rules that training labels suggest: states seen with a common object exclude each other; likewise objects."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):
@@ -91,7 +88,7 @@ class LogicOptions(ThreePathOptions):
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
-    """LOGICZSL: three paths, trained so that their posteriors satisfy logical rules."""
+    """Three paths, trained so that their posteriors satisfy logical rules."""
 
     excludes_s: Tensor
     implies_s: Tensor
@@ -128,5 +125,5 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """Rule violation of each image [B], by the tables of 0 and 1 `excludes` and `implies`."""
+    """Rule violation of each image [B], by tables of 0 and 1."""
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

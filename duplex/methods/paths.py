@@ -1,8 +1,8 @@
 """Prompts, trained modules on image features, and the posteriors that both give (the Duplex paper's Eq. 1-9, 11, 21).
 
-The (adapted) feature `z^c` of an image, and its parts for the state and the object, the factors `z^s` and `z^o`, are
-each compared with the text features of their prompts (semantic prototypes), which a frozen text tower computes: three
-paths. The posteriors give the losses `L_c^t`, `L_s`, `L_o` and the score's summands `p(c^t|x)` and `p(s|x) p(o|x)`.
+Three paths: the (adapted) feature `z^c` of an image and its factors `z^s` and `z^o`, the parts for state and object,
+are compared with text features of their prompts (semantic prototypes). The posteriors give the losses `L_c^t`, `L_s`,
+`L_o` and the score's summands `p(c^t|x)` and `p(s|x) p(o|x)`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bottleneck(nn.Module):
 
 
 class Adapter(Bottleneck):
-    """Residual bottleneck on features z: `z + scale * Up(dropout(relu(Down(z))))`; untrained, it returns z."""
+    """`z + scale * Up(dropout(relu(Down(z))))`, at first z."""
 
     def __init__(self, dim: int, width: int, rate: float, scale: float) -> None:
         super().__init__(dim, width, rate)
@@ -56,10 +56,7 @@ class Adapter(Bottleneck):
 
 
 class Mlp(nn.Sequential):
-    """Perceptron: `layers` times (linear, layer norm, relu, dropout), then a linear map.
-
-    Layer norm replaces the batch norm of some papers, so that features do not depend on the batch.
-    """
+    """`layers` times (linear, layer norm, relu, dropout), then a linear map; features do not depend on the batch."""
 
     def __init__(self, inside: int, width: int, out: int, layers: int, dropout: float) -> None:
         sizes = [inside, *[width] * layers]
@@ -70,7 +67,7 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """Two-layer MLP that extracts a feature's part for state or object; `residual` adds the feature to its output."""
+    """Two-layer MLP that extracts a feature's state or object part; `residual` adds the feature."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -83,11 +80,7 @@ class Disentangler(nn.Module):
 
 
 class Fusion(nn.Module):
-    """A state factor fused with an object factor, perhaps of another image: then it is a counterfactual (Eq. 11).
-
-    `phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))`, without the relu unless `rectified`. Each image's factors are
-    projected once, by `project`, and then combined with those of all other images.
-    """
+    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), without the relu unless `rectified`."""
 
     def __init__(self, dim: int, *, rectified: bool = True) -> None:
         super().__init__()
@@ -95,7 +88,7 @@ class Fusion(nn.Module):
         self.state, self.object = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
-        """Projections of state factors and of object factors [B, d]; fusion adds and normalises them."""
+        """Projections of factors [B, d], each image's once; fusion adds and normalises them."""
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
@@ -105,7 +98,7 @@ class Fusion(nn.Module):
 
 
 class Factors(nn.Module):
-    """Two disentanglers, which split features [B, d] into state and object parts (factors) [B, d] of unit length."""
+    """Split features [B, d] into state and object factors [B, d] of unit length."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -134,17 +127,14 @@ class Prototypes(NamedTuple):
 
 
 class Prompts(nn.Module):
-    """Text prompts of compositions, states and objects, and their encoding by the frozen text tower.
+    """Text prompts, and their encoding by the frozen text tower.
 
-    A prompt is K context vectors followed by names, `P^c = [v^c_1..v^c_K, s_m, o_n]`, `P^s = [v^s.., s_m]`,
-    `P^o = [v^o.., o_n]`: a sequence of rows of one lexicon `[V, width]`, which holds the start and end token, the
-    context vectors of each path, and the names of states and objects.
+    A prompt is K context vectors and names, `P^c = [v^c_1..v^c_K, s_m, o_n]`, `P^s = [v^s.., s_m]`,
+    `P^o = [v^o.., o_n]`, as rows of one lexicon `[V, width]`.
 
     context: "learned" trains context vectors of each path, initialised with the template; "fixed" uses the template.
-    vocabulary: "learned" trains one vector per name, initialised with the mean of its token embeddings and shared by
-    the paths; "fixed" uses the name's token embeddings.
+    vocabulary: "learned" trains one vector per name, at first its tokens' mean, for all paths; "fixed" uses its tokens.
     paths: "composition" (prompts of compositions only) or "three" (prompts of states and of objects as well).
-    template: the words before the names.
     """
 
     frozen_rows: Tensor
@@ -225,7 +215,7 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Semantic prototypes with gradients to the learned vectors; features of fixed prompts are cached."""
+        """Semantic prototypes with gradients; features of fixed prompts are cached."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
@@ -241,7 +231,7 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Semantic prototypes without gradients, in batches to save memory."""
+        """Semantic prototypes without gradients, in batches."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
@@ -260,7 +250,7 @@ def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PathOptions(Options):
-    """Options of the methods that use `Paths`: prompts, feature adapter, and disentanglers."""
+    """Options of prompts, feature adapter, and disentanglers."""
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
@@ -280,7 +270,7 @@ class PathOptions(Options):
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield rules (see `Options.rules`) by which these options fit the terms of loss and score."""
+        """Yield the rules (`Options.rules`) by which these options fit the terms of loss and score."""
         three = self.paths == "three"
         yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
         yield three or "factors" not in inference, "factors in inference needs paths: three"
@@ -291,7 +281,6 @@ class PathOptions(Options):
         yield not losses or self.trained_losses() & set(losses), message
 
     def trained_losses(self) -> set[str]:
-        """Names of the losses that have trained parameters with these options."""
         learned = self.context == "learned" or self.vocabulary == "learned"
         names = {"state", "object"} if self.paths == "three" else set[str]()
         return names | ({"semantic"} if learned or self.adapted else set())
@@ -302,8 +291,6 @@ class PathOptions(Options):
 
 
 class FactorPosteriors(NamedTuple):
-    """State and object factors of a batch, and the log-posteriors over states and over objects."""
-
     z_s: Tensor  # [B, d]
     z_o: Tensor  # [B, d]
     log_s: Tensor  # log p(s|x) [B, M]
@@ -311,11 +298,7 @@ class FactorPosteriors(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Prompts, feature adapter and disentanglers that give posteriors over compositions, states and objects.
-
-    Logits are divided by CLIP's temperature `tau = exp(-logit_scale)`. With `semantic_negatives: target`, the
-    candidates of `world` are the classes of the semantic loss.
-    """
+    """Prompts, feature adapter and disentanglers that give posteriors over compositions, states and objects."""
 
     negatives: Tensor
 
@@ -343,12 +326,12 @@ class Paths(nn.Module):
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Composition features `z^c` [B, d]: cached features after the adapter, if any, with unit length."""
+        """Composition features `z^c` [B, d] of unit length."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
-        """Semantic prototypes that the named losses need, with gradients, once per optimiser step."""
+        """Semantic prototypes that the named losses need, with gradients."""
         encoded = self._negatives if "semantic" in losses else self._negatives[:0]
         prototypes: Prototypes = self.prompts(encoded, checkpointing)
         return prototypes
@@ -366,11 +349,7 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """Losses of a batch by name, and the factors of its images' features.
-
-        names: losses to compute: `semantic` (L_c^t), `state` (L_s), `object` (L_o).
-        with_factors: return the factors in any case; by default they are None unless a loss needs them.
-        """
+        """The losses in `names` (`semantic`, `state`, `object`), and the factors if needed or `with_factors`."""
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
             positions = torch.searchsorted(self.negatives, compositions)
@@ -387,11 +366,7 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield those terms of the candidates' scores [B, C] that `names` lists: `semantic`, p(c^t|x), and `factors`,
-        p(s|x) p(o|x).
-
-        states, objects: indices of each candidate [C].
-        """
+        """Yield `semantic`, p(c^t|x), and `factors`, p(s|x) p(o|x), if in `names` [B, C]; `states`, `objects` [C]."""
         if "semantic" in names:
             yield "semantic", self.logits(z, t.compositions).softmax(-1)
         if "factors" in names and self.factors is not None:
@@ -405,17 +380,16 @@ class Paths(nn.Module):
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
     def encode(self, candidates: Ints, names: Collection[str]) -> Prototypes:
-        """Text features of the candidates' prompts that the score's summands `names` need, without gradients."""
+        """Text features that the score's summands `names` need, without gradients."""
         return self.prompts.encode(candidates if "semantic" in names else candidates[:0])
 
     @torch.no_grad()
     def semantic(self, compositions: Ints) -> Tensor:
-        """Semantic prototypes of `compositions` [C, d]."""
         return self.prompts.encode(np.asarray(compositions)).compositions
 
 
 class CompositionIndex(nn.Module):
-    """A sorted list of compositions on a device, with the state and the object of each."""
+    """A sorted list of compositions on a device, with their states and objects."""
 
     compositions: Tensor
     states: Tensor
@@ -429,11 +403,11 @@ class CompositionIndex(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def positions(self, compositions: Tensor) -> Tensor:
-        """Position of each of `compositions` in the list; undefined for compositions that are not in it."""
+        """Positions of `compositions` in the list; undefined for those not in it."""
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Means by state [M, ...] and by object [N, ...] of `rows` [C, ...]; zero where there are none."""
+        """Means of `rows` [C, ...] by state [M, ...] and object [N, ...]; zero where there are none."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 

@@ -60,14 +60,14 @@ class PlidOptions(Options):
 
 
 class Classes(NamedTuple):
-    """Unit means of text features per composition, state and object, and deviations of D samples from them."""
+    """Unit means of text features, and deviations of D samples from them."""
 
     means: tuple[Tensor, Tensor, Tensor]  # [C, d], [M, d], [N, d]
     deviations: tuple[Tensor, Tensor, Tensor]  # [C, D, d], [M, D, d], [N, D, d]
 
 
 class Enrichment(nn.Module):
-    """Attention of each composition's text feature to its descriptions; initially the identity."""
+    """Attention of text features [C, d] to D descriptions of each [C, D, d]; initially the identity."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -78,14 +78,13 @@ class Enrichment(nn.Module):
         nn.init.zeros_(self.out.weight)
 
     def forward(self, t: Tensor, described: Tensor) -> Tensor:
-        """Text features [C, d] of `t` [C, d] after attention to D descriptions of each [C, D, d]."""
         keys, values = self.key(described), self.value(described)
         weights = ((keys @ self.query(t)[:, :, None])[..., 0] / math.sqrt(t.shape[-1])).softmax(-1)  # [C, D]
         return torch.add(t, self.out((weights[:, None] @ values)[:, 0]))
 
 
 class Plid(TextMethod[PlidOptions]):
-    """PLID: compositions, states and objects as distributions of text features; the score mixes their logits."""
+    """Distributions of text features; the score mixes the logits of composition, state and object."""
 
     described: Tensor
 
@@ -122,11 +121,9 @@ class Plid(TextMethod[PlidOptions]):
         )
 
     def primitive_means(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Means of the values `rows` [C, ...] of seen compositions, by state [M, ...] and by object [N, ...]."""
         return self.train_candidates.means(rows, len(self.labels.states), len(self.labels.objects))
 
     def path_logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """Composition, state and object logits [B, C], [B, M], [B, N] of features `z` and text features `means`."""
         return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
     def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
@@ -149,11 +146,7 @@ class Plid(TextMethod[PlidOptions]):
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """Margin m_k [B, C] of each class: half the variance of the difference between its logit and the label's.
-
-        deviations: deviations of D samples per class from their mean [C, D, d].
-        target: label of each image [B].
-        """
+        """Margin m_k [B, C]: half the variance, over `deviations` [C, D, d], of a logit minus the label's."""
         squares = x**2
         spread = squares @ deviations.square().sum(1).T  # [B, C]
         together = (squares[:, None] * deviations[target]).flatten(1) @ deviations.flatten(1).T  # [B, C]
@@ -177,6 +170,6 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Deviations [C, D, d] of the D samples `normalise(mean + described)` of each class from their mean."""
+    """Deviations [C, D, d] of the samples `normalise(mean + described)` from their mean."""
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

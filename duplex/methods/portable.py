@@ -39,7 +39,7 @@ KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
-    """Tensors of prompts, adapter and disentanglers that an export needs for the score's summands `names`."""
+    """Tensors of prompts, adapter and disentanglers for the score's summands `names`."""
     prototypes, device = paths.encode(candidates, names), paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)
@@ -62,7 +62,7 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
-    """An export's `state_of` and `object_of`: the state and the object index of each candidate [C]."""
+    """An export's `state_of` and `object_of`."""
     numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
     return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
 
@@ -70,7 +70,7 @@ def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.dev
 def portable_closed_form(
     model: ClosedForm, candidates: Tensor, primitives: tuple[GroupPosterior, GroupPosterior] | None
 ) -> dict[str, Tensor]:
-    """Tensors of a fitted `ClosedForm`, and of posteriors over states and over objects, if the score uses them."""
+    """Tensors of a fitted `ClosedForm`, and of posteriors over states and objects, if used."""
     rows, offset = model.linear(candidates)
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
     effects, interactions = model.additive, model.interactions
@@ -83,9 +83,7 @@ def portable_closed_form(
 
 
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Means of visual prototypes `rows` [C, d] by state, by object and over all, to compose those of words added
-    later.
-    """
+    """Means of visual prototypes `rows` [C, d] by state, by object and over all, for words added later."""
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
     objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)
@@ -97,7 +95,7 @@ def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dic
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
     """Predicted prototypes minus the overall mean [C, d]: effects of state and object, and their interaction.
 
-    t: tensors of an export. states, objects: indices [C]; a new word has the index -1 and the effect 0.
+    states, objects: indices [C]; a new word has the index -1 and the effect 0.
     """
     zero = torch.zeros_like(t["effects.mean"])[None]
     rows = torch.cat([t["effects.states"], zero])[states] + torch.cat([t["effects.objects"], zero])[objects]
@@ -109,13 +107,13 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the values [B, C] of each summand of an exported model's score, for cached features [B, d]."""
+    """Yield the name and values [B, C] of each summand of the score, for cached features [B, d]."""
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """Tensors of a product of K exported models, whose score is the weighted sum of their log probabilities."""
+    """Tensors of a product of K exported models."""
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value
@@ -127,11 +125,11 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Candidates' probabilities [B, C] from an export's scores [B, C]; infeasible ones have the score -inf."""
+    """Candidates' probabilities [B, C]; infeasible ones have the score -inf."""
     return scores.softmax(-1) if "product" in t else normalised_mixture(scores)
 
 
 def normalised_mixture(scores: Tensor) -> Tensor:
-    """Probabilities [B, C] from scores that are sums of posteriors: each row is divided by its total."""
+    """Probabilities [B, C] from sums of posteriors: rows divided by their totals."""
     weight = scores.clamp(min=0)
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

@@ -92,7 +92,6 @@ class ProductMethod(Method[ProductOptions]):
         return named_terms
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
-        """Name and `sum_k log p_k / T_k` [B, C] of each method, over its runs k with different seeds."""
         members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self._members, strict=True)]
         scorers = [method.scorer(candidates.copy()) for _, method in members]
 

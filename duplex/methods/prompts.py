@@ -3,8 +3,7 @@
     S = p(c|x) + p(s|x) p(o|x), or one of these terms
 
 CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context, CSP (Nayak et
-al., 2023) the vectors of the names; three paths add prompts of states and of objects, which are compared with state and
-object parts of the image feature.
+al., 2023) the vectors of the names; three paths add prompts and image features of states and of objects.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Methods whose score is a sum of posterior probabilities, some of them by prompts (`paths`).
-
-    Options have the fields `losses` and `inference`, which list the terms of loss and score.
-    """
+    """Methods whose score sums posteriors, some by prompts; the options `losses` and `inference` list the terms."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any

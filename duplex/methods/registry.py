@@ -1,7 +1,4 @@
-"""Find, import, check and build the class of a method by the name of its kind.
-
-A kind is an entry point of the group `duplex.methods` in any package, or a class given as `module:Class`.
-"""
+"""Find, check and build a method by its kind: an entry point of the group `duplex.methods`, or `module:Class`."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ _code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of me
 
 
 class BrokenMethod(DuplexError):
-    """The class of a kind of method cannot be imported, or is no valid method."""
+    """A kind's class that cannot be imported or is no valid method."""
 
 
 def installed_methods() -> dict[str, EntryPoint]:
@@ -47,7 +44,7 @@ def installed_methods() -> dict[str, EntryPoint]:
 
 
 def method_source(kind: str) -> EntryPoint:
-    """The entry point of an installed kind of method, or of `module:Class`; raises `UsageError` for other kinds."""
+    """The entry point of a kind or of `module:Class`; raises `UsageError` for others."""
     if ":" in kind:
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
@@ -58,7 +55,7 @@ def method_source(kind: str) -> EntryPoint:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Yield a name by which `find_method` finds a class inside the block, importable or not."""
+    """Yield a name by which `find_method` finds a class inside the block."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     _temporary[kind] = method_class
     try:
@@ -68,10 +65,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """Import the class of a kind of method; `module:Class` is also looked up in the current folder.
-
-    Raises `BrokenMethod`, which names the package, if the import fails or the class is no `Method`.
-    """
+    """The class of a kind, `module:Class` also in the current folder; raises `BrokenMethod`."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")
@@ -112,20 +106,19 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
 
 
 def method_code(kind: str) -> str | None:
-    """Hash of the code of a plug-in's kind of method as it was imported; None for a kind of this package."""
+    """Hash of a plug-in's code as it was imported; None for a kind of this package."""
     return _code[find_method(kind)]
 
 
 def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
-    """A method kind's options from a mapping; raises `OptionError` for unknown keys and wrong values."""
+    """A kind's options; raises `OptionError` for unknown keys and wrong values."""
     return find_method(kind).Options.from_dict(record)
 
 
 def make_method(kind: str, options: Options, context: MethodContext) -> Method[Any]:
-    """Build a method of a kind, wrapped in `WithFinetuning` if the context has encoder blocks to fine-tune.
+    """Build a method, in `WithFinetuning` if the context has encoder blocks to fine-tune.
 
-    Raises `UsageError` if the context lacks an input that the method needs, or blocks are to be fine-tuned for a method
-    that trains nothing.
+    Raises `UsageError` if the context lacks a needed input, or if a method that trains nothing is to fine-tune blocks.
     """
     method_class = find_method(kind)
     for need in sorted(method_class.needs(options)):
@@ -147,7 +140,7 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """What `duplex methods` prints of a kind; if it cannot be loaded, `error` instead of inputs and options."""
+    """What `duplex methods` prints; for a kind that cannot be loaded, with `error`."""
     source = method_source(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:

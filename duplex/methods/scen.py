@@ -43,7 +43,7 @@ class ScenOptions(Options):
 
 
 class Scen(EmbeddingHead[ScenOptions]):
-    """SCEN: the cosine of an image's fused state and object embeddings with a composition's embedding."""
+    """The cosine of an image's fused state and object embeddings with a composition's embedding."""
 
     def __init__(self, context: MethodContext, options: ScenOptions) -> None:
         super().__init__(context, options, trained_words=False, scale=options.scale)
@@ -56,7 +56,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         self.composer = Composer(self.words.width, width)
 
     def spaces(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit embeddings [B, e] of image features `z` [B, d] in the state space and in the object space."""
+        """Unit embeddings [B, e] in the state space and in the object space."""
         z = unit(z)
         return unit(self.encode_s(z)), unit(self.encode_o(z))
 
@@ -76,7 +76,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """L_ts of embeddings `h` [B, e] with labels `same` and `other`; L_to with the labels exchanged."""
+        """L_ts of embeddings `h` [B, e]; L_to with the labels `same` and `other` exchanged."""
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]
         counted = paired & negative.any(1)

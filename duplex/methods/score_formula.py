@@ -1,7 +1,6 @@
-"""Compute the scores of an exported model from its named tensors and image features, with numpy or with torch.
+"""Scores of an exported model from its named tensors and image features, with numpy or torch; exports hold a copy.
 
-In all functions, `t` maps the names of tensors that `duplex/methods/portable.py` lists to arrays, `xp` is the module
-`numpy` or `torch`. An export holds a copy of this file.
+`t` maps the names that `duplex/methods/portable.py` lists to arrays, `xp` is the module `numpy` or `torch`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,11 +26,7 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 
 def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and log probabilities [B, C] of each score term computed from prompts or visual prototypes.
-
-    The terms are `visual`, p(c^h|x), `semantic`, p(c^t|x), and `factors`, p(s|x) p(o|x), as in the Duplex paper's
-    Eq. 21; the model may lack some of them.
-    """
+    """Yield log probabilities [B, C]: `visual`, `semantic` and `factors` (Eq. 21), if the model has them."""
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
@@ -47,10 +42,7 @@ def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any
 
 
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and log probabilities [B, C] of each score term computed by the closed-form classifier.
-
-    The terms are `gaussian`, p_g(c|x), and `gaussian_factors`, p_g(s|x) p_g(o|x); the model may lack them.
-    """
+    """Yield log p_g(c|x), `gaussian`, and log p_g(s|x) p_g(o|x), `gaussian_factors` [B, C], if the model has them."""
     if "likelihood.rows" in t:
         whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
         yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
@@ -63,7 +55,7 @@ def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str,
 
 
 def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
-    """Return log probabilities [B, C] of the candidates, up to a constant per image, from a model's float64 scores.
+    """Log probabilities [B, C] of the candidates, up to a constant per image, from float64 scores.
 
     temperature: divides the log scores (from validation). `t["log_prior"]`, log p(c) of each candidate, is then added.
     """
@@ -72,13 +64,13 @@ def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any
 
 
 def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
-    """Return the summand `name` of a score: its weight times `exp(log_p)`; times `log_p` if logarithms are added."""
+    """The summand `name`: its weight times `exp(log_p)`, or times `log_p` if terms multiply."""
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
 
 
 def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tensors of each member of a product (a model that combines others); an empty list for other models."""
+    """The tensors of each member of a product; an empty list for other models."""
     count = len(t["members.weights"]) if "members.weights" in t else 0
     own = [f"members.{place}." for place in range(count)]
     shared = {name: t[name] for name in ("state_of", "object_of") if name in t}
@@ -86,7 +78,7 @@ def members(t: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the weighted log probabilities [B, C] of each model in a product (combined model)."""
+    """Yield the name and the weighted log probabilities [B, C] of each member of a product."""
     for place, member in enumerate(members(t)):
         scores = sum(term for _, term in score_terms(member, x, xp, single))
         if "product" in member:
@@ -98,9 +90,9 @@ def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator
 
 
 def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the values [B, C] of each summand of the score, for unit features `x` [B, d].
+    """Yield the name and values [B, C] of each summand of the score, for unit features `x` [B, d].
 
-    `single`: the same features in float32, for the closed-form classifier, if `x` has another precision.
+    `single`: the same features in float32, for the closed form, if `x` has another precision.
     """
     single = x if single is None else single
     yield from member_terms(t, x, xp, single)

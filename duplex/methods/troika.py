@@ -47,13 +47,12 @@ class TractionLayer(nn.Module):
         self.forward_part = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim))
 
     def forward(self, h: Tensor, tokens: Tensor) -> Tensor:
-        """Prompt features [B, C, d] of `h` [C, d] or [B, C, d], given patch tokens [B, T, w]."""
         g = h + self.attend(h, tokens)[0]
         return torch.add(g, self.forward_part(g))
 
 
 class Traction(nn.Module):
-    """Layers that pull the prompts' text features t towards each image."""
+    """Layers that pull prompts' text features `t` [C, d] towards each image: unit prototypes [B, C, d]."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -62,7 +61,6 @@ class Traction(nn.Module):
         self.strength = nn.Parameter(torch.full((dim,), options.start))  # lambda [d]
 
     def forward(self, t: Tensor, tokens: Tensor) -> Tensor:
-        """Unit prototypes [B, C, d]: `t` [C, d] pulled towards images with tokens [B, T, w]."""
         h, tokens = t, self.norm(tokens)
         for layer in self.layers:
             h = layer(h, tokens)
@@ -70,7 +68,7 @@ class Traction(nn.Module):
 
 
 class Troika(ThreePaths[TroikaOptions]):
-    """Troika: three paths with cross-modal traction."""
+    """Three paths with cross-modal traction."""
 
     def __init__(self, context: MethodContext, options: TroikaOptions) -> None:
         super().__init__(context, options)
@@ -81,7 +79,7 @@ class Troika(ThreePaths[TroikaOptions]):
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
     def path_logits(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> list[Tensor]:
-        """Logits [B, C], [B, M], [B, N] of features `z` after the adapter; without `tokens` there is no traction."""
+        """Logits [B, C], [B, M], [B, N]; without `tokens` there is no traction."""
         assert self.paths.factors is not None
         features = (z, *self.paths.factors(z))
         if self.traction is None or tokens is None:

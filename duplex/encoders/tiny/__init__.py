@@ -1,7 +1,6 @@
-"""The packaged tiny CLIP: an open_clip model small enough to ship, for the embedded benchmark `shapes`.
+"""The packaged tiny CLIP for the embedded benchmark `shapes`, trained by `benchmarks/train_tiny_encoder.py`.
 
-`benchmarks/train_tiny_encoder.py` made the weights. They hold only the token embeddings of words in its training
-captions; texts with other words are refused.
+It embeds only the words of its training captions; texts with other words are refused.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ _tokenizer = cache(SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
-    """The tiny CLIP's float32 state dict, with NaN in untrained rows of the token embedding, and the ids of trained
-    tokens.
-    """
+    """The float32 state dict, with NaN in untrained rows of the token embedding, and the ids of trained tokens."""
     stored = read_weights(path)
     rows = stored.pop("token_rows").long()
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
@@ -49,7 +46,7 @@ def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
 
 
 class TinyFamily(EncoderFamily):
-    """One encoder, the tiny CLIP that ships with this package; its name is `tiny`."""
+    """One encoder, named `tiny`."""
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         if name != PACKAGED:
@@ -75,8 +72,6 @@ class TinyFamily(EncoderFamily):
 
 
 class TinyEncoder(ClipEncoder):
-    """The tiny CLIP that is part of the package."""
-
     def build(self, source: EncoderSource) -> Any:
         model = CLIP(**source.architecture)
         model.load_state_dict(load_state(source.weights)[0])
