@@ -79,7 +79,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """The answer as a dictionary for JSON; `marginals`: number of states and of objects listed; None: all."""
+        """The answer for JSON; `marginals`: number of states and of objects listed; None: all."""
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),

@@ -177,10 +177,7 @@ def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tenso
 
 
 def read_fit(folder: Path) -> dict[str, Any]:
-    """The content of fit.json in a model's folder.
-
-    Raises `UsageError` if the folder was not made by `duplex fit`, or fit.json was changed or is of another model.
-    """
+    """The content of fit.json in a model's folder; `UsageError` if it is missing, changed or of another model."""
     path = folder / FIT
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -206,11 +203,7 @@ def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
-    """Whether each image of `contents` has the same bytes or the same pixels as one of `others`.
-
-    Args:
-        contents, others: sha256 of the file -> digest of the pixels.
-    """
+    """Whether each image (file's sha256 -> digest of its pixels) has the bytes or pixels of one of `others`."""
     known = {*others, *others.values()}
     return [file in known or pixels in known for file, pixels in contents.items()]
 
@@ -218,19 +211,14 @@ def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> l
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
     """The lock of a model's folder, which keeps `duplex update` and the end of `duplex fit` from each other's files.
 
-    Args:
-        instead: what the user can do instead of waiting, for the message.
+    instead: what the user can do instead of waiting, for the message.
     """
     folder = folder.resolve()  # a link and its target have one lock
     return sole_writer(folder.with_name(f"{folder.name}.update"), "update or fit", instead)
 
 
 def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if the model at `folder` was updated with images that its replacement would lack.
-
-    Args:
-        contents: the replacement's images: sha256 of the file -> digest of the pixels.
-    """
+    """Raise `UsageError` if the model at `folder` was updated with images that `contents` lacks."""
     try:
         updates = read_fit(folder).get("updates", [])
     except UsageError:  # not a model, or one that cannot be updated
@@ -243,7 +231,7 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
-    """Write counts, sums and second moment of the training features into a model's folder."""
+    """Write statistics of the training features into a model's folder."""
     statistics = fitted.statistics
     fields = {
         "model": digest(model),
@@ -256,8 +244,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 def read_statistics(folder: Path) -> FittedStatistics:
     """The statistics of the training features in a model's folder.
 
-    Raises `UsageError` if there are none, or if they are of another model or of a plug-in encoder whose code has
-    changed since.
+    Raises `UsageError` if there are none, or of another model, or the code of a plug-in encoder has changed since.
     """
     model, path = _header(folder / MODEL, "export"), folder / STATISTICS
     encoder = model.fields["encoder"]
@@ -294,14 +281,11 @@ def export(
 ) -> None:
     """Export a trained model to the folder `out`, whole or not at all.
 
-    Args:
-        world: closed or open, the world whose candidates the exported model scores.
-        facts: metrics and counts for the model card.
-        add_files: writes further files into the folder given to it; its second argument are the model's tensors.
-        force: replace a model at `out`.
+    Raises `UsageError` if the model cannot be exported, has an encoder with random weights, or `out` exists.
 
-    Raises:
-        UsageError: if the model cannot be exported, has an encoder with random weights, or `out` exists.
+    world: closed or open, the world whose candidates the exported model scores.
+    add_files: writes further files into the folder given to it; its second argument are the model's tensors.
+    force: replace a model at `out`.
     """
     refuse_existing_model(out, force=force)
     if is_random(trained.backbone.record.get("tag")):
@@ -334,11 +318,7 @@ def write_files(
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
-    """The tensors of an export: for scores, for probabilities of answers, and to detect unknown images.
-
-    They include masks [C] of seen and of feasible candidates and their log prior probabilities [C]. Raises `UsageError`
-    if the model's method cannot be exported.
-    """
+    """The tensors of an export: for scores, for probabilities of answers, and to detect unknown images."""
     tensors = trained.tensors(world)
     if tensors is None:
         raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")

@@ -1,18 +1,10 @@
-"""The command `duplex fit`: train a model on a folder of labelled images, and write it as a model folder.
+"""The command `duplex fit`: train a model on a folder or table of labelled images, and write it as a model folder.
 
     SOURCE -> check, split -> features -> choice of training settings by validation -> final fit on all images -> MODEL
 
-Features are kept in the user's cache. Beside MODEL, `MODEL.cache` holds each training recipe tried and unfinished
-training. A killed fit continues from there and ends in the same bytes; a second fit of the same data trains nothing
-again.
-
-The training recipes that `duplex fit` tries: nothing trained, prompts, or prompts and blocks of the image tower.
-
-Final training of `duplex fit`: on all labelled images, with the settings, epochs and bias that validation chose.
-
-Choose the frozen encoder for `duplex fit` by device, number of images, and weights on disk or downloadable.
-
-The labelled images that a model is fitted to: a folder or a table, checked, without duplicates, and split.
+Features are kept in the user's cache. Beside MODEL, `MODEL.cache` holds each training recipe tried (nothing trained,
+prompts, or prompts and blocks of the image tower) and unfinished training. A killed fit continues from there and ends
+in the same bytes; a second fit of the same data trains nothing again.
 """
 
 from __future__ import annotations
@@ -126,10 +118,6 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
     If none is fast enough, the fastest is taken. Weights on disk come first; without any, the small encoder that ships
     with the package is chosen if its vocabulary has all words of the labels, else the best whose weights can be
     downloaded. Raises `UsageError` if there is none.
-
-    images: number of images.
-    gpu: whether a GPU encodes them.
-    cores: number of CPU cores.
     """
     in_time = [offer for offer in OFFERS if gpu or offer.seconds * images / cores <= LONGEST] or [OFFERS[-1]]
     why = f"{'a GPU' if gpu else f'{cores} cores and no GPU'}, {images:,} images"
@@ -153,7 +141,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderChoice:
-    """Return an encoder that the user named; raise `UsageError` if it does not exist or lacks words of the labels."""
+    """An encoder that the user named; `UsageError` if it does not exist or lacks words of the labels."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
     try:
@@ -173,7 +161,7 @@ def check_words(name: str, texts: Sequence[str], advice: str = "choose another -
 
 
 def words(labels: LabelSpace) -> Sequence[str]:
-    """Return the names of all states and objects as they are written in prompts."""
+    """The names of all states and objects as they are written in prompts."""
     return [prompt_name(name) for name in (*labels.states, *labels.objects)]
 
 
@@ -217,9 +205,8 @@ def read_labelled_folder(
 ) -> LabelledFolder:
     """Read labelled images from a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
 
-    The splits are train, val and test. Copies of an image with the same label are used once; images with two labels are
-    left out. Raises `UsageError` if more than one image in a hundred has two labels, and for data that cannot be split
-    into seen and unseen pairs.
+    Copies of an image with the same label are used once; images with two labels are left out. Raises `UsageError` if
+    more than one image in a hundred has two labels, and for data that cannot be split into seen and unseen pairs.
 
     images: folder that a table's image paths start from; by default the table's folder.
     known_pixels: digests of pixels that were computed before, by the sha256 of the file.
@@ -247,10 +234,7 @@ def read_labelled_folder(
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:
-    """Digests of pixels that a cache folder stores, by the sha256 of the image file.
-
-    There are none if the file is missing, damaged or of another version of Pillow.
-    """
+    """Digests of pixels in a cache folder, by the file's sha256; none if damaged or by another Pillow."""
     try:
         record = json.loads((cache / PIXELS).read_text(encoding="utf-8"))
         pixels: dict[str, str] = record["pixels"]
@@ -266,10 +250,7 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
 
 
 def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
-    """Read a folder or table of labelled images; return a table and notes on the files that were skipped.
-
-    The table has the columns image, state, object and, if the source has a split, split.
-    """
+    """Labelled images of a folder or table (image, state, object and any split), and notes on skipped files."""
     if source.table is not None:
         if not source.root.is_dir():
             raise UsageError(f"{source.root} is not a folder; --images names the folder that image paths start from")
@@ -285,8 +266,6 @@ def distinct_images(
 
     Files are copies if their bytes or their pixels are equal. Images whose copies have another label are all left out;
     more than one in a hundred raise `UsageError`.
-
-    known_pixels: digests of pixels that were computed before, by the sha256 of the file.
     """
     images = frame["image"]
     files, pixels = read_digests(root, images.tolist(), known_pixels)
@@ -315,10 +294,6 @@ def distinct_images(
 
 
 def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.Series:
-    """Return the mask of rows whose image also occurs with another label; raise `UsageError` for more than 1 % of rows.
-
-    contents: digest of each row's pixels.
-    """
     kinds = frame.assign(content=contents).drop_duplicates(["content", "state", "object"])
     twice = kinds.loc[kinds["content"].duplicated(keep=False), "content"]
     mask = contents.isin(twice)
@@ -348,7 +323,7 @@ def require_splits(data: LabelledImages, source: Path) -> None:
 
 
 def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
-    """Pass lines of text on a data set to the function `say`: numbers of images, labels and pairs, images left out."""
+    """Pass lines of text on a data set to the function `say`."""
     labels = data.labels
     pairs = data.manifest[["state", "object"]].drop_duplicates()
     counts = data.manifest["split"].value_counts()
@@ -388,7 +363,7 @@ class EncodedFolder:
 
 @dataclass(frozen=True)
 class FolderRecipes:
-    """Training recipes that `duplex fit` tries on a folder of labelled images, with features and training runs."""
+    """Training recipes that `duplex fit` tries on a folder of labelled images."""
 
     data: LabelledFolder
     choice: EncoderChoice
@@ -402,7 +377,6 @@ class FolderRecipes:
 
     @cached_property
     def tower(self) -> Encoder:
-        """The encoder's image tower."""
         entry = self.choice.entry
         return load_encoder(entry.name, entry.weights, towers="image", device=str(self.device))
 
@@ -467,10 +441,7 @@ class FolderRecipes:
         return listed_answers(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
 
     def levels(self, began: float) -> Iterator[list[Trial]]:
-        """Yield lists of training recipes (settings to try) of equal cost, the cheapest first.
-
-        The first recipe trains nothing, the next ones prompts, the last ones as many blocks of the image tower as the
-        time limit allows.
+        """Yield lists of recipes of equal cost: nothing trained, prompts, and blocks as far as the time limit allows.
 
         began: `time.monotonic()` at which the time for training began.
         """
@@ -503,11 +474,6 @@ class FolderRecipes:
         return MethodSpec(name, entry.kind, parse_options(entry.kind, options), training, ("closed",), "closed")
 
     def _schedule(self, prompts: Trial, began: float) -> Schedule:
-        """Time some training steps and return the numbers of fine-tuned blocks to try in the time that is left.
-
-        prompts: the training of prompts without fine-tuned blocks, whose epochs are timed.
-        began: `time.monotonic()` at which the time for training began.
-        """
         splits = self.data.manifest["split"].value_counts()
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
         left = 60 * self.minutes - (time.monotonic() - began)
@@ -515,30 +481,23 @@ class FolderRecipes:
         return make_schedule(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:
-        """Measure the seconds per image of training and running the image tower's last `blocks` blocks.
-
-        The result also has the seconds to compute these blocks' inputs from the cached inputs of an earlier block.
-        """
         cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.encoded.block_inputs))
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     def final_files(self, recipe: Trial) -> RunPaths:
-        """Return the paths of the files of the final training, on all labelled images, with the settings `recipe`."""
+        """The files of the final training, on all labelled images, with the settings `recipe`."""
         return RunPaths(self.runs.files(recipe).root / "all")
 
     def all_images(self, recipe: Trial) -> RunInputs:
-        """Return the data of the final training: features and labels, with every image in the training split."""
+        """The data of the final training: every image is in the training split."""
         manifest = self.data.manifest.assign(split="train")
         return replace(self.encoded.data, manifest=manifest, labels=labels_of(manifest)).read(recipe.spec.request)
 
 
 def fit_chosen(recipes: FolderRecipes, recipe: Trial) -> Run:
-    """Train the final model of `duplex fit` on all labelled images and return it as a run.
+    """Train the final model: the chosen recipe once more, on all labelled images, with what validation chose.
 
-    Each training recipe that the search tried was trained on the training split alone and measured on the validation
-    split. Here the chosen recipe is trained once more, on the images of all splits together, with what validation
-    chose: number of epochs, values of tuned options, bias and thresholds. The run is saved in the folder `all` beside
-    the files of that earlier training; an interrupted training continues from there.
+    The run is saved in the folder `all` beside the recipe's; an interrupted training continues from there.
     """
     record, method, _ = recipes.runs.load(recipe)
     files = recipes.final_files(recipe)
@@ -572,7 +531,6 @@ def fit_folder(
     encoder: name of the frozen encoder; None: see `choose_encoder`.
     weights: the encoder's weights, a published tag or a file.
     minutes: time limit of training, after the images are encoded; timed steps decide which training settings are tried.
-    say: function that receives lines of text about the progress.
     force: replace a model at `out` and its page, unless it was updated with further images.
     """
     if not minutes > 0:
@@ -601,20 +559,16 @@ def fit_folder(
 
 
 def cache_folder(out: Path) -> Path:
-    """Return `MODEL.cache`, the folder beside a model's folder for what the fit has trained."""
+    """`MODEL.cache`, the folder beside a model's folder for what the fit has trained."""
     return out.with_name(f"{out.name}.cache")
 
 
 def page_file(out: Path) -> Path:
-    """Return the path of the HTML page about the data set, beside the model's folder."""
+    """The HTML page about the data set, beside the model's folder."""
     return out.with_name(f"{out.name}-page.html")
 
 
 def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
-    """Choose a training recipe by validation, fit it to all images, write the model folder `out` and return its path.
-
-    A recipe says what is trained: nothing, prompts, or prompts and blocks of the image tower.
-    """
     say = recipes.say
     save_pixel_digests(recipes.cache, recipes.data.pixels)
     recipes.encoded  # noqa: B018 encodes what is missing, before the time for training begins
@@ -636,10 +590,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
 
 
 def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], AnsweredImages]:
-    """Return metrics and answers on the test images, with the training settings that validation chose.
-
-    The measured run was trained on the training split alone; test images had no part in any choice.
-    """
+    """Metrics and answers on the test images, which had no part in training or any choice."""
     record, method, inputs = recipes.runs.load(recipe)
     test = inputs.examples["test"].to(recipes.device)
     inputs = replace(inputs, examples={**inputs.examples, "test": test})
@@ -662,7 +613,6 @@ def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], Ans
 
 
 def _summary(measured: dict[str, Any]) -> str:
-    """Return test metrics as one line of text: accuracy, calibration error and AUC."""
     share = 100 * measured["new_share"]
     return (
         f"on {measured['images']:,} test images, which had no part in training: accuracy {measured['accuracy']:.1f} % "
@@ -675,10 +625,6 @@ def _summary(measured: dict[str, Any]) -> str:
 def _write_model(
     out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any], force: bool
 ) -> None:
-    """Export the trained model to the folder `out`, with the files that `duplex update` reads to add images.
-
-    These are fit.json, on the training settings tried and the test metrics, and statistics of the features.
-    """
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
     counts = count_dataset(recipes.readable.labels, recipes.readable.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
@@ -695,10 +641,7 @@ def _write_model(
 def _fit_record(
     recipes: FolderRecipes, choice: RecipeChoice, measured: dict[str, Any], counts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the content of fit.json: encoder, image and label counts, settings tried, test metrics, image digests.
-
-    It has no dates or durations, so that equal fits have equal files.
-    """
+    """The content of fit.json, without dates or durations, so that equal fits have equal files."""
     images = recipes.readable.manifest["split"].value_counts()
     return {
         "encoder": recipes.choice.entry.model_dump(exclude_defaults=True),
@@ -712,7 +655,6 @@ def _fit_record(
 
 
 def _write_page(out: Path, recipes: FolderRecipes, choice: RecipeChoice, answers: AnsweredImages) -> Path:
-    """Write the HTML page about the data set beside the model folder `out`, and return its path."""
     data, examples = recipes.data, recipes.encoded.data.read().examples
     facts = [("encoder", recipes.choice.entry.name), ("recipe", choice.recipe.name)]
     own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)

@@ -42,15 +42,10 @@ ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: OutputSpec, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
-    """Images as a model's inputs, as a feature cache would hold them, on the encoder's device.
+    """Images as a model's inputs, as a feature cache would hold them; `UsageError` for one without finite features.
 
-    Args:
-        pixels: preprocessed images [B, 3, R, R] uint8.
-        outputs: what the image tower returns besides CLS features.
-        batch_multiple: batches are padded with blank images to a multiple of this number.
-
-    Raises:
-        UsageError: if an image has no finite features.
+    pixels: preprocessed images [B, 3, R, R] uint8.
+    batch_multiple: batches are padded with blank images to a multiple of this number.
     """
     decoded = torch.full((len(pixels),), ENCODED, dtype=torch.uint8)
     batches = pad_batches([(0, pixels, decoded, UNREAD.expand(len(pixels), -1))], batch_multiple)
@@ -70,10 +65,7 @@ def encode_files(
     outputs: OutputSpec,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
-    """Status codes [B] (encoded, or why unreadable) and a model's inputs per batch of files; arguments as `encode`.
-
-    `num_workers` processes decode the next batches meanwhile.
-    """
+    """Status codes [B] (encoded, or why unreadable) and a model's inputs per batch of files."""
     blocks = split_rows(range(len(paths)), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block

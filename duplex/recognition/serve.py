@@ -73,10 +73,8 @@ def image_workers(
 ) -> Iterator[list[WorkerProcess]]:
     """Worker processes that have loaded their models; they are killed at the end of the block.
 
-    Args:
-        load: returns the recognizer; it is pickled and called in each worker.
-        count: number of workers.
-        threads: number of torch threads per worker.
+    load: returns the recognizer; it is pickled and called in each worker.
+    threads: number of torch threads per worker.
     """
     workers: list[WorkerProcess] = []
     try:
@@ -148,13 +146,10 @@ class Batcher:
     """Queue of images from which each free worker gets a batch; `await batcher.answer(request)` answers one image.
 
     A batch is an even share: the number of images in progress divided by the number of workers. A free worker waits
-    until its share has arrived. Clients that get their answers together send their next images together, so batches
-    fill; a single image is a whole share and is not delayed.
+    until its share has arrived, `wait` seconds at most. Clients that get their answers together send their next images
+    together, so batches fill; a single image is a whole share and is not delayed.
 
-    Args:
-        size: largest number of images in a batch.
-        wait: largest number of seconds that a worker waits for its share.
-        room: number of waiting images at which `full` becomes true, so that further requests are refused.
+    room: number of waiting images at which `full` becomes true, so that further requests are refused.
     """
 
     def __init__(self, workers: Sequence[WorkerProcess], size: int = 32, wait: float = 0.01, room: int = 512) -> None:
@@ -334,11 +329,8 @@ def application(
 ) -> Any:
     """The server as an ASGI application.
 
-    Args:
-        recognizer: the model, for labels and candidates.
-        workers: running processes, each with the same model, that recognise the images.
-        neighbours: training images to search for similar ones; None: requests for similar images are ignored.
-        world: closed (choose among the pairs of the data set) or open (among all pairs); None: the model's default.
+    workers: running processes, each with the same model, that recognise the images.
+    neighbours: training images to search for similar ones; None: requests for similar images are ignored.
     """
     batcher = Batcher(workers)
     metrics = ServerMetrics(batcher, workers)

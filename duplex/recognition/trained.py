@@ -62,13 +62,9 @@ class Backbone:
             raise UsageError(f"the model's encoder has the width {shown(self.record['dim'])}; train or export it again")
 
     def tower(self, which: str) -> Encoder:
-        """Return the encoder with its "image" or "text" tower loaded.
+        """The encoder with its "image" or "text" tower loaded; raises `UsageError` if it is not the one of training.
 
-        Raise `UsageError` if the encoder of that name on this machine is not the one that the model was trained with.
-        Both towers are loaded together if they have the same precision, since one file holds the weights of both. Print
-        a line on stderr, once, if the code of a plug-in encoder has changed since training.
-
-        which: "image" or "text".
+        Both towers are loaded together if they have the same precision, since one file holds the weights of both.
         """
         if which not in self.towers:
             name, tag = self.record["name"], self.record["tag"] or None
@@ -93,7 +89,7 @@ class Backbone:
 
 
 def code_changed(record: Mapping[str, str]) -> bool:
-    """Return whether the code of a model's plug-in encoder has changed since training; False for built-in encoders."""
+    """Whether the code of a model's plug-in encoder has changed since training; False for built-in encoders."""
     return "code" in record and record["code"] != family_code(record["name"])
 
 
@@ -113,40 +109,32 @@ class TrainedModel(ABC):
 
     @property
     def outputs(self) -> OutputSpec:
-        """Which outputs of the image tower the model takes as inputs besides CLS features: patch tokens, or the
-        activations that enter the last blocks."""
+        """What the image tower must return besides CLS features: patch tokens, inputs of the last blocks."""
         blocks = int(self.backbone.record["block_inputs"]) if self.reads_block_inputs else 0
         return OutputSpec("patch" in self.needs, blocks, int(self.backbone.record.get("bits", 16)))
 
     @property
     def reads_block_inputs(self) -> bool:
-        """Whether the model has fine-tuned blocks of the image tower; it then computes features from block inputs, the
-        activations that enter these blocks."""
+        """Whether the model has fine-tuned blocks, which compute features from their inputs."""
         return self.finetuned is not None
 
     @abstractmethod
     def candidates(self, world: World) -> Candidates:
-        """Return the compositions that answers in a world (closed or open) are chosen from, with their scorer."""
+        """The compositions that answers in a world are chosen from, with their scorer."""
 
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        """Return the tensors that an export needs to compute scores; None if the model's method cannot be exported."""
+        """The tensors that an export needs to compute scores; None if the method cannot be exported."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
-        """Return `candidates` with another scoring function, which first computes features by the fine-tuned blocks.
-
-        Return them unchanged if the model has no such blocks.
-        """
+        """`candidates`, scored on features of the fine-tuned blocks, if there are any."""
         if self.finetuned is None:
             return candidates
         terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)
         return replace(candidates, scorer=with_finetuned_features(candidates.scorer, self.finetuned), terms=terms)
 
     def calibration_of(self, world: str) -> Calibration:
-        """Return the calibration for a world (closed or open): the bias on unseen pairs and the feasibility threshold.
-
-        Raise `UsageError` if the model was not trained for that world.
-        """
+        """The calibration for a world; `UsageError` if the model was not trained for it."""
         if world not in self.calibration:
             known = ", ".join(self.calibration) or "none"
             raise UsageError(f"{self.where} was not trained for the {world} world; its worlds: {known}")
@@ -157,11 +145,7 @@ class TrainedRun(TrainedModel):
     """A trained model that is loaded from the checkpoint of a run."""
 
     def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
-        """Load the checkpoint and the encoder's towers that its method needs.
-
-        path: path of the checkpoint.
-        words: the GloVe-format file of word vectors that training read; None if it read none.
-        """
+        """Load a checkpoint; `words` is the GloVe-format file that training read, if it read one."""
         checkpoint = read_checkpoint(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
@@ -198,10 +182,7 @@ class TrainedRun(TrainedModel):
 
     @cached_property
     def words(self) -> PrimitiveVectors:
-        """Word vectors of states and objects as in training, from the same file or from the encoder's text tower.
-
-        Raise `UsageError` if the file is not the one that training read.
-        """
+        """Word vectors of states and objects as in training, from the same file or the text tower."""
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(WORD_VECTORS):
@@ -285,10 +266,7 @@ def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -
 
 
 def _check_candidates(tensors: Mapping[str, Tensor], labels: LabelSpace) -> int:
-    """Return the number C of candidates in the tensors of an export.
-
-    Raise `ValueError` if a tensor that describes the candidates has a wrong shape, type or index, or all are excluded.
-    """
+    """The number C of candidates in the tensors of an export; `ValueError` for wrong ones."""
     size = len(tensors["state_of"])
     if not size:
         raise ValueError("it has no candidates")
@@ -311,9 +289,8 @@ CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"  # in a run's 
 def open_trained(where: str | Path, device: torch.device, words: Path | None = None) -> TrainedModel:
     """Load a trained model; every error is a `UsageError`, since the user named the model.
 
-    Args:
-        where: a run's folder or checkpoint, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
-        words: the GloVe-format file that training read, if it read one.
+    where: a run's folder or checkpoint, a folder of `duplex export`, or `hf-hub:OWNER/NAME`.
+    words: the GloVe-format file that training read, if it read one.
     """
     is_on_hub = str(where).startswith(HUB)
     try:

@@ -96,7 +96,6 @@ def update_model(
     model: folder that `duplex fit` or `duplex update` wrote; `out` may be the same folder.
     source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
     images: folder that a table's image paths start from.
-    say: function that receives lines of text about the update.
     force: replace another model at `out`, unless it was updated with images that the new one would lack.
     """
     model, out = with_own_name(model), with_own_name(out)
@@ -134,10 +133,8 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
 def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
     """Read and encode the labelled images that a model is updated with.
 
-    Raises `UsageError` for unreadable images and for those in the model already, by their bytes or their pixels;
+    Raises `UsageError` for unreadable images and for those in the model already (by `record`, its fit.json);
     `DuplexError` for images that change meanwhile.
-
-    record: content of the model's fit.json, with digests of the images in the model.
     """
     description = detect_source(source, None, images)
     try:
@@ -166,10 +163,6 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
 
 
 def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
-    """Encode image files and return the tensors that a model reads, one row per image.
-
-    Raises `UsageError` for the first file that cannot be read.
-    """
     outputs, parts, place = recognizer.trained.outputs, list[Inputs](), 0
     for statuses, inputs in encode_files(
         recognizer.encoder, paths, batch_size=BATCH, num_workers="auto", outputs=outputs
@@ -185,12 +178,7 @@ def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
 def updated_model(
     trained: ExportedModel, stored: Mapping[str, Tensor], fitted: FittedStatistics, new: NewImages
 ) -> UpdatedModel:
-    """Return the labels, tensors and statistics of a model after adding images.
-
-    stored: the model's exported tensors.
-    fitted: its feature statistics.
-    new: the images to add.
-    """
+    """The labels, tensors and statistics of a model after adding images."""
     labels, rows = trained.labels, new.rows
     world = next(iter(trained.calibration))
     states, objects = list(labels.states), list(labels.objects)
@@ -231,13 +219,7 @@ def closed_form_tensors(
     candidates: np.ndarray,
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Compute visual prototypes in closed form (least squares) from feature statistics; return tensors to export.
-
-    fitted: the statistics and settings.
-    candidates: compositions whose prototypes are returned.
-    tensors: the model's exported tensors. If they include classifiers of the state and of the object, which give
-        posteriors from a feature, both are computed again.
-    """
+    """Tensors to export: visual prototypes of candidates in closed form, and posteriors if the model has them."""
     words = None
     if fitted.settings.interactions != 0:
         vectors = word_vectors(labels, trained.backbone.tower("text").text)
@@ -251,12 +233,9 @@ def closed_form_tensors(
 
 
 def _novelty(known: NoveltyDetector, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> NoveltyDetector:
-    """Return the detector of images unlike the training images, with its pair means updated by added images.
-
-    Its covariance and distance threshold stay.
+    """The detector with its pair means updated by added images; its covariance and distance threshold stay.
 
     before: statistics of the images so far; its i-th pair is that of the detector's i-th mean.
-    cls: features [B, d] of the added images; compositions: their pairs [B].
     """
     whitened = unit(cls.float()).to(known.whitening) @ known.whitening
     pairs, place = torch.cat([before.pairs, compositions]).unique(return_inverse=True)
@@ -285,7 +264,7 @@ def write_update(
 
 
 def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
-    """Return text lines on an update: images added, two counts of pairs with images (now, before), new pairs, words."""
+    """Text lines on an update: images added, two counts of pairs with images (now, before), new pairs, words."""
     known = set(before.names(before.pairs["train"]))
     pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
     lines = [f"{len(rows)} images added; {len(after.pairs['train'])} pairs have images now, {len(known)} had before"]
@@ -298,7 +277,6 @@ def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) 
 
 
 def _right(recognizer: Recognizer, new: NewImages) -> int:
-    """Return the number of added images for which the model's most probable answer is their label."""
     answers = recognizer.candidates().answers(new.inputs, 1)
     names = map(prompt_name, new.rows["state"] + " " + new.rows["object"])
     return sum(prompt_name(answer.best.name) == name for answer, name in zip(answers, names, strict=True))

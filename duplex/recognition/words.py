@@ -35,7 +35,7 @@ COLUMNS = ("state", "object")
 
 
 def read_compositions(path: Path) -> list[Pair]:
-    """Return the (state, object) pairs in a CSV file with the heading `state,object`; else raise `UsageError`."""
+    """The (state, object) pairs in a CSV file with the heading `state,object`; else raises `UsageError`."""
     try:
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader]
@@ -60,10 +60,7 @@ def read_compositions(path: Path) -> list[Pair]:
 
 
 def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
-    """Return compositions, each given as one text or as a pair of texts, as (state, object) names.
-
-    Raise `UsageError` if `compositions` is one pair instead of a list of pairs.
-    """
+    """Compositions, each one text or a pair of texts, as names; `UsageError` for one pair instead of a list."""
     match compositions:
         case (str(state), str(name)) if all(len(word.replace(",", " ").split()) == 1 for word in (state, name)):
             pair = f"({state!r}, {name!r})"
@@ -72,7 +69,7 @@ def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
 
 
 def as_pair(composition: object, labels: LabelSpace) -> Pair:
-    """Return a composition, given as one text or as a pair of texts, as (state, object) names."""
+    """A composition, given as one text or as a pair of texts, as (state, object) names."""
     if isinstance(composition, str):
         return split_composition(composition, labels)
     match composition:
@@ -106,12 +103,9 @@ def trained_words(pair: Pair, labels: LabelSpace) -> TrainedWords:
 def with_added_compositions(
     candidates: Candidates, tensors: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower, pairs: Iterable[Pair]
 ) -> Candidates:
-    """Return the candidates (compositions that answers are chosen from) extended by further pairs, without training.
-
-    All candidates are then scored from the tensors of an export.
+    """The candidates extended by further pairs, without training; all are then scored from the tensors of an export.
 
     tensors: the model's tensors for scoring the candidates, from `TrainedModel.tensors`.
-    tower: encodes the prompts of the added pairs.
     pairs: (state, object) names, labels of the model or not; those that are candidates already are left out.
     """
     states, objects = list(labels.states), list(labels.objects)
@@ -142,7 +136,7 @@ def with_added_compositions(
 
 
 def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """Return a function that yields the named summands of the scores [B, C] of images, from an export's tensors."""
+    """A function that yields the named summands of the scores [B, C] of images, from an export's tensors."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -154,9 +148,8 @@ def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
 def with_rows(
     t: Mapping[str, Tensor], labels: LabelSpace, names: tuple[list[str], list[str]], added: np.ndarray, tower: TextTower
 ) -> dict[str, Tensor]:
-    """Return the tensors of an export, extended so that P more pairs are scored.
+    """The tensors of an export, extended so that P more pairs are scored.
 
-    t: tensors of the export.
     names: all states and all objects: those of `labels`, then new ones.
     added: state and object of each further pair [P, 2], as indices into `names`.
     """
@@ -189,14 +182,7 @@ def with_rows(
 
 
 def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
-    """Return the tensors that give p(state|image) or p(object|image) in closed form, extended by new words.
-
-    Each new word is treated as if it had one training image, at the mean feature of all images. Returns no tensors if
-    the model has no such posterior.
-
-    name: "states" or "objects".
-    count: number of new words.
-    """
+    """Posteriors extended by new words, each as if it had one training image, at the mean feature of all images."""
     weight, offset = (f"primitives.{name}.{part}" for part in ("weight", "offset"))
     if weight not in t:
         return {}
@@ -215,11 +201,10 @@ def encode_prompts(
     path: str,
     names: Sequence[tuple[str | None, str | None]],
 ) -> Tensor:
-    """Return the unit text features [P, d] of P prompts `[context, state, object]`.
+    """The unit text features [P, d] of P prompts `[context, state, object]`.
 
     The context and the names that the model knows have learned vectors, new names have token embeddings.
 
-    t: tensors of an export, which hold the learned vectors.
     path: kind of the prompts, which have different contexts: "composition", "state" or "object".
     names: (state, object) of each prompt; None leaves a word out.
     """
@@ -244,7 +229,7 @@ def _find(name: str, labels: Sequence[str]) -> int | None:
 
 
 def find_or_append(name: str, names: list[str]) -> int:
-    """Return the index of a name in `names`, where case, `.` and `_` do not matter; append it if it is not there."""
+    """The index of a name in `names`, where case, `.` and `_` do not matter; it is appended if absent."""
     place = _find(name, names)
     if place is None:
         names.append(name)

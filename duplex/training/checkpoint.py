@@ -1,7 +1,4 @@
-"""Checkpoints: model files that hold a trained method's tensors and a `Record` of how it was trained.
-
-The record is enough to predict with, on the encoder that it names.
-"""
+"""Checkpoints: model files of a trained method's tensors and a `Record`, enough to predict on the encoder it names."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ WORD_VECTORS = "words"  # field of `Record.encoder`: sha256 of the file of word 
 
 @dataclass(frozen=True)
 class Record:
-    """How a method was trained: kind and options, labels, encoder, calibration, and what was chosen by validation."""
+    """How a method was trained, and what was chosen by validation."""
 
     kind: str
     provider: str  # distribution and version that define the kind
@@ -124,11 +121,7 @@ def read_novelty(checkpoint: CheckpointHeader, device: torch.device) -> NoveltyD
 
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless a data set's labels and encoder are those that a run was trained with.
-
-    place: name of the run for the message. record: metadata of the run. encoder: fields that identify the encoder in
-    use, such as its weights and precision.
-    """
+    """Raise `DuplexError` unless labels and encoder are those that the run `place` was trained with."""
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
@@ -148,17 +141,10 @@ def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Map
 def load_checkpoint(
     checkpoint: Path | CheckpointHeader, context: MethodContext, encoder: Mapping[str, str]
 ) -> Method[Any]:
-    """Load a trained method for evaluation.
+    """Load a trained method for evaluation; a line on stderr tells if a plug-in's code is not that of training.
 
-    A line on stderr tells if the code of a plug-in method is not that of training, or cannot be compared.
-
-    Args:
-        context: labels and text tower to use.
-        encoder: fields that identify the encoder of the features to score, such as its weights.
-
-    Raises:
-        DuplexError: if labels or encoder differ from those of training, or if the tensors are damaged or do not fit the
-            method.
+    Raises `DuplexError` if labels or encoder (fields that identify it) differ from those of training, or if the tensors
+    are damaged or do not fit the method.
     """
     checkpoint = read_checkpoint(checkpoint) if isinstance(checkpoint, Path) else checkpoint
     path, record = checkpoint.path, checkpoint.record
@@ -189,10 +175,7 @@ def load_checkpoint(
 def load_members(
     options: CombinedOptions, folder: Path, context: MethodContext, encoder: Mapping[str, str]
 ) -> tuple[Method[Any], ...]:
-    """Load the finished runs that a product in `folder` refers to.
-
-    Raises `DuplexError` for a run that is missing or was trained again, or that `load_checkpoint` refuses.
-    """
+    """Load the runs that a product in `folder` refers to; raises `DuplexError` for one trained again since."""
     loaded = []
     for member in options.members:
         checkpoint = read_checkpoint(Path(os.path.normpath(folder / member["checkpoint"])))

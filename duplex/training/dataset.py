@@ -49,11 +49,9 @@ class Dataset:
     ) -> None:
         """Make a data set from its parts; users call `load_dataset` or `Dataset.from_arrays` instead.
 
-        name: name of the data set, for messages, and in a project its name in params.yaml.
-        data: its table, labels, features and encoder.
+        name: for messages, and in a project the data set's name in params.yaml.
         patches: whether the data set has patch tokens.
-        project: content of the project's params.yaml, where `fit` finds methods by name; None: methods of the
-            params.yaml that ships with the package.
+        project: the project's params.yaml, where `fit` finds methods by name; None: the one that the package ships.
         """
         self.name = name
         self.labels = data.labels
@@ -220,7 +218,6 @@ def _shipped_params() -> Params:
 
 
 def _project_dataset(name: str, device: str | None) -> Dataset:
-    """Return the data set `name` of params.yaml in the current folder; raise `UsageError` if there is none."""
     if not Path("params.yaml").is_file():
         raise UsageError(f"the current folder has no params.yaml with a data set {name!r}; image files need `encoder=`")
     params, paths = load_params(), ArtifactPaths(ArtifactPaths.root.resolve())
@@ -250,10 +247,6 @@ def _word_file(path: str | Path | None) -> Path | None:
 
 
 def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderParams:
-    """Return the entry for params.yaml (name and weights) of an encoder that the user named.
-
-    Raises `UsageError` if there is no such encoder, or if its tokenizer lacks words of the states and objects.
-    """
     encoder_identity(name, weights)
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another encoder")

@@ -106,17 +106,12 @@ def fit(
 
 
 def _check_functions(**functions: Any) -> None:
-    """Raise `UsageError` if an argument of `fit` that must be a function is neither a function nor None."""
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise UsageError(f"{name} is {shown(function)}; expected a function, or one of the names that {name} has")
 
 
 def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if a data set lacks an input that a method needs, such as patch tokens.
-
-    Also raises it if the user sets bf16 or fp16, the precision of the text tower, for a method that uses no text tower.
-    """
     needs = find_method(spec.kind).needs(spec.options)
     for need in sorted(needs):
         if need in MISSING and need not in data.offers:
@@ -137,10 +132,6 @@ def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
 
 
 def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodEntry]:
-    """The name and the params.yaml entry of the method to train.
-
-    method: name of an entry; or an installed kind or a `Method` class, for which an entry without options is made.
-    """
     if isinstance(method, type) and issubclass(method, Method):
         return method.__name__, MethodEntry(kind=_kind_of(method))
     if not isinstance(method, str):
@@ -154,10 +145,7 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
 
 
 def _kind_of(method: type[Method[Any]]) -> str:
-    """The text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`.
-
-    Raises `UsageError` if the class cannot be found by this text again, such as a class inside a function.
-    """
+    """The text that names a method's class in checkpoints: the name of a registered kind, else `module:Class`."""
     target = f"{method.__module__}:{method.__qualname__}"
     if "<locals>" in target:
         raise UsageError(f"{method.__name__} is defined inside a function; define it in a module or a notebook's cell")
@@ -168,10 +156,6 @@ def _kind_of(method: type[Method[Any]]) -> str:
 
 
 def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, settings: Mapping[str, Any]) -> MethodSpec:
-    """A method's options and training options: those of its entry in params.yaml, changed by `settings`.
-
-    Raises `UsageError` for an unknown setting, and for `finetune: auto` (validation chooses the number of blocks).
-    """
     dataset = data.name if data.in_project else ""
     finetune = finetune_options(entry.finetune_for(dataset))
     if isinstance(finetune, AutoFinetune):
@@ -276,12 +260,8 @@ def compare(first: Result | Sequence[Result], second: Result | Sequence[Result])
     For single results, the interval of AUC is DeLong's and the others come from a bootstrap over images; for lists, all
     come from a bootstrap over runs and images.
 
-    Args:
-        first: a result, or a list with one per seed.
-        second: a result on the same images, or a list in the order of the same seeds.
-
-    Raises:
-        UsageError: for results on different images.
+    first: a result, or a list with one per seed.
+    second: a result on the same images, or a list in the order of the same seeds.
     """
     one: list[Any] = list(first) if isinstance(first, list | tuple) else [first]
     other: list[Any] = list(second) if isinstance(second, list | tuple) else [second]

@@ -2,9 +2,6 @@
 
 `open_data` opens a data set of params.yaml; `Data` is also made of images whose features a folder of caches has, and of
 arrays. `Data.read` answers an `InputRequest`, which says what a method needs beyond CLS features.
-
-`require_inputs` finds what a data set lacks from params.yaml alone, before anything is loaded; `long_prompts` finds the
-pairs whose prompts are too long for a text tower.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ ADVANCED = 256  # images whose block inputs are computed at once
 
 @dataclass(frozen=True)
 class InputRequest:
-    """Request for the inputs of a run: kinds of features, text tower's precision, fine-tuned blocks, memory limit."""
+    """What a run requests of a data set."""
 
     needs: frozenset[str] = frozenset({"cls", "text"})  # `Method.needs`
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
@@ -69,10 +66,7 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Data that a method is trained and evaluated on: labels, features, text tower, word vectors.
-
-    Runs that request the same data share one object.
-    """
+    """Data that a method is trained and evaluated on; runs that request the same data share one object."""
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -87,10 +81,7 @@ class RunInputs:
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
     def context(self, world: World = "closed") -> MethodContext:
-        """Return what the constructor of a method receives: labels, shapes of the inputs, text tower and word vectors.
-
-        world: world whose candidates are used in training.
-        """
+        """What a method's constructor receives; candidates of `world` are used in training."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         blocks = self.make_blocks, self.members, self.member_blocks
         labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
@@ -165,10 +156,7 @@ class Data:
         return self.kept[key]
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read what a run requests.
-
-        Raises `UsageError` if the cache lacks requested patch tokens or block inputs, `DuplexError` if it is outdated.
-        """
+        """Read what a run requests; raises `DuplexError` if the cache is outdated or lacks it."""
         tower, identity = load_text_tower(self.encoder, self.device, request.precision)
         opened = self.open(identity)
         arrays: dict[str, Any] = {"cls": opened.cls}
@@ -224,8 +212,8 @@ class Data:
     def _block_inputs(self, opened: OpenedFeatures, request: InputRequest, blocks: int) -> tuple[Any, int]:
         """The activations [N, ...] that enter the last image-tower blocks, and the number of these blocks.
 
-        They are those that the cache holds. With `skip_frozen_blocks`, and if memory allows, the inputs of exactly the
-        last `blocks` blocks are computed once from them, so that no epoch runs frozen blocks.
+        They are those of the cache or, with `skip_frozen_blocks` and enough memory, computed once from them, so that no
+        epoch runs frozen blocks.
         """
         path = opened.path
         assert path is not None
@@ -267,11 +255,7 @@ class Data:
 
 
 def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
-    """A data set of params.yaml.
-
-    Raises `DuplexError` if its source was edited after `duplex prepare`, or its file of features after
-    `duplex extract`, and if its labels are not those of its manifest.
-    """
+    """A data set of params.yaml; `DuplexError` if its source or features changed after they were prepared or read."""
     entry = params.dataset(dataset)
     require_prepared(entry.source, paths.source(dataset))
     require_imported(entry.features, paths.features(dataset))
@@ -299,7 +283,7 @@ def _lists_all_pairs(labels: LabelSpace, manifest: pd.DataFrame) -> bool:
 def load_inputs(
     params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest = InputRequest()
 ) -> RunInputs:
-    """Read labels, cached features and text tower of a data set of params.yaml, to train or evaluate a run."""
+    """What a run requests of a data set of params.yaml."""
     return open_data(params, dataset, paths).read(request)
 
 
@@ -327,9 +311,9 @@ def encoder_record(
     request: InputRequest,
     word_vectors: Path | None,
 ) -> dict[str, str]:
-    """Return what a checkpoint stores on its encoder: identity, name, precisions, digest of the word-vector file.
+    """What a checkpoint stores on its encoder: identity, name, precisions, digest of the word-vector file.
 
-    identity: name, weights, preprocessing and other settings that the features depend on (`EncoderIdentity`).
+    identity: settings that the features depend on (`EncoderIdentity`).
     cache: identity of the feature cache, for imported features, whose encoder is unknown.
     """
     return {
@@ -344,10 +328,7 @@ def encoder_record(
 
 
 def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
-    """Return an encoder's text tower (None if it has none), and the encoder's identity as a dictionary.
-
-    precision: number format of the text tower, such as fp32.
-    """
+    """An encoder's text tower (None if it has none), and the encoder's identity as a dictionary."""
     if entry.name == IMPORTED:
         return None, {"encoder": IMPORTED}
     encoder = load_encoder(entry.name, entry.weights, towers="text", device=device, precision=precision)
@@ -370,13 +351,9 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def checked_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a user's table of labels and return its columns image, state, object and, if present, split.
+    """Check a user's table of labels and return its columns image (default: row numbers), state, object and any split.
 
-    Without a column image, images are named by their row numbers. Raises `DuplexError` for a wrong table.
-
-    rows: number of images in the array of features.
-    index: the pandas index of the features, if they have one. Rows are matched to features by position, so different
-        indexes raise `UsageError`.
+    index: the features' pandas index. Rows are matched by position, so different indexes raise `UsageError`.
     """
     columns = table.values() if isinstance(table, Mapping) else [table]
     _require_equal([index, *map(pandas_index, columns)])
@@ -400,10 +377,6 @@ def checked_table(
 
 
 def _require_equal(indexes: Sequence[pd.Index | None]) -> None:
-    """Raise `UsageError` unless the pandas indexes of the features and of the table's columns are equal.
-
-    indexes: one per array or column; None, for one without an index, is skipped.
-    """
     present = [index for index in indexes if index is not None]
     if not all(index.equals(present[0]) for index in present):
         raise UsageError(
@@ -413,16 +386,15 @@ def _require_equal(indexes: Sequence[pd.Index | None]) -> None:
 
 
 def pandas_index(value: object) -> pd.Index | None:
-    """Return a pandas object's index, or a mapping's keys (pandas aligns rows by both); None for other values."""
+    """A pandas object's index, or a mapping's keys (pandas aligns rows by both); None for other values."""
     index = pd.Index(list(value)) if isinstance(value, Mapping) else getattr(value, "index", None)
     return index if isinstance(index, pd.Index) else None
 
 
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
-    """Return which of `text` tower, `words` (word vectors), `patch` tokens a method needs and a data set lacks.
+    """Which of `text` tower, `words` (word vectors), `patch` tokens a method needs and a data set lacks.
 
-    Features of an unknown encoder have no text tower, and no word vectors unless params.yaml names a file; imported
-    features have no patch tokens. Encoders are not loaded, so an encoder without a text tower is not noticed.
+    Encoders are not loaded, so an encoder without a text tower is not noticed.
     """
     entry = params.dataset(dataset)
     is_unknown = entry.encoder.name == IMPORTED
@@ -438,7 +410,7 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
 
 
 def require_inputs(params: Params, dataset: str, method: str) -> None:
-    """Raise UsageError if, by params.yaml, a data set lacks an input that a method needs; the message has a remedy."""
+    """Raise `UsageError` if, by params.yaml, a data set lacks an input that a method needs."""
     missing = missing_needs(params, dataset, method)
     if not missing:
         return
@@ -453,7 +425,7 @@ def require_inputs(params: Params, dataset: str, method: str) -> None:
 
 
 def supported_methods(params: Params, dataset: str) -> list[str]:
-    """Return the names of the methods of params.yaml that can be trained with the inputs that a data set has."""
+    """The methods of params.yaml that can be trained with the inputs that a data set has."""
     return [name for name in params.methods if _is_supported(params, dataset, name)]
 
 
@@ -468,10 +440,7 @@ SHORT = 32  # bytes of state and object that every text tower but the packaged o
 
 
 def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[str]:
-    """Return the pairs whose prompt `a photo of STATE OBJECT` has more tokens than an encoder's text tower accepts.
-
-    The tower is not loaded if all names are so short that they fit. Without a text tower, the list is empty.
-    """
+    """The pairs whose prompt `a photo of STATE OBJECT` has more tokens than an encoder's text tower accepts."""
     compositions = labels.candidates("closed", "train")
     names = labels.names(compositions)
     if encoder != PACKAGED and all(len(name.encode()) <= SHORT for name in names):

@@ -47,16 +47,10 @@ class TrainingLog(Protocol):
     """Protocol of training logs, which receive losses, learning rates and validation metrics while a run trains."""
 
     def step(self, report: StepReport) -> None:
-        """Write the report of an optimiser step to the log.
-
-        report: losses and learning rates of the step.
-        """
+        """Write the `report` of an optimiser step: losses and learning rates."""
 
     def epoch(self, report: EpochReport) -> None:
-        """Write the report of an epoch to the log.
-
-        report: mean losses and validation metrics of the epoch.
-        """
+        """Write the `report` of an epoch: mean losses and validation metrics."""
 
     def close(self) -> None:
         """Write everything that is not yet written; called once, also if training fails."""
@@ -64,10 +58,7 @@ class TrainingLog(Protocol):
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Functions and objects that a caller passes to training: callbacks, an optimiser, a rate schedule, a log.
-
-    A field that is None: no callback, no log, or the optimiser or schedule that the training options choose.
-    """
+    """Callbacks, optimiser, rate schedule and log that a caller passes to training; None: as the options say."""
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None
@@ -154,8 +145,6 @@ def open_log(name: str, folder: Path) -> TrainingLog | None:
     """A new training log that writes into a folder; None for the name `none`.
 
     name: `dvclive`, `tensorboard`, `none` or the name of a package's entry point in the group `duplex.training_logs`.
-
-    Raises `UsageError` for an unknown name, and `DuplexError` with the install command for a package that is missing.
     """
     registered = {point.name: point for point in entry_points(group=GROUP)}
     require(name, dict.fromkeys([*BUILT_IN, *registered, NONE]), "training.log")

@@ -1,7 +1,6 @@
 """The training loop of all methods, which keeps the tensors of the epoch with the best validation metric.
 
-From the top: the optimiser and the schedule of its learning rates, the number of CPU threads, the state of an
-unfinished training (one safetensors file, from which a killed run continues), one epoch, all epochs (`train`).
+An unfinished training is one safetensors file, from which a killed run continues.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ from duplex.training.scoring import check_shapes
 def make_optimiser(
     method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.Optimizer:
-    """The optimiser of the method's parameter groups; for a method without groups, of one unused parameter.
-
-    hooks: `hooks.optimiser`, if given, builds the optimiser; otherwise the training options choose it.
-    """
+    """The optimiser of the method's parameter groups; for a method without groups, of one unused parameter."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
@@ -70,10 +66,7 @@ def _check_parameters(optimiser: torch.optim.Optimizer, groups: list[dict[str, A
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """The schedule of an optimiser's learning rates, a factor per epoch.
-
-    The factor is `hooks.schedule(epoch)` or, without this hook, follows the training option `schedule` (`rate_share`).
-    """
+    """The schedule of an optimiser's learning rates, a factor per epoch: `hooks.schedule`, else `rate_share`."""
 
     def share(epoch: int) -> float:
         if hooks.schedule is None:
@@ -87,11 +80,10 @@ def make_schedule(
 
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
-    """The factor of the learning rate in an epoch (counted from 0), by the training option `schedule`.
+    """The factor of the learning rate in an epoch, counted from 0.
 
-    The factor rises in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every
-    `decay_every` epochs, `cosine` lowers it along half a cosine to 0 at the end of the last epoch, and `constant`
-    keeps it.
+    It rises in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every `decay_every`
+    epochs, `cosine` lowers it along half a cosine to 0 at the end of training, and `constant` keeps it.
     """
     if epoch < settings.warm_up:
         return (epoch + 1) / (settings.warm_up + 1)
@@ -115,8 +107,7 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 
     Small matrix products are timed first: beside a busy core a single step of all threads can take forty times as long
     as one of a single thread, and products show that in a tenth of a second. If all threads are not far slower,
-    training steps of a copy of the method are timed. torch's random generator is set back, so that training is not
-    affected. A method that cannot be copied gets all threads.
+    training steps of a copy of the method are timed. A method that cannot be copied gets all threads.
     """
     every = torch.get_num_threads()
     if every == 1 or images.compositions.device.type != "cpu":
@@ -147,10 +138,10 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
 
 
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
-    """The median seconds of a step, such as a training step, for each number of threads in `counts`.
+    """The median seconds of a step for each number of threads in `counts`.
 
-    The numbers take turns, so that the load of other programs affects all of them equally. A number whose fastest step
-    takes more than `FAR_SLOWER` times the fastest of all is left out of further rounds.
+    The numbers take turns, so that the load of other programs affects all of them equally. One that needs `FAR_SLOWER`
+    times the fastest's time is left out of further rounds.
     """
     taken: dict[int, list[float]] = {count: [] for count in counts}
     torch.set_num_threads(min(counts))
@@ -170,8 +161,6 @@ def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int 
 def fastest_count(seconds: dict[int, float]) -> int:
     """The smallest number of threads whose step time no larger number undercuts by 10 % or more.
 
-    seconds: time of a step, by number of threads.
-
     >>> fastest_count({1: 1.0, 8: 0.95}), fastest_count({1: 1.0, 8: 0.5})
     (1, 8)
     """
@@ -187,7 +176,7 @@ SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
 
 @dataclass
 class TrainingState:
-    """State of training: everything that the next epoch depends on. `key` is a hash of options, data and seed."""
+    """Everything that the next epoch depends on. `key` is a hash of options, data and seed."""
 
     key: str
     method: Method[Any]
@@ -217,10 +206,7 @@ class TrainingState:
         write_model(path, "unfinished training", fields, tensors)
 
     def load(self, path: Path) -> None:
-        """Restore the training state from a file.
-
-        Raises `DuplexError`, and changes nothing, if the file is of another run or version, or damaged.
-        """
+        """Restore the state; raises `DuplexError`, and changes nothing, for a file of another run."""
         header = read_header(path, "unfinished training")
         fields = header.fields
         if fields["key"] != self.key:
@@ -328,9 +314,8 @@ def optimiser_step(
 ) -> dict[str, Tensor]:
     """Take one optimiser step over `accumulate` batches and return the mean of every loss term.
 
-    `rows` [b]: indices of the step's training images in `images`, on the CPU. Tensors that the batches share
-    (`Method.shared`, such as encoded text) are computed once; their gradients are summed and propagated once. Nothing
-    in a step waits for the device.
+    Tensors that the batches share (`Method.shared`, such as encoded text) are computed once; their gradients are summed
+    and propagated once. Nothing in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
     shared = method.shared()
@@ -365,8 +350,7 @@ def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
 def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
     """Yield, for each optimiser step, a batch and the indices of its images that the step uses.
 
-    `steps` yields indices [b] of `images` per step. With all inputs in memory the batch is `images`; with inputs on
-    disk the batch holds the step's images only, which are read ahead.
+    With inputs in memory the batch is `images`; with inputs on disk, the step's images only, which are read ahead.
     """
     on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
     if not on_disk:
@@ -390,7 +374,7 @@ Validate = Callable[[AnyMethod], float | Mapping[str, float]]  # AUC, or metrics
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """File from which a killed run continues, and the run's key, a hash of everything that the run depends on."""
+    """File from which a killed run continues."""
 
     label: str = "training"  # for progress and messages
     path: Path | None = None  # written after each epoch; a killed run continues from it bit-identically
@@ -399,7 +383,7 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of training: best epoch, history and timing; the method itself holds the tensors of the best epoch."""
+    """Result of training; the method itself holds the tensors of the best epoch."""
 
     best_epoch: int
     best_auc: float  # validation AUC of the best epoch
@@ -420,13 +404,6 @@ def train(
     """Train a method in place and load the tensors of its best epoch.
 
     Epoch 0 is the untrained method, and the only epoch of a method without parameters to train.
-
-    examples: training images.
-    settings: training options.
-    validate: function that returns a method's validation AUC (fraction), or metrics by name of which the last one
-    chooses the epoch (see `duplex.training.scoring`).
-    resume: file in which the training state is saved after each epoch, and from which a killed run continues.
-    hooks: the caller's functions, called during training.
     """
     if not len(examples):
         raise DuplexError(
@@ -536,10 +513,6 @@ def _begin(
 
 
 def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions, label: str) -> None:
-    """Set torch's number of CPU threads: the number that the interrupted run used, else the training option `threads`.
-
-    For `threads: auto`, a few timed steps choose between one thread and all.
-    """
     if not state.threads:
         state.threads = torch.get_num_threads()
         seconds: dict[int, float] = {}
@@ -552,7 +525,6 @@ def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions,
 
 
 def _validated(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
-    """A method's validation metrics after an epoch; raise `DuplexError` if one of its tensors is not finite."""
     for name, tensor in state.method.state_dict().items():
         if not torch.isfinite(tensor).all():
             raise DuplexError(

@@ -42,7 +42,7 @@ FAILURES = 2  # numbers of blocks in a row without a gain, after which the searc
 
 @dataclass(frozen=True)
 class RecipeChoice:
-    """Outcome of a search for training settings: the chosen recipe, its validation result, and a table of all tried."""
+    """Outcome of a search for training settings."""
 
     recipe: Trial
     attempt: TrialResult
@@ -52,13 +52,10 @@ class RecipeChoice:
 def search_recipes(
     levels: Iterable[Sequence[Trial]], attempt: Callable[[Trial], TrialResult], report: Callable[[str], None]
 ) -> RecipeChoice:
-    """Try recipes, the cheapest first, and return the chosen one.
+    """Try recipes, the cheapest first, and return the one that the rules of this module choose.
 
-    levels: lists of recipes of equal cost, such as two learning rates. The first recipe of a list is chosen, unless
-        another one has a higher validation AUC by more than the standard error of the difference. By the rules of this
-        module, a later list replaces the choice so far.
-    attempt: function that trains and validates a recipe.
-    report: function that is called with one line of text per recipe.
+    levels: lists of recipes of equal cost, such as two learning rates.
+    report: called with one line of text per recipe.
     """
     best: tuple[Trial, TrialResult] | None = None
     table: list[dict[str, Any]] = []
@@ -105,10 +102,7 @@ def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
 
 
 def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> dict[str, Any]:
-    """The table row of a recipe: validation AUC in percent, gain over `best`, standard errors of both.
-
-    best: result of the best training tried before; None for the first.
-    """
+    """The table row of a recipe: validation AUC in percent, gain over the best so far, standard errors of both."""
     own = result.components
     row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
     row |= {"rate": recipe.rate} if recipe.blocks else {}
@@ -145,12 +139,9 @@ TIMED_IMAGES = 64
 def finetuned_recipes(
     spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES, seed: int = 0
 ) -> list[list[Trial]]:
-    """Recipes that train a method and the image tower's last blocks together.
+    """Recipes that train a method and the image tower's last blocks together: one list per depth, a recipe per rate.
 
-    The result has one list per number of blocks in `depths`, with one recipe per learning rate in `rates`.
-
-    spec: the method and its training options, of which recipes change only the schedule: at most `EPOCHS` epochs,
-        in which learning rates fall along half a cosine.
+    Of the method's training options they change only the schedule.
     """
     training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
     levels = []
@@ -166,7 +157,7 @@ def finetuned_recipes(
 
 @dataclass(frozen=True)
 class BlockRoom:
-    """Result of `finetunable_blocks`: how many last blocks of an image tower can be fine-tuned, and why not more."""
+    """How many last blocks of an image tower can be fine-tuned, and why not more."""
 
     depth: int  # the largest number of blocks of `DEPTHS`; 0: none
     image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
@@ -176,13 +167,10 @@ class BlockRoom:
 def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
     """The largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
 
-    Fine-tuning reads the activations that enter these blocks from a cache, computed once per image. So the tower must
-    be of a kind that can be cut before the blocks, and the cache of all images must fit into half of the disk's free
-    space.
+    The tower must be of a kind that can be cut before these blocks, and their inputs, cached for all images, must fit
+    into half of the disk's free space.
 
-    images: number of images.
     folder: where the cache will be; it need not exist.
-    depths: numbers of blocks to consider, the smallest first.
     """
     free = shutil.disk_usage(_existing(folder)).free
     room = BlockRoom(0, 0, "")
@@ -218,10 +206,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
     Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
 
-    blocks: number of last blocks that are trained.
-    cached: number of last blocks that a pass runs, at least `blocks`: all blocks after the activations that the
-        feature cache stores. Blocks that are not trained are frozen.
-    images: number of images per pass.
+    cached: number of last blocks that a pass runs, at least `blocks`; those that are not trained are frozen.
     """
     cut = last_blocks(encoder, cached)
     x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
@@ -286,11 +271,7 @@ def make_schedule(
     schedule goes up to the largest number of blocks that the time allows. It also has all smaller numbers if there is
     time for them, and all learning rates rather than only the first. It is empty if there is no time for one block.
 
-    depth: the largest number of blocks that can be fine-tuned (`finetunable_blocks`).
-    cost: function that returns the `BlockCost` of a number of blocks.
-    sizes: numbers of training and validation images and of the final fit.
     epoch_seconds: duration of an epoch without fine-tuned blocks.
-    rates: learning rates to try at the smallest number of blocks of the schedule.
     """
     costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
 
@@ -321,13 +302,7 @@ def _duration(seconds: float) -> str:
 
 
 def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
-    """Possible searches for the number of fine-tuned blocks, the most thorough first.
-
-    A search is (numbers of blocks to try, number of learning rates to try at the smallest of them). The first search
-    tries all of `depths`, later ones fewer; the last search tries only the last of `depths`.
-
-    rates: number of learning rates to choose from.
-    """
+    """Pairs (numbers of blocks, number of rates to try at the smallest of them), the most thorough first."""
     choices = [(depths, rates), (depths, 1)]
     if len(depths) > 2:
         choices += [((depths[0], depths[-1]), rates), ((depths[0], depths[-1]), 1)]
@@ -335,7 +310,7 @@ def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int,
 
 
 def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) -> Schedule:
-    """The schedule of a search with a time limit, from its file in `folder`; without a file, `make` is called once."""
+    """The schedule of a search with a time limit, from its file in `folder`; without a file, from `make`."""
     path = folder / f"schedule-{minutes:g}.json"
     if not path.is_file():
         write_text(path, json.dumps(make().to_dict()) + "\n")
@@ -348,12 +323,7 @@ def train_chosen_blocks(
 ) -> Run:
     """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
 
-    The metadata of the returned run has a table of all recipes tried (numbers of blocks and learning rates).
-
-    spec: the method to train, without fine-tuned blocks.
-    options: the method's `finetune` options, with the time limit in minutes.
-    runs: store that trains the recipes; its files are needed until the returned run is saved.
-    say: function that receives lines of text about the progress.
+    Its metadata has a table of all recipes tried; the files of `runs` are needed until it is saved.
     """
 
     def report(line: str) -> None:
@@ -373,12 +343,6 @@ def train_chosen_blocks(
 
 
 def _schedule(first: Trial, options: AutoFinetune, runs: Trials) -> Schedule:
-    """Time some training steps; return which numbers of fine-tuned blocks and learning rates fit into the time limit.
-
-    Raises `UsageError` if the feature cache holds no block inputs (activations that enter the last blocks).
-
-    first: the training without fine-tuned blocks, whose epochs are timed.
-    """
     inputs = runs.read(first.spec.request)
     depth = int(inputs.identity.get("block_inputs", 0))
     if not depth:

@@ -147,8 +147,7 @@ class Run:
 
     @property
     def history(self) -> pd.DataFrame:
-        """Training history, one row per epoch: means of the loss terms, the validation AUC (a fraction), and the metric
-        that chose the epoch if it is another."""
+        """One row per epoch: mean losses, validation AUC (a fraction), and any other metric that chose the epoch."""
         return pd.DataFrame(self.result.history)
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
@@ -168,10 +167,7 @@ class Run:
         return files.root
 
     def write(self, files: RunPaths) -> None:
-        """Write a run's checkpoint, history and timing, over any files that are there.
-
-        Metrics, curve and predictions of an earlier run are removed if the checkpoint changes.
-        """
+        """Write the run's `files` over any that are there; results of another checkpoint are removed."""
         before = sha256(files.checkpoint) if files.checkpoint.is_file() else None
         save_checkpoint(files.checkpoint, self.method, self.record)
         write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
@@ -222,8 +218,6 @@ def train_run(
 
     Callers run it, and whatever of it is compared, in the context `reproducible`.
 
-    spec: the method and its options. inputs: features, labels and text tower. settings: `evaluation:` of params.yaml.
-    resume: file from which a killed training continues. hooks: the caller's functions, optimiser and log.
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
     code = method_code(spec.kind)  # before training: the file may be edited while it runs
@@ -273,11 +267,9 @@ def train_on_all_images(
 ) -> Run:
     """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
 
-    spec: the method and its options.
     chosen: checkpoint metadata of the earlier run; its number of epochs, bias and distance threshold are used.
     tuned: values of options that the earlier run chose on validation images (`Method.tuned_options`).
     inputs: data set with every image in the training split.
-    resume: file from which an interrupted training continues.
     """
     options = replace(spec.options, **tuned)
     training = replace(spec.training, epochs=max(1, chosen.epoch), patience=None, warm_up=0)
@@ -387,13 +379,7 @@ class WorldResult:
 
 
 def calibration_for(record: Record, world: World, place: object) -> Calibration:
-    """The bias and feasibility threshold that a run's validation chose for a world, closed or open.
-
-    Raises `UsageError` if the run was not trained for that world.
-
-    record: metadata of the run's checkpoint.
-    place: name of the run for the message.
-    """
+    """What a run's validation chose for a world; `UsageError` if it was not trained for that world."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
         raise UsageError(f"{place} was not trained for the {world} world; train again, or change `world` of the method")
@@ -410,11 +396,10 @@ def evaluate_world(
 ) -> WorldResult:
     """A method's metrics, curve and predictions on one split in one world, closed or open.
 
-    In the open world, compositions below the feasibility threshold chosen on validation data score -inf, if there is
-    one; the metric `auc_all` is the AUC with every composition a candidate.
+    In the open world, compositions below the feasibility threshold score -inf; `auc_all` is the AUC with every
+    composition a candidate.
 
     inputs: data set with the split's features on the method's device.
-    calibration: bias and threshold that validation chose.
     """
     labels, test = inputs.labels, inputs.examples[split]
     task = ScoringTask.of(method, labels.candidates(world, split))
@@ -455,10 +440,6 @@ def evaluate_world(
 
 
 def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
-    """How implausible compositions are excluded: threshold, number of compositions left, validation AUCs.
-
-    feasible: number of compositions above the threshold.
-    """
     validation = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
     return {"threshold": calibration.threshold, "feasible": feasible, **validation}
 
@@ -472,11 +453,6 @@ def _excluded(
 
 
 def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings: EvaluationParams) -> dict[str, float]:
-    """The AUC in percent with every composition a candidate, by the evaluation protocol in `settings`.
-
-    The protocol `exact` adds a 95 % interval, `auc_all_low` and `auc_all_high`; `sampled` tries about 20 biases on
-    unseen pairs.
-    """
     if settings.protocol == "sampled":
         metrics = _sampled(task, test, result, None, settings)
     else:
@@ -485,10 +461,7 @@ def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Open-world metrics for the sources of feasibility that a run does not use, as source -> metrics.
-
-    A source is `words` (similarity of words) or `likelihood`; its threshold excludes implausible compositions.
-    """
+    """Open-world metrics for the sources of feasibility that a run does not use, as source -> metrics."""
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
         metrics = flatten(measure(accumulator.competitors(1), rounds=0))
@@ -500,12 +473,7 @@ def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration
 
 
 def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
-    """Seen and unseen accuracy and their harmonic mean, in percent, at the bias chosen on validation images.
-
-    Predictions use this bias; for the curve's best harmonic mean, the bias is chosen on the test images themselves.
-
-    margins: bias on unseen pairs at which each image becomes right or wrong.
-    """
+    """Seen and unseen accuracy and their harmonic mean, in percent, at the bias chosen on validation images."""
     ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
     record = {"val_bias": bias}
     if len(ends) == 2:
@@ -518,7 +486,6 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
 def _metrics(
     result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
 ) -> dict[str, Any]:
-    """S, U (seen, unseen accuracy), HM, AUC with 95 % intervals, state and object accuracy, per k of top-k."""
     compositions = result.candidates.compositions
     states, objects = labels.state_of(compositions), labels.object_of(compositions)
     measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
@@ -538,10 +505,6 @@ def _sampled(
 
 
 def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:
-    """The metrics of top-1 accuracy, and under keys such as `top_3` those of each other k in `settings.k`.
-
-    measured: function that returns the metrics of top-k accuracy for a k.
-    """
     further = {f"top_{k}": flatten(measured(k)) for k in dict.fromkeys(settings.k) if k != 1}
     return {**flatten(measured(1)), **further}
 
@@ -561,8 +524,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
     """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
-    They are measured at bias 0, and at the ends of the curve: seen groups with unseen pairs excluded, unseen pairs with
-    seen ones excluded.
+    They are measured at bias 0, and with seen groups among seen pairs, unseen pairs among unseen ones.
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     test = inputs.examples["test"].compositions.cpu().numpy()
@@ -589,11 +551,6 @@ def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, 
 def _predictions(
     result: ScoringResult, margins: Margins, test: Examples, labels: LabelSpace, manifest: pd.DataFrame, bias: float
 ) -> pd.DataFrame:
-    """A table of images: label, best three compositions, whether the best is right, and margin.
-
-    The bias on unseen pairs is the one chosen on validation images. The margin is the bias at which the image turns
-    from right to wrong or back.
-    """
     margin = np.empty(len(test))
     margin[margins.is_seen], margin[~margins.is_seen] = margins.seen, margins.unseen
     return pd.DataFrame(

@@ -1,15 +1,12 @@
 """Score images with a method in blocks that fit into memory, and choose by validation images.
 
-`score_split` scores a split in one pass and keeps, per image, the few numbers that metrics need. An image's *margin*
-is the bias on the scores of unseen compositions at which it becomes right or wrong; all curves are made of margins.
+An image's *margin* is the bias on the scores of unseen compositions at which it becomes right or wrong; all curves are
+made of margins.
 
 Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world (`calibrate`): the bias and,
 in the open world, a threshold of *feasibility*, which is how plausible an unseen composition is by word vectors
 (`duplex.methods.families`) or by the likelihood of a method that has one. Less feasible compositions are excluded.
-By default a threshold is used only if it raises the AUC on unseen validation pairs that had no part in choosing it
-(`duplex.evaluation.feasibility`). Test images have no part in any choice.
-
-`NoveltyDetector` finds images unlike the training images, by their distance to the nearest pair's mean feature.
+Test images have no part in any choice.
 """
 
 from __future__ import annotations
@@ -87,9 +84,9 @@ class ScoringTask:
             yield rows, checked_scores(self.name, scores, rows.stop - rows.start, len(self.candidates))
 
     def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
-        """Yield all scores in blocks `(slice of images, index of the first candidate, float32 scores [b, w])`.
+        """As `blocks`, but as `(slice of images, index of the first candidate, float32 scores [b, w])`.
 
-        A block has b images and w candidates. Candidates are split too if one image's scores are too many for memory.
+        Candidates are split too if one image's scores are too many for memory.
         """
         if self.score_blocks is None:
             yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
@@ -104,10 +101,7 @@ def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tens
 
 
 def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Tensor:
-    """A method's scores, detached; raises `DuplexError` unless they are floating-point numbers [images, columns].
-
-    method: name of the method's class, for the message.
-    """
+    """A method's scores, detached; `DuplexError` unless they are floating-point numbers [images, columns]."""
     if scores.shape != (images, columns) or scores.dtype not in (torch.float32, torch.float64):
         found = f"a tensor {list(scores.shape)} of {scores.dtype}"
         raise DuplexError(f"{method} scored images with {found}; expected float32 of shape {[images, columns]}")
@@ -115,11 +109,7 @@ def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Te
 
 
 def check_shapes(method: str, built_for: Mapping[str, tuple[int, ...]], inputs: Inputs) -> None:
-    """Raise `UsageError` if images have inputs of other shapes than a method was built for.
-
-    method: name of the method's class, for the message.
-    built_for: shapes of one image's inputs, by name.
-    """
+    """Raise `UsageError` if images have inputs of other shapes than a method was built for."""
     for name in built_for.keys() & inputs.keys():
         expected, present = list(built_for[name]), list(inputs[name].shape[1:])
         if present != expected:
@@ -165,7 +155,7 @@ ScoreReader = Callable[[Tensor, slice], None]  # scores [b, C], images
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """Result of scoring a split: score statistics (the numbers per image that metrics need) and best candidates."""
+    """Result of scoring a split."""
 
     candidates: CandidateSet
     accumulator: ScoreAccumulator
@@ -186,11 +176,10 @@ def score_split(
     further: Sequence[BucketNumbers | Bools] = (),
     reader: ScoreReader | None = None,
 ) -> ScoringResult:
-    """Score a split in one pass; return score statistics (the numbers per image that metrics need) and best candidates.
+    """Score a split in one pass; return statistics of the scores and best candidates.
 
-    k: largest k of the top-k accuracies to measure.
-    bucket: [C] number of each unseen candidate's bucket, its place between thresholds of feasibility (how plausible it
-        is); with buckets, one pass measures all thresholds.
+    bucket: [C] number of each unseen candidate's bucket, its place between thresholds of feasibility; with buckets, one
+        pass measures all thresholds.
     feasible_mask: [C] whether a candidate is feasible; others score -inf.
     top: number of best compositions to keep per image, after adding `bias` to unseen ones.
     further: other bucket numbers [C], for each of which top-1 statistics are accumulated from the same scores.
@@ -230,10 +219,7 @@ def _score_shifts(seen: Bools, feasible_mask: Bools | None, bias: float, span: s
 
 @dataclass(frozen=True)
 class FeasibilityChoice:
-    """Chosen threshold of feasibility (how plausible a pair is), and validation images' margins with and without it.
-
-    An image's margin is the bias on unseen scores at which it becomes right or wrong.
-    """
+    """Chosen threshold of feasibility, and validation images' margins with and without it."""
 
     threshold: Threshold
     margins: Margins
@@ -246,7 +232,6 @@ def choose_feasible(
     """The threshold with the best AUC on validation images, for each of `sources`, in one pass over their scores.
 
     sources: feasibility [M*N] by words or by likelihood, +inf for seen compositions.
-    points: number of thresholds tried per source.
     """
     steps = [thresholds(feasible, labels.seen, points) for feasible in sources]
     numbers = [buckets(feasible, tried) for feasible, tried in zip(sources, steps, strict=True)]
@@ -262,11 +247,7 @@ def choose_feasible(
 def score_term_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Return score statistics (the numbers per image that metrics need) of each summand of a method's score.
-
-    Partial sums of several summands are included; keys are tuples of summands' names. Empty if the score is no sum.
-    `candidates`: sorted compositions.
-    """
+    """Statistics of each summand of a method's score, and of partial sums, by names; empty if it is no sum."""
     method.eval()
     score_terms = method.score_terms(candidates.copy())
     statistics: dict[tuple[str, ...], ScoreAccumulator] = {}
@@ -328,10 +309,7 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 class Validation:
     """Callable that validates a method in the closed world and returns metrics by name; the last chooses the epoch.
 
-    examples: validation images.
-    name: name of the metric that chooses the epoch, such as "auc" or "hm".
-    choose_by: the caller's function that computes this metric from seen and unseen accuracy, HM and AUC; None: `name`
-        is "auc" or "hm".
+    choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
     """
 
     examples: Examples
@@ -410,14 +388,10 @@ def calibrate(
 ) -> Calibrated:
     """Choose the bias on unseen pairs and the feasibility threshold in one pass over the validation images.
 
-    val: validation images.
-    words: word vectors, from which feasibility (how plausible a composition is) is computed.
-    points: number of thresholds tried.
     rule: source of feasibility whose threshold is used. "words" or "likelihood" (words for methods without one) use the
         threshold with the best validation AUC. "auto" uses a threshold only if its cross-fitted gain (gain in AUC on
         pairs that had no part in choosing it) exceeds twice its standard error; of two sources, the one with the larger
         gain. "none" uses no threshold.
-    reader: called with each block of scores.
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
     sources: dict[FeasibilitySource, FeasibilityValues] = {}
@@ -463,8 +437,7 @@ def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> 
 def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
     """How plausible each composition is [M*N] by the method's likelihood, +inf for seen compositions.
 
-    None if the method has no likelihood or no composition is unseen. Raises `DuplexError` for likelihoods of a wrong
-    shape or that are not finite.
+    None if the method has no likelihood or no composition is unseen.
     """
     labels = method.labels
     likelihood = None if len(labels.pairs["train"]) == labels.size else method.likelihood()
@@ -509,11 +482,10 @@ def best_bias(margins: Margins) -> float:
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, scores: Tensor | None = None) -> Confidence:
     """Fit the two numbers that turn a method's scores into probabilities: a temperature and log-odds of unseen pairs.
 
-    Log probabilities are divided by the temperature; the log-odds are added to those of pairs without training images.
     Both are fitted on validation images, among the candidates of the closed world. Of many images, evenly spaced ones
-    are used, as many as can be scored at once in memory: enough for two numbers.
+    are used, as many as can be scored at once in memory.
 
-    scores: those of all validation images [V, C], if they were computed at once; they are not computed again.
+    scores: those of all validation images [V, C], if they were computed already.
     """
     candidates = labels.candidates("closed", "val")
     chosen = Batch(val.inputs, val.compositions)
@@ -543,9 +515,8 @@ class NoveltyDetector:
 
         D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
 
-    is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within pairs. Images of unseen
-    pairs lie farther than those of seen ones, images of something else farther still. Validation images, which show
-    seen and unseen pairs, set the threshold: a given share of their distances does not exceed it.
+    is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within pairs. A given share of
+    the distances of validation images, which show seen and unseen pairs, does not exceed the threshold.
     """
 
     whitening: Tensor  # W [d, d]
@@ -554,10 +525,7 @@ class NoveltyDetector:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Compute pair means and covariance from training images, the distance threshold from validation images.
-
-        passing: share of the validation images within the threshold.
-        """
+        """The detector of the training images, with a share `passing` of validation images within the threshold."""
         sizes = len(labels.states), len(labels.objects)
         groups = ClassStatistics.of(unit(train.cls.double()), train.compositions, *sizes).by_pair()
         whitening = shared_whitening(groups)
@@ -572,7 +540,7 @@ class NoveltyDetector:
         return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The detector's whitening, pair means and threshold by their names in a checkpoint or an export."""
+        """The detector's tensors by their names in a checkpoint or an export."""
         return {PREFIX + name: getattr(self, name).detach().cpu().contiguous() for name in FIELDS}
 
     @classmethod

@@ -53,7 +53,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What validation says about a trial: its margins, from which AUC is computed, best epoch and duration."""
+    """What validation says about a trial."""
 
     name: str
     margins: Margins  # of the validation images, closed world
@@ -96,10 +96,7 @@ class Trials:
         return RunPaths(self.folder / json_digest(key)[:12])
 
     def result(self, trial: Trial) -> TrialResult:
-        """The result of a trial, which is trained first unless its files exist.
-
-        Raises `DuplexError` if the files are damaged or of another trial.
-        """
+        """The result of a trial, which is trained first unless its files exist; `DuplexError` for damaged ones."""
         files = self.files(trial)
         result, margins = files.root / "result.json", files.root / "margins.npz"
         if not result.is_file():
