@@ -64,7 +64,7 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
     data = duplex.load_dataset(root, encoder="mine", cache=tmp_path / "cache")
     run = duplex.fit(data, "closed_form")
     folder = run.save(tmp_path / "run")
-    (cache,) = (tmp_path / "cache").glob("*/features.h5")
+    (cache,) = (tmp_path / "cache").glob("*/*.h5")
     features, image = open_features(cache), next(root.rglob("*.png"))
     capsys.readouterr()
     duplex.Recognizer.load(folder)(image)
@@ -78,11 +78,11 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
     assert capsys.readouterr().err.count(LINE) == 1
     assert len(recognizer(features)) == len(features.cls), "features of training are still those of the model"
     data = duplex.load_dataset(root, encoder="mine", cache=tmp_path / "cache")
-    assert "was made with another code of its encoder family; extracting again" in capsys.readouterr().err
+    (other,) = set((tmp_path / "cache").glob("*/*.h5")) - {cache}
     with pytest.raises(UsageError, match="was trained on features of code"):
         duplex.evaluate(run, data)
     with pytest.raises(UsageError, match=r"made with another code of its encoder family.*or choose a model"):
-        recognizer(open_features(cache))
+        recognizer(open_features(other))
 
 
 @pytest.mark.slow
