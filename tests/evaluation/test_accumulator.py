@@ -100,25 +100,9 @@ def test_missing_and_repeated_blocks_are_refused() -> None:
     statistics.add(p.scores[:, 4:], first_column=4).competitors()
     with pytest.raises(DuplexError, match="image 0 has 18"):
         statistics.add(p.scores).competitors()
-
-
-def test_blocks_of_other_shapes_places_and_types_are_refused() -> None:
-    p = problem(np.random.default_rng(0))
-    for shape, first in (((12, 10), 0), ((11, 9), 0), ((12,), 0), ((12, 4), 6), ((12, 4), -1)):
-        with pytest.raises(DuplexError, match="does not fit"):
-            ScoreAccumulator(p.target, p.seen).add(np.zeros(shape), first_column=first)
-    for odd in (p.scores * 1j, p.scores.astype("S8"), p.scores.astype(object)):
-        with pytest.raises(DuplexError, match="does not fit 12 images and the columns 0 to 9"):
-            ScoreAccumulator(p.target, p.seen).add(odd)
-
-
-@pytest.mark.parametrize(
-    "target, seen, k",
-    [([], [True], 1), ([0], [], 1), ([2], [True, False], 1), ([-1], [True], 1), ([0], [True], 0), ([[0]], [True], 1)],
-)
-def test_impossible_requests_are_refused(target: list[int], seen: list[bool], k: int) -> None:
-    with pytest.raises(UsageError):
-        ScoreAccumulator(target, seen, k=k)
+    twice = ScoreAccumulator(p.target, p.seen).add(p.scores, np.array([0, 0, *range(2, 12)]))
+    with pytest.raises(DuplexError, match="image 0 has 18"):
+        twice.add(p.scores[:1], np.array([1])).competitors()
 
 
 @pytest.mark.parametrize("most", [1, 125, 126, 127, 128, 129, 300])
@@ -172,21 +156,22 @@ def test_empty_blocks_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value"),
     [
-        ("target", [0.5, 1, 2], "target must be whole numbers"),
-        ("seen", [0, 1, 2], "seen must be true or false"),  # numbers of the seen columns
-        ("feasible_mask", [0, 1, 2], "feasible_mask must be true or false"),
-        ("feasible_mask", [True], "for each of the 3 columns"),
-        ("bucket", [-1, -1, -1], "no bucket below 0"),
-        ("bucket", [0.5, 1.5, 0.0], "buckets are whole numbers"),
-        ("k", 1.5, "k is 1.5; expected a whole number from 1"),
-        ("k", True, "k is True"),
+        ("target", [0.5, 1, 2]),
+        ("target", [0, 1, 3]),
+        ("target", [0, -1, 2]),
+        ("seen", [0, 1, 2]),  # numbers of the seen columns
+        ("feasible_mask", [True]),
+        ("bucket", [-1, -1, -1]),
+        ("bucket", [0.5, 1.5, 0.0]),
+        ("k", 0),
+        ("k", 1.5),
     ],
 )
-def test_values_that_would_be_rounded_or_taken_for_a_mask_are_refused(name: str, value: Any, words: str) -> None:
+def test_values_that_would_be_rounded_wrapped_or_taken_for_a_mask_are_refused(name: str, value: Any) -> None:
     arguments: dict[str, Any] = {"target": [0, 1, 2], "seen": [True, False, False]}
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=name):
         ScoreAccumulator(**{**arguments, name: value})
 
 
@@ -203,24 +188,28 @@ def test_torch_scores_are_ranked_as_exactly_as_those_of_numpy() -> None:
         assert label.tolist() == scores[np.arange(3), target].tolist()
 
 
-def test_blocks_that_do_not_hold_a_score_per_image_and_column_are_refused() -> None:
-    scores, target, seen = np.ones((3, 3)), np.arange(3), np.array([True, True, False])
+WHOLE = torch.ones(3, 3)
 
-    def added(block: Any, rows: Any = None, first: Any = 0) -> TopCompetitors:
-        return ScoreAccumulator(target, seen).add(block, rows, first).competitors()
 
-    assert added(scores, [2, 1, 0]).target.tolist() == [0, 1, 2]
-    with pytest.raises(DuplexError, match="image 0 has 6 scores for 3 columns"):
-        ScoreAccumulator(target, seen).add(scores, np.array([0, 0, 1])).add(scores[:1], np.array([2])).competitors()
-    for rows in ([1, 2, 3], [0.0, 1.0, 2.0]):
-        with pytest.raises(UsageError, match="rows or first_column is not a number"):
-            added(scores, rows)
-    with pytest.raises(UsageError, match="rows or first_column is not a number"):
-        added(scores, None, 0.0)
-    whole = torch.from_numpy(scores)
-    for block in (np.ma.array(scores, mask=np.eye(3, dtype=bool)), whole.to("meta"), whole.to_sparse()):
-        with pytest.raises(DuplexError, match="with missing values"):
-            added(block)
+@pytest.mark.parametrize(
+    ("block", "rows", "first"),
+    [
+        (np.ones((3, 4)), None, 0),
+        (np.ones((2, 3)), None, 0),
+        (np.ones((3, 2)), None, 2),
+        (np.ones((3, 2)), None, -1),
+        (np.ones((3, 3)) * 1j, None, 0),
+        (np.ones((3, 3)).astype("S8"), None, 0),
+        (np.ones((3, 3)), [1, 2, 3], 0),
+        (np.ones((3, 3)), [0.0, 1.0, 2.0], 0),
+        (np.ma.array(np.ones((3, 3)), mask=np.eye(3, dtype=bool)), None, 0),
+        (WHOLE.to("meta"), None, 0),
+        (WHOLE.to_sparse(), None, 0),
+    ],
+)
+def test_blocks_that_do_not_hold_a_score_per_image_and_column_are_refused(block: Any, rows: Any, first: Any) -> None:
+    with pytest.raises(DuplexError):
+        ScoreAccumulator(np.arange(3), np.array([True, True, False])).add(block, rows, first)
 
 
 def test_whole_numbers_are_exact_up_to_two_to_the_53():

@@ -13,12 +13,20 @@ from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.feasibility import (
     HALVINGS,
     CrossFitGain,
+    Threshold,
     buckets,
     choose_threshold,
     largest_clear_gain,
     pair_halves,
     thresholds,
 )
+
+
+def choose(scores, target, feasible, count: int) -> Threshold:
+    """Choose among `count` thresholds; seen compositions are those of infinite feasibility."""
+    seen = np.isinf(feasible)
+    steps = thresholds(feasible, seen, count)
+    return choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(feasible, steps)).add(scores), steps)
 
 
 def won_halves(scores: np.ndarray, target: np.ndarray, seen: np.ndarray, allowed: np.ndarray) -> dict[int, list[int]]:
@@ -84,42 +92,28 @@ def test_the_gain_is_that_of_the_pairs_that_did_not_choose(seed: int, levels: in
     shape = (images, columns)
     scores = rng.integers(0, levels, shape).astype(float) if levels else rng.standard_normal(shape)
     scores[np.arange(images), target] += 1
-    steps = thresholds(feasible, seen, count)
-    chosen = choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(feasible, steps)).add(scores), steps)
-    mean, error = naive_gain(scores, target, seen, feasible, steps)
+    chosen = choose(scores, target, feasible, count)
+    mean, error = naive_gain(scores, target, seen, feasible, thresholds(feasible, seen, count))
     assert chosen.gain.value == pytest.approx(mean, abs=1e-12)
     assert chosen.gain.standard_error == pytest.approx(error, abs=1e-12)
     assert chosen.gain.pairs == len(set(target[~seen[target]]))
 
 
 def test_a_threshold_that_only_rules_out_compositions_without_images_pays() -> None:
-    seen = np.array([True, False, False, False, False])
-    feasible = np.array([np.inf, 1.0, 1.0, 1.0, 0.0])
     target = np.array([0, 0, 1, 2, 3])
     scores = np.eye(5)[target] + np.array([0, 0, 0, 0, 2.0])  # the last composition is always scored best
-    steps = thresholds(feasible, seen, 2)
-    chosen = choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(feasible, steps)).add(scores), steps)
+    chosen = choose(scores, target, np.array([np.inf, 1.0, 1.0, 1.0, 0.0]), 2)
     assert chosen.value == 1.0 and chosen.gain == CrossFitGain(1.0, 0.0, 3) and chosen.gain.is_clear
 
 
 def test_a_threshold_that_rules_out_a_pair_left_out_does_not_pay() -> None:
-    seen = np.array([True, False, False, False])
     feasible = np.array([np.inf, 2.0, 1.0, 0.0])  # every pair is the least feasible one of those that are left in
     target = np.array([0, 0, 1, 2, 3])
-    scores = np.eye(4)[target] + np.array([0, 0, 0, 0.5])
-    steps = thresholds(feasible, seen, 3)
-    chosen = choose_threshold(ScoreAccumulator(target, seen, bucket=buckets(feasible, steps)).add(scores), steps)
-    assert not chosen.gain.is_clear
+    assert not choose(np.eye(4)[target] + np.array([0, 0, 0, 0.5]), target, feasible, 3).gain.is_clear
 
 
 def test_one_pair_has_a_gain_without_standard_error_that_never_pays() -> None:
-    seen = np.array([True, False, False])
-    feasible = np.array([np.inf, 1.0, 0.0])
-    steps = thresholds(feasible, seen, 2)
-    accumulator = ScoreAccumulator([0, 1], seen, bucket=buckets(feasible, steps)).add(
-        np.array([[1, 0, 2.0], [0, 1, 2]])
-    )
-    chosen = choose_threshold(accumulator, steps)
+    chosen = choose(np.array([[1, 0, 2.0], [0, 1, 2]]), [0, 1], np.array([np.inf, 1.0, 0.0]), 2)
     assert chosen.gain == CrossFitGain(0.0, None, 1) and not chosen.gain.is_clear
 
 

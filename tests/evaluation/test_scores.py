@@ -12,7 +12,6 @@ import pytest
 from duplex.errors import UsageError
 from duplex.evaluation import score_files as module
 from duplex.evaluation.score_files import ScoreFile, open_scores
-from tests.features.test_store import opened_in
 
 IMAGES, COLUMNS = 7, 4
 GOOD: dict[str, Any] = {
@@ -35,11 +34,7 @@ def save(path: Path, **changes: Any) -> Path:
 
 
 def read(path: Path, **changes: Any) -> ScoreFile:
-    return read_again(save(path, **changes))
-
-
-def read_again(path: Path) -> ScoreFile:
-    with open_scores(path) as found:
+    with open_scores(save(path, **changes)) as found:
         return found
 
 
@@ -84,16 +79,13 @@ def test_text_of_any_length_is_read_from_hdf5(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, Any, str]] = [
-    ("k", [[1, 2]], "'k' must be one or more"),
     ("k", [1, 0], "'k' must be one or more"),
     ("feasible_mask", [1, 0, 2, 0], "'feasible_mask' must be true or false"),
     ("seen", np.array([b"1", b"0", b"1", b"0"]), "'seen' must be true or false"),
     ("seen", [[1, 0, 1, 0]], r"'seen' has the shape \(1, 4\); 'scores' requires \(4,\)"),
     ("target", [4, 0, 0, 0, 0, 0, 0], "'target' holds 0 to 4; expected 0 to 3"),
     ("target", [0.5, 0, 0, 0, 0, 0, 0], "'target' must be whole numbers"),
-    ("target", [2.0**62, 0, 0, 0, 0, 0, 0], "'target' must be whole numbers"),
     ("target", np.array([2**63, 0, 0, 0, 0, 0, 0], np.uint64), "which is too large for a column number"),
-    ("target", np.ones(7, bool), "'target' must be whole numbers"),
     ("state", [1j, 1, 1, 1], "'state' must be numbers or texts"),
     ("scores", np.zeros((7, 4, 1)), r"'scores' must be numbers \[images, columns\], not \(7, 4, 1\)"),
     ("scores", None, "has no 'scores'; it holds"),
@@ -105,7 +97,6 @@ REFUSED: list[tuple[str, Any, str]] = [
 def test_wrong_entries_are_refused_by_name(tmp_path: Path, kind: str, name: str, values: Any, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         read(tmp_path / f"s.{kind}", **{name: values})
-    assert opened_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", ["npz", "h5"])
@@ -115,16 +106,8 @@ def test_two_columns_of_one_pair_are_refused(tmp_path: Path, kind: str) -> None:
         read(tmp_path / f"s.{kind}", state=states, object=objects)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_file_is_closed_after_use(tmp_path: Path, kind: str) -> None:
-    with open_scores(save(tmp_path / f"s.{kind}")) as found:
-        assert opened_in(tmp_path) == [f"s.{kind}"]
-    assert opened_in(tmp_path) == [] and found.target.size == IMAGES
-
-
-def test_missing_files_and_unknown_suffixes_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "says"), [("none.npz", "is not a file"), ("s.csv", "is neither an .npz nor")])
+def test_missing_files_and_unknown_suffixes_are_refused(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "s.csv").write_text("1,2")
-    (tmp_path / "s.npz").mkdir()
-    for name, says in (("none.npz", "is not a file"), ("s.npz", "is not a file"), ("s.csv", "is neither an .npz nor")):
-        with pytest.raises(UsageError, match=says):
-            read_again(tmp_path / name)
+    with pytest.raises(UsageError, match=says), open_scores(tmp_path / name):
+        pass

@@ -174,17 +174,23 @@ def test_undefined_metrics_are_left_out() -> None:
         assert set(compare_seeds([seen_only] * count, [seen_only] * count, 20)) == {"seen"}
 
 
-def test_runs_that_cannot_be_paired_are_refused() -> None:
-    one, two = [[drawn(0)]], [[drawn(0)], [drawn(1)]]
-    for first, second in ((one, one), (one, two), ([], [])):
-        with pytest.raises(UsageError, match="the same two or more"):
-            compare_splits(first, second)
-    for first, second in ((two, [two[0], [*two[0], *two[1]]]), ([*one, []], [*one, []])):
-        with pytest.raises(UsageError, match="same seeds"):
-            compare_splits(first, second)
-    for runs, others in ((two[0], [*two[0], *two[1]]), ([], [])):
-        with pytest.raises(UsageError, match="same seeds"):
-            compare_seeds(runs, others)
+ONE = [drawn(0)]
+
+
+@pytest.mark.parametrize(
+    ("compared", "first", "second"),
+    [
+        (compare_splits, [ONE], [ONE]),
+        (compare_splits, [ONE], [ONE, ONE]),
+        (compare_splits, [ONE, ONE], [ONE, ONE * 2]),
+        (compare_splits, [ONE, []], [ONE, []]),
+        (compare_seeds, ONE, ONE * 2),
+        (compare_seeds, [], []),
+    ],
+)
+def test_runs_that_cannot_be_paired_are_refused(compared, first, second) -> None:
+    with pytest.raises(UsageError, match="the same"):
+        compared(first, second)
 
 
 def test_the_bootstrap_is_repeatable() -> None:

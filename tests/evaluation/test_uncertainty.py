@@ -50,7 +50,6 @@ def test_delong_equals_comparing_every_pair(seed: int) -> None:
 
 
 def test_the_auc_interval_has_its_coverage() -> None:
-    """The population's AUC is inside for about 95 % of test sets."""
     rng = np.random.default_rng(0)
     truth = Components.of(margins_of(drawn(rng, 20000, 0.4), drawn(rng, 20000, 0.3, 0.5, -np.inf))).auc
     inside = 0
