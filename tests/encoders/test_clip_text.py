@@ -121,7 +121,6 @@ def closed() -> list[list[int]]:
 def test_recomputing_layers_changes_nothing(
     tower: ClipTextTower, model: Any, closed: list[list[int]], shares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither features nor gradients: each layer just runs a second time."""
     monkeypatch.setattr(tower, "shares_prefixes", shares)
     lexicon, tree, found, runs = lexicon_of(model), PromptTree.of(closed), [], []
     hook = tower.parts.blocks[0].ln_2.register_forward_hook(lambda *_: runs.append(1))
@@ -184,16 +183,11 @@ def test_a_model_in_half_precision_is_widened(closed: list[list[int]]) -> None:
     assert next(model.transformer.parameters()).dtype == torch.bfloat16
 
 
-def test_prompts_and_lexicons_of_wrong_size_are_refused(tower: ClipTextTower) -> None:
+def test_prompts_beyond_the_context_are_refused(tower: ClipTextTower) -> None:
     lexicon = torch.zeros(VOCABULARY, tower.width, dtype=torch.float64)
-    long = [[START, *[5] * (CONTEXT - 1), END]]
     for encode in (lambda s, x: tower.encode(PromptTree.of(s), x), tower.encode_plain, tower.encode_blocks):
         with pytest.raises(DuplexError, match="13 tokens; this text tower reads at most 12"):
-            encode(long, lexicon)
-        with pytest.raises(DuplexError, match="do not fit a text tower of width 16"):
-            encode([[START, END]], lexicon[:, :4])
-        with pytest.raises(DuplexError, match="token embedding 63; expected one from 0 to 9"):
-            encode([[START, END]], lexicon[:10])
+            encode([[START, *[5] * (CONTEXT - 1), END]], lexicon)
 
 
 ONE_BY_ONE = {"mit-states": 2412, "cgqa": 4540}  # operations where attention goes ancestor by ancestor

@@ -9,7 +9,7 @@ import torch
 from duplex.encoders.base import encoder_identity, load_encoder
 from duplex.encoders.open_clip import convert_weights, find_source, open_clip
 from duplex.errors import DuplexError, UsageError
-from tests.encoders.small import ARCHITECTURE, write_folder
+from tests.encoders.small import ARCHITECTURE, add_architecture, write_folder
 
 
 def test_moving_a_folder_keeps_the_identity(tmp_path: Path) -> None:
@@ -149,12 +149,8 @@ class Scripted(torch.nn.Module):
 
 @pytest.fixture
 def architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("open_clip.factory._MODEL_CONFIGS", {**open_clip.factory._MODEL_CONFIGS})
-    monkeypatch.setattr("open_clip.factory._MODEL_CONFIG_PATHS", [*open_clip.factory._MODEL_CONFIG_PATHS])
-    (tmp_path / "small-quickgelu.json").write_text(json.dumps(ARCHITECTURE))
-    (tmp_path / "small.json").write_text(json.dumps({**ARCHITECTURE, "quick_gelu": False}))
-    open_clip.add_model_config(tmp_path / "small-quickgelu.json")
-    open_clip.add_model_config(tmp_path / "small.json")
+    add_architecture(monkeypatch, tmp_path, "small-quickgelu")
+    add_architecture(monkeypatch, tmp_path, "small", quick_gelu=False)
     published = {"url": "", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "quick_gelu": True}
     for name in ("small", "small-quickgelu"):
         monkeypatch.setitem(open_clip.pretrained._PRETRAINED, name, {"openai": published})

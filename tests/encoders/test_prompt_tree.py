@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts, tree_blocks
-from duplex.errors import DuplexError
 
 prompts = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=6), min_size=1, max_size=40)
 
@@ -54,17 +52,3 @@ def test_blocks_keep_shared_prefixes_together() -> None:
     rng = np.random.default_rng(0)
     pairs = rng.permutation([[0, 1, 2 + s, 20 + o, 50] for s in range(8) for o in range(25)])
     assert sum(tree.tokens for _, tree in tree_blocks(pairs, 25)) == 8 * (2 + 1 + 25 + 25)
-
-
-@pytest.mark.parametrize(
-    ("sequences", "sentence"),
-    [
-        ([], "no prompt to encode"),
-        ([[1, 2], []], "prompt 1 has no tokens"),
-        ([[1, -2]], "below 0"),
-        (np.array([[1, -1, 2]]), "below 0"),
-    ],
-)
-def test_what_is_no_prompt_is_refused(sequences: object, sentence: str) -> None:
-    with pytest.raises(DuplexError, match=sentence):
-        PromptTree.of(sequences)  # type: ignore[arg-type]

@@ -39,8 +39,6 @@ def test_a_word_without_a_trained_token_is_named() -> None:
     assert vocabulary.tokens("striped heart") == whole.tokens("striped heart")
     with pytest.raises(DuplexError, match=r"without the word 'zebra'.*duplex encoders"):
         vocabulary.tokens("striped zebra")
-    with pytest.raises(DuplexError, match="'zebra'"):
-        vocabulary.embedding(zebra)
 
 
 def test_embeddings_are_rows_of_the_table() -> None:
@@ -49,8 +47,6 @@ def test_embeddings_are_rows_of_the_table() -> None:
     assert torch.equal(tower.embedding([3, 5]), model.token_embedding.weight[[3, 5]])
     assert torch.equal(tower.embedding(torch.tensor([5])), model.token_embedding.weight[[5]])
     assert not tower.embedding([3]).requires_grad
-    with pytest.raises(DuplexError, match="token 64 is not among"):
-        tower.embedding([64])
 
 
 def test_start_and_end_come_from_the_tokenizer() -> None:
@@ -59,8 +55,6 @@ def test_start_and_end_come_from_the_tokenizer() -> None:
     assert tower.tokens("7 8") == [7, 8]
     headless = ClipTextTower(small_model({"no_causal_mask": True, "pool_type": "last"}), FakeTokenizer([], [1], 1))
     assert headless.tokens("7 8") == [7, 8]
-    with pytest.raises(DuplexError, match="no single start token"):
-        _ = headless.start
 
 
 def test_the_scale_and_sizes_are_the_models() -> None:

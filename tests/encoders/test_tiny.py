@@ -60,7 +60,6 @@ def test_its_patch_tokens_are_the_cells_of_its_last_feature_map(encoder) -> None
 
 
 def test_the_tiny_clip_recognises_images_of_its_own_style(encoder) -> None:
-    """On images of its own style that it was not trained on it must be far better than chance (1 in 22)."""
     streams = [(kind, random_stream(1, f"{kind} {k}")) for kind in OUTLINES for k in range(4)]
     drawn = [draw_image(kind, LOOKS["plain"], MILD, stream) for kind, stream in streams]
     images = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in drawn]))
