@@ -1,5 +1,3 @@
-"""ADE against loops over images, partners and tokens."""
-
 from __future__ import annotations
 
 import math

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.errors import DuplexError
 from duplex.methods.base import Batch, Inspectable, Method
 from duplex.methods.families import WordTable, next_allowed_partner
 from tests.methods.field import batch, context
@@ -70,9 +69,6 @@ def test_the_defaults_train_all_parameters_and_offer_nothing_else():
     assert plain.likelihood() is None
     scores = torch.tensor([[1.0, 2.0, -torch.inf]])
     assert torch.equal(plain.probabilities(scores), scores.softmax(1))
-    for name, arguments in (("losses", (batch(2), ())), ("scorer", ([0],))):
-        with pytest.raises(DuplexError, match=rf"Plain must define {name}\(\)"):
-            getattr(plain, name)(*arguments)
 
 
 @pytest.mark.parametrize("trained", [True, False])

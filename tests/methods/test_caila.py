@@ -1,5 +1,3 @@
-"""CAILA against loops; before training it is CLIP."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -62,7 +60,6 @@ def test_losses_and_scores_by_loops(mixture):
 
 
 def test_before_training_it_scores_as_clip_does():
-    """Up-projections start at zero."""
     method, images = build(Caila, shaken=False, mixture=False, **ROW), batch(4)
     plain = build(PromptMethod, shaken=False, **CLIP)
     whole = scores(method, range(12), images)

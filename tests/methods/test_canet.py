@@ -1,5 +1,3 @@
-"""CANet against loops."""
-
 from __future__ import annotations
 
 import pytest
@@ -54,7 +52,6 @@ def test_losses_and_scores_by_loops(conditional, monkeypatch):
 
 
 def test_state_embeddings_depend_on_the_image_only_if_conditional():
-    """Two images with equal state features."""
     for conditional in (True, False):
         method = build(Canet, width=5, conditional=conditional)
         for layer in method.see_s:

@@ -1,5 +1,3 @@
-"""CDS-CZSL against loops."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""CGE and Co-CGE against a dense adjacency matrix."""
-
 from __future__ import annotations
 
 import math

@@ -25,12 +25,19 @@ LABELS = small_labels()
 ALONE: dict[str, Any] = {"losses": (), "inference": ("gaussian",), "adapter": "none"}
 FREE = {**CLIP, "inference": ("semantic", "gaussian")}
 TRAIN = batch_of(features(60, 5), np.resize(LABELS.pairs["train"], 60))
+FEW = Batch({"cls": TRAIN.cls[:5]}, TRAIN.compositions[:5])
+CHANGED = Batch({"cls": TRAIN.cls * 1.5 + 0.5}, TRAIN.compositions)
 
 
 def begun(seed: int = 0, **row) -> ClosedFormMethod:
     torch.manual_seed(seed)
+    return restarted(TRAIN, **row)
+
+
+def restarted(images: Batch | None = None, **row) -> ClosedFormMethod:
     method = ClosedFormMethod(small_context(), ClosedFormOptions(**row)).double()
-    method.start(TRAIN)
+    if images is not None:
+        method.start(images)
     return method
 
 
@@ -91,11 +98,11 @@ def test_a_loaded_checkpoint_scores_the_same():
     method = begun(**ALONE)
     state = method.state_dict()
     assert state["counts"].sum() == len(TRAIN) and state["sums"].shape == (len(LABELS.pairs["train"]), DIM)
-    again = ClosedFormMethod(small_context(), ClosedFormOptions(**ALONE)).double()
+    again = restarted(**ALONE)
     again.load_state_dict(state)
     columns, z = LABELS.candidates("open", "test"), features(6, 4)
     assert torch.equal(scores_of(method, columns, z), scores_of(again, columns, z))
-    method.start(Batch({"cls": TRAIN.cls * 1.5 + 0.5}, TRAIN.compositions))
+    method.start(CHANGED)
     assert not torch.equal(scores_of(method, columns, z), scores_of(again, columns, z)), "a new start is a new fit"
     again.load_state_dict(method.state_dict())
     assert torch.equal(scores_of(method, columns, z), scores_of(again, columns, z)), "so is a state that is loaded"
@@ -141,24 +148,18 @@ def test_a_pair_without_readable_images_is_composed(images):
     own = int(LABELS.pairs["train"][2])
     kept = (TRAIN.compositions != own) | ((TRAIN.compositions == own).cumsum(0) <= images)
     few = Batch({"cls": TRAIN.cls[kept]}, TRAIN.compositions[kept])
-    method = ClosedFormMethod(small_context(), ClosedFormOptions(**ALONE, weights=(1.0,))).double()
-    method.start(few)
+    method = restarted(few, **ALONE, weights=(1.0,))
     assert method.counts[2] == images and method.fitted().seen.tolist().count(own) == images
     columns, z = LABELS.candidates("closed", "test"), features(3, 0)
     expected = model(few=few).scorer(torch.as_tensor(columns))(unit(z)).log_softmax(-1)
     torch.testing.assert_close(scores_of(method, columns, z).double(), expected, rtol=1e-4, atol=1e-4)
 
 
-FEW = Batch({"cls": TRAIN.cls[:5]}, TRAIN.compositions[:5])
-CHANGED = Batch({"cls": TRAIN.cls * 1.5 + 0.5}, TRAIN.compositions)
-
-
 @pytest.mark.parametrize(("images", "again"), [(FEW, "start"), (CHANGED, "start"), (CHANGED, "on_features_changed")])
 def test_a_second_fit_equals_a_first(images, again):
     method = begun(**ALONE)
     getattr(method, again)(images)
-    fresh = ClosedFormMethod(small_context(), ClosedFormOptions(**ALONE)).double()
-    fresh.start(images)
+    fresh = restarted(images, **ALONE)
     assert all(torch.equal(value, fresh.state_dict()[name]) for name, value in method.state_dict().items())
 
 
@@ -223,7 +224,6 @@ ROWS = {
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("world", ["closed", "open"])
 def test_terms_and_exported_tensors_sum_to_the_score(row, world):
-    """The terms of the exported tensors do so in torch and in numpy."""
     method, columns, z = begun(**row), LABELS.candidates(world, "test"), features(5, 8)
     expected, evidence = scores_of(method, columns, z).double(), method.score_terms(columns)
     found = dict(evidence({"cls": z}))

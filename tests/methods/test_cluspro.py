@@ -1,5 +1,3 @@
-"""ClusPro against loops over images and prototypes."""
-
 from __future__ import annotations
 
 import math
@@ -101,7 +99,6 @@ def test_initial_clusters_are_evenly_chosen_images_of_each_primitive():
 
 
 def test_transport_is_separate_for_each_primitive():
-    """Cosines of 1 and -1 are included."""
     random = torch.Generator().manual_seed(3)
     own = torch.tensor([2, 0, 2, 2, 0, 4])
     similarity = torch.rand(6, 3, generator=random, dtype=torch.float64) * 2 - 1

@@ -21,12 +21,6 @@ UNSEEN = st.sampled_from(["compose", "random"])
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
-@pytest.fixture
-def sums(monkeypatch):
-    """Compute outer sums for any number of candidates."""
-    monkeypatch.setattr(module, "ROWS", 0)
-
-
 def started(labels, seed: int = 0, *, unseen: Any = "compose", seen: bool = True, dtype=torch.float64) -> Codebook:
     torch.manual_seed(seed)
     book = Codebook(labels, DIM, unseen=unseen, random_seen=not seen).to(dtype)
@@ -91,7 +85,8 @@ def test_logits_by_sums_equal_the_dense_twins(sizes, unseen, dtype, seed):
         module.ROWS, module.CELLS = before
 
 
-def test_gradients_reach_features_through_the_sums(sums):
+def test_gradients_reach_features_through_the_sums(monkeypatch):
+    monkeypatch.setattr(module, "ROWS", 0)
     book, z = started(small_labels()), unit(features(3, 4)).requires_grad_()
     refine(book, np.random.default_rng(0), 1)
     weight = features(3, 5)[:, :1] * torch.arange(12)

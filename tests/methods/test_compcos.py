@@ -1,5 +1,3 @@
-"""CompCos against loops, and its margins."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -35,7 +33,6 @@ def test_losses_and_scores_by_loops(world):
 
 
 def test_the_first_epoch_excludes_unseen_compositions():
-    """The loss in the open world is that of the closed world."""
     images = batch(5)
     aside, closed = build(CompCos, "open", **ROW), build(CompCos, **ROW)
     close(

@@ -1,5 +1,3 @@
-"""Copies of index arrays, and lists of compositions by loops."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -23,7 +21,7 @@ def test_means_are_by_state_and_by_object(shape):
 
 def test_index_arrays_are_copied_to_a_device_unchanged(pretended: Pretended) -> None:
     lists = np.array([3, 1]), np.empty(0, dtype=np.int64), np.array([7, 8, 9])
-    for device in (torch.device("cpu"), torch.device(pretended.name)):
+    for device in map(torch.device, ("cpu", pretended.name)):
         copies = copy_to_device(device, *lists)
         assert [tensor.device.type for tensor in copies] == [device.type] * 3
         assert [tensor.cpu().tolist() for tensor in copies] == [array.tolist() for array in lists]

@@ -107,7 +107,6 @@ options_of_duplex = st.fixed_dictionaries(
     st.integers(0, 10**6),
 )
 def test_losses_and_gradients_equal_the_twin(row, sizes, batch, seed):
-    """Random options, vocabularies, candidates and batches, with duplicates and single images."""
     random = np.random.default_rng(seed)
     labels = small_labels() if sizes is None else random_labels(*sizes, random)
     compositions = random.choice(labels.pairs["train"], batch).tolist()

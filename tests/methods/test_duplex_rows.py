@@ -42,7 +42,6 @@ def test_written_prototypes_equal_the_twin(compositions):
 
 
 def test_gradients_of_unseen_candidates_reach_disentanglers_and_projections():
-    """`L_c^h` has gradients for unseen candidates, and these reach both disentanglers and both projections."""
     method = small_method(Options(width=5, adapter="none", losses=("visual",)))
     step = step_of(method, features(3, 5), torch.tensor([0, 3, 5]))
     rows = step.refinement.rows
@@ -74,7 +73,6 @@ def test_momentum_one_freezes_the_codebook_and_zero_replaces_candidates():
 
 
 def test_underflowing_posteriors_give_finite_gradients():
-    """With large logits, prototypes without messages stay and gradients are finite."""
     for scale in (10.0, 100.0, 400.0):
         method = small_method(
             Options(width=5, adapter="none", fusion="additive", messages=("counterfactual",), momentum=0.0)

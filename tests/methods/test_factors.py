@@ -1,5 +1,3 @@
-"""Unit features and perceptrons; the tests of methods hold the other maps to loops."""
-
 from __future__ import annotations
 
 import pytest

@@ -10,7 +10,7 @@ import torch
 
 from duplex.methods import gaussian
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, JointEquations, KernelFactors, PairMeans
-from tests.methods.test_gaussian_prototypes import THIN, every, seen_means, world
+from tests.methods.test_gaussian_prototypes import every, seen_means, world
 
 V, TAU, RIDGE = 0.05, 0.3, 0.1
 
@@ -158,8 +158,21 @@ def test_without_interactions_words_change_nothing() -> None:
     assert torch.equal(plain.scorer(every(plain))(z), off.scorer(every(off))(z))
 
 
+THIN = {
+    "one image a pair": {"images": 8, "pairs": 8},
+    "one pair": {"images": 9, "pairs": 1},
+    "one image": {"images": 1, "pairs": 1},
+    "one state": {"m": 1, "n": 5, "pairs": 3},
+    "one object": {"m": 5, "n": 1, "pairs": 3},
+    "one composition in all": {"m": 1, "n": 1, "pairs": 1},
+    "fewer images than dimensions": {"images": 12, "d": 40},
+    "one dimension": {"d": 1},
+}
+
+
 @pytest.mark.parametrize("case", THIN.values(), ids=THIN.keys())
-def test_few_images_give_finite_scores(case: dict) -> None:
+@pytest.mark.parametrize("shared", [False, True], ids=["effects alone", "interactions"])
+def test_few_images_give_finite_scores(case: dict, shared: bool) -> None:
     z, own, m, n = world(**case)
-    model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=words(m, n))
-    assert torch.isfinite(model.scorer(every(model), 0)(z)).all()
+    model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), words=words(m, n) if shared else None)
+    assert torch.isfinite(model.scorer(every(model), 0)(world(seed=2, **case)[0])).all()

@@ -1,5 +1,3 @@
-"""KG-SP against loops."""
-
 from __future__ import annotations
 
 from duplex.methods.kg_sp import KgSp

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.methods.registry import find_method, installed_methods
+from duplex.methods.registry import find_method
 from tests.methods.field import batch, build, scores
+from tests.methods.world import KINDS
 
-OTHERS = {"lde", "product"}
-KINDS = [k for k, source in installed_methods().items() if source.module.startswith("duplex.") and k not in OTHERS]
+TRAINED = [kind for kind in KINDS if kind not in ("lde", "product")]
 NARROW = {"width": 6, "image_width": 6, "out": 5, "factor_width": 6, "context_width": 6, "heads": 2, "inner": 2}
 
 
@@ -28,7 +28,7 @@ def losses_of(method: Any, seed: int) -> torch.Tensor:
     return torch.stack(list(method.losses(images, method.shared()).values())).detach()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plid"])
+@pytest.mark.parametrize("kind", [kind for kind in TRAINED if kind != "plid"])
 def test_without_dropout_both_modes_give_the_same_losses(kind):
     method = made(kind, 0.0)
     used, learned = losses_of(method, 0), losses_of(method.train(), 1)
@@ -40,7 +40,7 @@ def test_without_dropout_both_modes_give_the_same_losses(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if "dropout" in " ".join(find_method(kind).Options.describe_types())]
+    "kind", [kind for kind in TRAINED if "dropout" in " ".join(find_method(kind).Options.describe_types())]
 )
 def test_dropout_is_random_in_training_only(kind):
     method = made(kind, 0.6)
@@ -50,7 +50,7 @@ def test_dropout_is_random_in_training_only(kind):
     assert torch.equal(scores(method, range(12), batch(3)), scores(method, range(12), batch(3)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED)
 def test_the_optimiser_gets_every_parameter_once(kind):
     method = made(kind, 0.0)
     grouped = [parameter for group in method.groups() for parameter in group["params"]]

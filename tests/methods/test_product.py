@@ -1,5 +1,3 @@
-"""The product of finished runs equals loops over images, candidates and members in double precision."""
-
 from __future__ import annotations
 
 import math
@@ -12,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.errors import UsageError
 from duplex.methods.base import LARGEST_WEIGHT, search_weights
 from duplex.methods.closed_form import ClosedFormMethod
 from duplex.methods.compcos import CompCos
@@ -146,11 +143,6 @@ def test_the_search_stops_at_the_largest_weight() -> None:
 def test_wrong_options_are_refused(record: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         ProductOptions.from_dict(record)
-
-
-def test_a_product_without_runs_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"product combines finished runs of a, b; list it in run\.products"):
-        ProductMethod(context(), ProductOptions(of=("a", "b")))
 
 
 def test_needs_are_those_of_all_members() -> None:

@@ -8,8 +8,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from duplex import options
-from duplex.methods.registry import find_method, installed_methods, parse_options
+from duplex.methods.registry import find_method, parse_options
 from duplex.options import OptionError
+from tests.methods.world import KINDS
 
 SMALL = 1e-6
 INTERVALS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # accepted, refused
@@ -21,7 +22,6 @@ INTERVALS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {  # accepted, r
     "Share": ((0.0, 1.0), (-SMALL, 1 + SMALL)),
 }
 UNBOUNDED = {"adapter_scale", "start"}
-KINDS = sorted(kind for kind, source in installed_methods().items() if source.module.startswith("duplex."))
 
 
 @pytest.mark.parametrize("name", INTERVALS)

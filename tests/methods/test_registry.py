@@ -6,9 +6,8 @@ import dataclasses
 import os
 import sys
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, version
+from importlib.metadata import EntryPoint
 from types import ModuleType
-from typing import Any
 
 import pytest
 from torch import nn
@@ -28,7 +27,7 @@ from duplex.methods.registry import (
 )
 from duplex.options import OptionError, Options
 from duplex.system import plugins
-from duplex.system.plugins import module_of, provider
+from duplex.system.plugins import module_of
 from tests.methods.world import small_context
 
 
@@ -43,39 +42,11 @@ def test_an_unknown_kind_lists_the_known_ones():
         find_method("duplx")
 
 
-NUMBER = 3
-
-
-class Optionless(Method[Any]):
-    Options = 3  # type: ignore[assignment]
-
-
-class Failing(type):
-    @property
-    def broken(cls) -> Any:
-        raise ValueError("a bug")
-
-
-class Nested(metaclass=Failing):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("nowhere.at_all:Method", "cannot be loaded .ModuleNotFoundError"),
-        ("duplex.methods.prompts:PromptOptions", "no subclass of duplex.methods.base.Method"),
-        (f"{__name__}:NUMBER", r"tests\.methods\.test_registry:NUMBER is no subclass of duplex.methods.base.Method"),
-        (f"{__name__}:Optionless", r"Optionless\.Options is no subclass of duplex.options.Options"),
-        (f"{__name__}:Nested.broken", r"of tests\.methods\.test_registry cannot be loaded .ValueError: a bug.; fix"),
-    ],
-)
-def test_a_broken_kind_is_reported_in_one_line(kind, message):
-    with pytest.raises(BrokenMethod, match=message) as caught:
+@pytest.mark.parametrize("kind", ["nowhere.at_all:Method", "duplex.methods.prompts:PromptOptions"])
+def test_a_broken_kind_is_described_by_its_error(kind):
+    with pytest.raises(BrokenMethod) as caught:
         find_method(kind)
-    assert "\n" not in str(caught.value)
-    description = describe_method(kind)
-    assert description["needs"] == description["options"] == [] and description["error"] == str(caught.value)
+    assert describe_method(kind)["error"] == str(caught.value)
 
 
 class NeedsAll(Method[Options]):
@@ -137,23 +108,13 @@ def test_a_description_without_defaults_has_no_needs():
     assert defaults == {"depth": None, "names": ["a", "b"], "rate": 0.5}
 
 
-def test_of_two_kinds_with_one_name_the_built_in_one_counts(monkeypatch):
+def test_a_built_in_kind_wins_and_one_of_two_distributions_is_refused(monkeypatch):
     others = [EntryPoint(*pair, "duplex.methods") for pair in (("prompts", "alien:A"), ("b", "z:Z"), ("b", "alien:B"))]
     points = [*others, *plugins.entry_points(group="duplex.methods")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: points if group == "duplex.methods" else [])
-    kinds = installed_methods()
-    assert list(kinds) == sorted(kinds)
-    assert module_of(kinds["prompts"]) == "duplex.methods.prompts"
-    assert provider(kinds["prompts"]) == f"{DISTRIBUTION} {version(DISTRIBUTION)}"
-    assert (module_of(kinds["b"]), kinds["b"].value, provider(kinds["b"])) == ("alien", "alien:B", "alien")
-
-
-def test_a_kind_of_two_distributions_is_refused(monkeypatch):
-    points = [EntryPoint("b", "z:Z", "duplex.methods"), EntryPoint("b", "alien:B", "duplex.methods")]
-    monkeypatch.setattr(plugins, "entry_points", lambda group, name="b": points if name == "b" else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group, name=None: [p for p in points if name in (None, p.name)])
+    assert module_of(installed_methods()["prompts"]) == "duplex.methods.prompts"
     with pytest.raises(BrokenMethod, match=r"^method kind 'b' comes from both alien and z; uninstall one of them, or"):
         find_method("b")
-    assert "uninstall one of them" in describe_method("b")["error"]
 
 
 def test_only_module_and_class_are_looked_up_in_the_current_folder(tmp_path, monkeypatch):

@@ -1,5 +1,3 @@
-"""SCEN against loops over images, positives and negatives."""
-
 from __future__ import annotations
 
 import math

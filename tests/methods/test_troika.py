@@ -1,5 +1,3 @@
-"""Troika against loops over images, prompts, heads and tokens."""
-
 from __future__ import annotations
 
 from typing import Any

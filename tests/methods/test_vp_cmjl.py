@@ -1,5 +1,3 @@
-"""VP-CMJL against loops."""
-
 from __future__ import annotations
 
 import math

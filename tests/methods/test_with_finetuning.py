@@ -16,13 +16,12 @@ from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.finetuned import WithFinetuning, finetuned_blocks_factory
 from duplex.methods.prompts import PromptMethod, PromptOptions
-from duplex.methods.registry import installed_methods, make_method, parse_options
+from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.testing import small_batch, small_context
 from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, train
+from tests.methods.test_modes import TRAINED
 
-OTHERS = ("lde", "product")  # without training, and of finished runs
-KINDS = [k for k, source in installed_methods().items() if source.module.startswith("duplex.") and k not in OTHERS]
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=16, epochs=3)
 ROW = (192, 3, 3)
 
@@ -64,7 +63,7 @@ def with_features(method: WithFinetuning, batch: Batch) -> Batch:
     return Batch({**batch.inputs, "cls": method.blocks(batch.inputs["block_inputs"])}, batch.compositions)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRAINED)
 def test_every_kind_scores_and_trains_on_features_of_the_blocks(kind: str) -> None:
     method, batch = started(kind), block_batch(24, seed=3)
     columns = method.labels.candidates("open", "test")

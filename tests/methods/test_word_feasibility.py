@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.errors import DuplexError
 from duplex.labels import LabelSpace
 from duplex.methods.families import Feasibility, feasibility
 
@@ -59,11 +58,3 @@ def test_blocks_of_states_concatenate_to_the_whole(seed: int, seen: float, block
         assert np.array_equal(np.concatenate([part for _, part in parts]), whole)
         patch.setattr("duplex.methods.families.TABLE", 0)
         np.testing.assert_allclose(feasibility(*vectors, labels), whole, atol=1e-12)
-
-
-def test_vectors_that_do_not_fit_are_refused() -> None:
-    labels = space(np.random.default_rng(0), 3, 4, 0.5)
-    with pytest.raises(DuplexError, match=r"states have shape .* expected 3 finite rows"):
-        feasibility(np.ones((2, 5)), np.ones((4, 5)), labels)
-    with pytest.raises(DuplexError, match=r"objects have shape .* expected 4 finite rows"):
-        feasibility(np.ones((3, 5)), np.full((4, 5), np.nan), labels)

@@ -14,11 +14,13 @@ from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.prompts import PromptMethod, PromptOptions
+from duplex.methods.registry import installed_methods
 from duplex.options import Options
 
 STATES = ["red", "striped", "hollow", "Faux.Fur"]
 OBJECTS = ["circle", "heart", "star"]
 DIM = 8
+KINDS = sorted(kind for kind, source in installed_methods().items() if source.module.startswith("duplex."))
 
 
 @cache

@@ -1,0 +1,57 @@
+"""Prompts that a method encodes by its context; compositions beyond the label space."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from duplex.encoders.base import load_encoder
+from duplex.errors import UsageError
+from duplex.features.tokens import Examples
+from duplex.labels import LabelSpace
+from duplex.methods.base import MethodContext
+from duplex.methods.kg_sp import KgSp, KgSpOptions
+from duplex.methods.paths import Prompts, unit
+from duplex.options import TrainingOptions
+from duplex.training.loop import train
+from tests.methods.world import features, small_context, small_labels
+
+SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
+
+
+@pytest.mark.parametrize("composition", [99, -1])
+def test_training_images_beyond_the_label_space_are_refused(composition):
+    own = torch.as_tensor(np.resize(small_labels().pairs["train"], 20))
+    own[3] = composition
+    images = Examples(np.arange(20), {"cls": features(20, 0).float()}, own)
+    with pytest.raises(UsageError, match=f"training image 3 has the composition {composition}"):
+        train(KgSp(small_context(), KgSpOptions()), images, SETTINGS, 0, lambda _: 0.5)
+
+
+@pytest.fixture(scope="module")
+def context() -> MethodContext:
+    tower = load_encoder("tiny", towers="text").text
+    words = [("red", "star"), ("blue", "heart"), ("blue", "star")]
+    labels = LabelSpace.from_pairs({"train": words[:2], "val": words[2:], "test": words[2:]})
+    return MethodContext(labels, {"cls": (128,)}, tower)
+
+
+def test_prompts_of_compositions_states_and_objects_are_encoded_in_one_call(context):
+    chosen = context.labels.candidates("closed", "val")
+    found = context.encode_prompts(chosen)
+    expected = Prompts(context.labels, context.text).encode(chosen)
+    for own, direct in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, direct)
+    assert [len(part) for part in found] == [len(chosen), 2, 2]
+
+
+def test_features_of_several_templates_are_averaged(context):
+    templates = ["a photo of", "an image of", "a picture of"]
+    chosen = np.arange(context.labels.size)
+    found = context.encode_prompts(chosen, templates)
+    for place, part in enumerate(found):
+        singly = [Prompts(context.labels, context.text, template=words).encode(chosen)[place] for words in templates]
+        torch.testing.assert_close(part, unit(torch.stack(singly).mean(0)))
+        torch.testing.assert_close(part.norm(dim=1), torch.ones(len(part)))
+    assert not torch.allclose(found.compositions, context.encode_prompts(chosen, templates[0]).compositions)
