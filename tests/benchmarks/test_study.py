@@ -205,10 +205,3 @@ def test_a_product_combines_the_runs_of_the_study(done, benches):
     places = study.StudyPaths(bench)
     assert places.run(DATASETS[0], "cso", 1).root == bench.place("cso", bench.rate("cso"), 1).root
     assert places.features(DATASETS[0]) == ArtifactPaths().features(DATASETS[0])
-
-
-def test_comparing_with_a_row_that_is_not_run_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["study", "--methods", "cso", "--of", "dual"])
-    with pytest.raises(SystemExit):
-        study.main()
-    assert "dual, which is not among --methods" in capsys.readouterr().err
