@@ -37,7 +37,6 @@ def test_undefined_numbers_are_left_out(records):
 
 @pytest.mark.parametrize("used", [None, "words", "likelihood"])
 def test_auc_over_all_pairs_and_by_each_source_of_feasibility_are_averaged(used):
-    """Whichever threshold a run uses, or none."""
     plain = record(1.0)["closed"]
     by_source = {"words": {"auc": 2.0, "hm": 3.0, "threshold": 0.5}, "likelihood": {"auc": 4.0, "threshold": 0.1}}
     kept = {source: table for source, table in by_source.items() if source != used}
@@ -51,16 +50,6 @@ def test_auc_over_all_pairs_and_by_each_source_of_feasibility_are_averaged(used)
     header, row = metrics_table(table)
     assert dict(zip(header, row, strict=True))["all pairs"] == "7.0 ± 1.0"
     assert dict(zip(header, row, strict=True))["by words"] == "2.0 ± 0.0"
-
-
-def test_the_auc_by_the_alternative_feasibility_is_included():
-    runs = [{"open": {**record(1.0)["closed"], "likelihood": {"auc": value}}} for value in (4.0, 6.0)]
-    table = aggregate({("a", "m"): runs, ("a", "n"): [runs[0], {"open": record(1.0)["closed"]}]})
-    found = table["a"]["m"]["open"]
-    assert (found["auc"], found["auc_by_likelihood"], found["auc_by_likelihood_se"]) == (1.0, 5.0, pytest.approx(1.0))
-    shown = headlines(table)["a"]["m"]["open"]
-    assert shown == {"auc_se": 0.0, **dict.fromkeys(("seen", "unseen", "hm", "auc"), 1.0)}
-    assert "auc_by_likelihood" not in table["a"]["n"]["open"]  # one seed lacks it
 
 
 def test_metrics_for_dvc_begin_with_validation_and_have_at_most_fourteen_numbers_per_method():

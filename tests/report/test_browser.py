@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duplex.report.blocks import render_page
-from tests.report.browser import Browser, find_chromium
 from tests.report.test_page import EVIL, evil_report
-
-pytestmark = pytest.mark.skipif(
-    find_chromium() is None, reason="no chromium on this machine (apt-get install chromium)"
-)
 
 TEXTS = "h1, h2, h3, h4, p, td, th, a, caption, figcaption, dt, dd, code, .thumb-name, .thumb-line, .spread, .mark"
 CONTRAST = (  # texts whose contrast with their background is below WCAG's 4.5
@@ -37,12 +32,6 @@ CONTRAST = (  # texts whose contrast with their background is below WCAG's 4.5
   return low;
 })()"""
 )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -9,21 +9,17 @@ from dataclasses import replace
 
 import pytest
 
+from duplex.artifacts import ArtifactPaths
 from duplex.errors import DuplexError, UsageError
 from duplex.features.tokens import Examples
 from duplex.project import report
 from duplex.report.blocks import render_markdown
 from duplex.report.own import own_report, write_page
 from tests.projects import inside
-from tests.report.browser import Browser, find_chromium
 from tests.report.own_data import own_data
 from tests.report.reading import Page
 from tests.report.test_browser import CONTRAST
 from tests.report.test_page import EVIL
-
-browser_needed = pytest.mark.skipif(
-    find_chromium() is None, reason="no chromium on this machine (apt-get install chromium)"
-)
 
 
 @pytest.fixture(scope="module")
@@ -108,13 +104,6 @@ def test_equal_data_give_equal_bytes(data, written, tmp_path) -> None:
     assert write_page(data, tmp_path / "again.html").read_bytes() == written.read_bytes()
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with Browser() as opened:
-        yield opened
-
-
-@browser_needed
 @pytest.mark.parametrize(("width", "media"), [(320, "screen"), (400, "screen"), (1200, "screen"), (720, "print")])
 @pytest.mark.parametrize("dark", [False, True])
 def test_both_themes_fit_every_width_without_errors(browser, written, width, media, dark) -> None:
@@ -125,14 +114,12 @@ def test_both_themes_fit_every_width_without_errors(browser, written, width, med
     assert browser.complaints == [] and browser.requests == [written.resolve().as_uri()]
 
 
-@browser_needed
 def test_markup_in_the_name_of_a_data_set_is_text(browser, data, tmp_path) -> None:
     browser.open(write_page(replace(data, name=EVIL), tmp_path / "evil.html"))
     assert browser.run("document.querySelector('h1').textContent") == EVIL
     assert browser.complaints == []
 
 
-@browser_needed
 def test_the_keyboard_alone_reaches_every_table_and_sorts_it(browser, written) -> None:
     browser.window(400)
     browser.open(written)
@@ -183,8 +170,6 @@ def test_a_project_writes_the_page_of_a_data_set_from_its_best_run(project) -> N
 
 
 def test_a_data_set_without_a_run_is_an_error(project, tmp_path) -> None:
-    from duplex.artifacts import ArtifactPaths
-
     with pytest.raises(UsageError, match="own has no trained run"):
         report.own_page_stage(project.params, "own", ArtifactPaths(tmp_path))
 
@@ -214,7 +199,7 @@ def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
     report.report_stage(project.params, project.paths, write_metrics=False)
     assert capsys.readouterr().err == ""
     method = project.params.run.methods[0]
-    entry = replace(project.params.methods[method], training={"learning_rate": 0.123})
+    entry = project.params.methods[method].model_copy(update={"training": {"learning_rate": 0.123}})
     changed = project.params.model_copy(update={"methods": {**project.params.methods, method: entry}})
     report.report_stage(changed, project.paths, write_metrics=False)
     lines = capsys.readouterr().err.splitlines()

@@ -136,12 +136,12 @@ def test_each_source_of_feasibility_has_a_line_the_used_one_first():
 
 OPEN_LINE = {"open": {**line(9.0)["closed"], "auc_all": 9.5, "auc_by_words": 8.0, "hm_by_words": 7.0,
                       "auc_low_by_words": 7.5, "auc_high_by_words": 8.5}}  # fmt: skip
+OPEN = dataclasses.replace(results().datasets[0], summary={"duplex": OPEN_LINE, "clip": {"open": line(3.0)["closed"]}})
 
 
 def test_the_open_world_has_auc_over_all_pairs_and_by_words_beside_the_calibrated_one():
     whole = results()
-    data = dataclasses.replace(whole.datasets[0], summary={"duplex": OPEN_LINE, "clip": {"open": line(3.0)["closed"]}})
-    table = tables.result_table(whole, data, "open")
+    table = tables.result_table(whole, OPEN, "open")
     assert table is not None and "threshold by words" in table.note
     places = [[column.title for column in table.columns].index(name) for name in ("AUC, all pairs", "AUC, by words")]
     ours = {row.cells[0].text: [row.cells[place].text for place in places] for row in table.rows if not row.quoted}
@@ -152,9 +152,7 @@ def test_the_open_world_has_auc_over_all_pairs_and_by_words_beside_the_calibrate
 
 
 def test_published_open_results_are_compared_with_the_threshold_by_words():
-    whole = results()
-    data = dataclasses.replace(whole.datasets[0], summary={"duplex": OPEN_LINE, "clip": {"open": line(3.0)["closed"]}})
-    table = published_table(dataclasses.replace(whole, datasets=(data,)), data, "open")
+    table = published_table(Results((OPEN,)), OPEN, "open")
     assert table is not None
     cells = {row.cells[1].text: [cell.text for cell in row.cells] for row in table.rows}
     published = tables.read_package_yaml("quoted.yaml")["open"][-1]["mit-states"]
@@ -239,10 +237,7 @@ def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
     table = tables.graph_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [column.title for column in table.columns] == ["group", "codebook without graph", "with graph", "gain"]
-    assert texts(table) == [
-        ["head", "80.0", "79.5", "-0.5"],
-        ["tail", "41.0", "45.2", "+4.2"],
-    ]
+    assert texts(table) == [["head", "80.0", "79.5", "-0.5"], ["tail", "41.0", "45.2", "+4.2"]]
     assert table.rows[1].cells[2].source == "ablations/metrics.json#/own~1x/duplex_five/groups/tail"
     parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
     assert parts["Training frequency"][-1] == table

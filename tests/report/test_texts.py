@@ -19,13 +19,7 @@ from duplex.methods.base import Inspectable
 from duplex.methods.registry import make_method, parse_options
 from duplex.project.runs import load_featured_run
 from duplex.report.answers import example_gallery
-from duplex.report.images import (
-    RetrievalContext,
-    RetrievedTexts,
-    nearest_texts,
-    prototype_hits,
-    retrieve_texts,
-)
+from duplex.report.images import RetrievalContext, RetrievedTexts, nearest_texts, prototype_hits, retrieve_texts
 from tests.methods.world import DIM, batch_of, features, small_context, small_labels
 from tests.report.reading import Page, cited
 
