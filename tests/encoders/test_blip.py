@@ -116,11 +116,8 @@ def test_a_folder_of_another_model_is_refused(folder, tmp_path):
         encoder_identity(f"blip:{moved}", None)
 
 
-def test_folders_without_a_file_name_it(folder, tmp_path):
+def test_a_folder_without_a_file_names_it(folder, tmp_path):
     moved = shutil.copytree(folder, tmp_path / "moved")
-    save_file({"nothing": torch.zeros(1)}, moved / "model.safetensors")
-    with pytest.raises(DuplexError, match="does not hold the weights"):
-        load_encoder(f"blip:{moved}")
     (moved / "preprocessor_config.json").unlink()
     with pytest.raises(DuplexError, match=r"preprocessor_config\.json"):
         encoder_identity(f"blip:{moved}")

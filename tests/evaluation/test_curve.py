@@ -52,22 +52,20 @@ def test_huge_and_tiny_scores_give_the_same_metrics(seed: int, scale: float) -> 
     assert (found.seen, found.unseen, found.hm, found.auc) == (plain.seen, plain.unseen, plain.hm, plain.auc)
 
 
-@pytest.mark.parametrize("case", ["constant", "all seen", "all unseen", "single image", "single column", "all -inf"])
+EXTREMES = {
+    "constant": lambda p: Problem(np.ones_like(p.scores), p.target, p.seen, p.feasible),
+    "all seen": lambda p: Problem(p.scores, p.target, p.seen | True, p.feasible),
+    "all unseen": lambda p: Problem(p.scores, p.target, p.seen & False, p.feasible),
+    "single image": lambda p: Problem(p.scores[:1], p.target[:1], p.seen, p.feasible),
+    "single column": lambda p: Problem(p.scores[:, :1], 0 * p.target, np.array([True]), np.array([True])),
+    "all -inf": lambda p: Problem(np.full_like(p.scores, -np.inf), p.target, p.seen, p.feasible),
+}
+
+
+@pytest.mark.parametrize("case", EXTREMES.values(), ids=EXTREMES)
 @pytest.mark.parametrize("k", [1, 2])
-def test_extreme_cases_equal_trying_every_bias(case: str, k: int) -> None:
-    p = problem(np.random.default_rng(3), levels=4)
-    every = np.ones_like(p.seen)
-    assert_equals_naive(
-        {
-            "constant": Problem(np.ones_like(p.scores), p.target, p.seen, p.feasible),
-            "all seen": Problem(p.scores, p.target, every, p.feasible),
-            "all unseen": Problem(p.scores, p.target, ~every, p.feasible),
-            "single image": Problem(p.scores[:1], p.target[:1], p.seen, p.feasible),
-            "single column": Problem(p.scores[:, :1], 0 * p.target, every[:1], every[:1]),
-            "all -inf": Problem(np.full_like(p.scores, -np.inf), p.target, p.seen, p.feasible),
-        }[case],
-        k,
-    )
+def test_extreme_cases_equal_trying_every_bias(case: Any, k: int) -> None:
+    assert_equals_naive(case(problem(np.random.default_rng(3), levels=4)), k)
 
 
 def test_undefined_numbers_are_none() -> None:

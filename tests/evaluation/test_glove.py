@@ -39,13 +39,9 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         read_word_vectors(tmp_path / "none.txt", ["fur"])
 
 
-@pytest.mark.parametrize("count", [2, 10, 11, 13])
-def test_names_without_any_known_word_are_listed_up_to_ten(glove: Path, count: int) -> None:
-    names = [f"gnu{number}" for number in range(count)]
-    listed = ", ".join(map(repr, names[:10])) + (f" and {count - 10} more;" if count > 10 else ";")
-    with pytest.raises(DuplexError) as refused:
-        read_word_vectors(glove, [*names, "fur"])
-    assert f"glove.txt has no vector for any word of {listed}" in str(refused.value)
+def test_names_without_any_known_word_are_listed_up_to_ten(glove: Path) -> None:
+    with pytest.raises(DuplexError, match=r"glove.txt has no vector for any word of 'gnu0', .*'gnu9' and 3 more;"):
+        read_word_vectors(glove, [*(f"gnu{number}" for number in range(13)), "fur"])
 
 
 def test_the_first_line_of_the_word_with_numbers_counts(glove: Path) -> None:

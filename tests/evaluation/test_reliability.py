@@ -1,5 +1,3 @@
-"""Reliability bins and the calibration error against loops over images."""
-
 from __future__ import annotations
 
 import numpy as np

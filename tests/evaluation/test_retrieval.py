@@ -1,5 +1,3 @@
-"""Retrieval equals plain loops over sorted pairs."""
-
 from __future__ import annotations
 
 import numpy as np
