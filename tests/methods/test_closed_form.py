@@ -165,20 +165,15 @@ def test_a_second_fit_equals_a_first(images, again):
 
 @pytest.mark.parametrize("best", [2.0, 8.0, 0.02, 0.7])
 def test_weights_maximise_the_validation_auc(best):
-    """With a measure that has its maximum at one weight; weights in the options are kept."""
     z, columns = features(6, 0), LABELS.candidates("closed", "val")
     method = begun(**FREE)
     log_terms = method._log_terms(columns)
 
     def auc(scores: torch.Tensor) -> float:
-        return -abs(float(method_weight(scores).log()) - float(np.log(best)))
-
-    def method_weight(scores: torch.Tensor) -> torch.Tensor:
-        """Return the weight of `semantic` in scores, by least squares."""
-        semantic, gaussian = (term.flatten() for term in log_terms({"cls": z}))
-        return torch.linalg.lstsq(
-            torch.stack([semantic, gaussian], 1).double(), scores.flatten().double()[:, None]
-        ).solution[0, 0]
+        """Highest at one weight of `semantic`, which is found by least squares."""
+        terms = torch.stack([term.flatten() for term in log_terms({"cls": z})], 1).double()
+        weight = torch.linalg.lstsq(terms, scores.flatten().double()[:, None]).solution[0, 0]
+        return -abs(float(weight.log()) - float(np.log(best)))
 
     method.tune({"cls": z}, columns, auc)
     assert method.weights.tolist() == pytest.approx([best, 0.25], rel=0.2)

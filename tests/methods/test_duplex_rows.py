@@ -74,9 +74,8 @@ def test_momentum_one_freezes_the_codebook_and_zero_replaces_candidates():
 
 def test_underflowing_posteriors_give_finite_gradients():
     for scale in (10.0, 100.0, 400.0):
-        method = small_method(
-            Options(width=5, adapter="none", fusion="additive", messages=("counterfactual",), momentum=0.0)
-        )
+        options = {"adapter": "none", "fusion": "additive", "messages": ("counterfactual",), "momentum": 0.0}
+        method = small_method(Options.from_dict({"width": 5, **options}))
         method.paths.scale = scale
         method.float()
         z, batch = features(4, 1).float(), torch.tensor(SEEN[:4])
@@ -90,11 +89,7 @@ def test_underflowing_posteriors_give_finite_gradients():
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    st.sampled_from(["compose", "random"]),
-    st.integers(0, 10**6),
-)
+@given(st.tuples(st.integers(1, 4), st.integers(1, 4)), st.sampled_from(["compose", "random"]), st.integers(0, 10**6))
 def test_initial_prototypes_equal_loops(sizes, unseen, seed):
     """Seen pairs start at the mean of their images; others at a composition of state, object and overall means."""
     random = np.random.default_rng(seed)

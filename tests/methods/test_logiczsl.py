@@ -55,16 +55,13 @@ def test_losses_by_loops(written):
 
 
 @pytest.mark.parametrize(
-    ("line", "word"),
-    [("red excludes hollow", "no rule"), ("state: red loves hollow", "no rule")],
+    ("line", "says"),
+    [
+        ("state: red loves hollow", "no rule"),
+        ("state: blue excludes red", "blue"),
+        ("object: star implies star", "relates object star to itself"),
+    ],
 )
-def test_malformed_rules_are_refused(line, word):
-    with pytest.raises(UsageError, match=word):
-        LogicZsl.Options(rules_written=(line,))
-
-
-def test_rules_with_unknown_or_equal_primitives_are_refused():
-    with pytest.raises(UsageError, match="blue"):
-        parse_rules(["state: blue excludes red"], LABELS)
-    with pytest.raises(UsageError, match="relates object star to itself"):
-        parse_rules(["object: star implies star"], LABELS)
+def test_malformed_rules_and_those_of_unknown_or_equal_primitives_are_refused(line, says):
+    with pytest.raises(UsageError, match=says):
+        parse_rules(LogicZsl.Options(rules_written=(line,)).rules_written, LABELS)

@@ -93,11 +93,10 @@ def test_only_the_prompts_that_terms_need_are_encoded():
     ("row", "word"),
     [
         (
-            {"paths": "composition", "losses": ("state", "semantic"), "inference": ("semantic",)},
-            "losses state and object need paths: three",
+            {"paths": "composition", "losses": ("state",), "inference": ("semantic",)},
+            "state and object need paths: three",
         ),
         ({"paths": "composition", "losses": ("semantic",)}, "factors in inference needs paths: three"),
-        ({"inference": ("semantic", "semantic")}, "inference names a term twice"),
         ({"adapter": "none", "context": "fixed", "vocabulary": "fixed", "losses": ("semantic",)}, "trained"),
         ({"inference": ()}, "at least one"),
     ],

@@ -18,13 +18,7 @@ from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.prompts import PromptMethod, PromptOptions
-from duplex.methods.registry import (
-    BrokenMethod,
-    describe_method,
-    find_method,
-    installed_methods,
-    make_method,
-)
+from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
 from duplex.options import OptionError, Options
 from duplex.system import plugins
 from duplex.system.plugins import module_of

@@ -70,11 +70,7 @@ def small_context(labels: LabelSpace | None = None, dtype: torch.dtype = torch.f
 
 
 def small_method(
-    options: Options,
-    seed: int = 0,
-    labels: LabelSpace | None = None,
-    dtype: torch.dtype = torch.float64,
-    **more: Any,
+    options: Options, seed: int = 0, labels: LabelSpace | None = None, dtype: torch.dtype = torch.float64, **more: Any
 ) -> Any:
     """A method of built-in kind in double precision unless told, started from features, with every parameter random so
     that no gradient vanishes by construction."""
