@@ -1,5 +1,3 @@
-"""The benchmark of answers: calibration error by hand, and what chance makes of it."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Every benchmark can be imported: names that it uses exist in the package."""
-
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,3 @@
-"""The study of methods: rows, order of runs, means, paired differences, tuning and stored runs."""
-
 from __future__ import annotations
 
 import json

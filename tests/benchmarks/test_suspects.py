@@ -1,5 +1,3 @@
-"""The benchmark of suspects: flipped labels and the shares that are found."""
-
 from __future__ import annotations
 
 import numpy as np

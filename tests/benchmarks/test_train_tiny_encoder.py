@@ -1,5 +1,3 @@
-"""Training of the tiny CLIP: its corpus, its saved weights, and equal weights for equal seeds."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""A backbone without text: a small random ResNet of timm through the same door as any CLIP."""
-
 from __future__ import annotations
 
 from pathlib import Path

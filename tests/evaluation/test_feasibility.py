@@ -1,5 +1,3 @@
-"""All thresholds of one pass equal a pass per threshold."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,5 +1,3 @@
-"""Word vectors from published files and from broken ones."""
-
 from pathlib import Path
 
 import numpy as np

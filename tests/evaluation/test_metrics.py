@@ -1,5 +1,3 @@
-"""Metrics as they are written, their intervals, and accuracies of frequency groups."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Best scores per group, in NumPy and in torch, equal those of sorting."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Cross-attention by loops over heads, queries and keys, with and without a batch on either side."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Batches and the protocol's defaults."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""CGE with visual prototypes against loops and the naive twin of Algorithm 1."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""The spread within groups against a twin with plain loops, however few the images."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""DFSP against loops; before training it is its soft prompt."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""GIPCOL against loops over a dense graph; without edges it is CSP."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Ideal words against loops; additive features are reconstructed."""
-
 from __future__ import annotations
 
 import math

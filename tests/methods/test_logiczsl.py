@@ -1,5 +1,3 @@
-"""LOGICZSL against loops over rules: written, derived from labels, malformed."""
-
 from __future__ import annotations
 
 import pytest

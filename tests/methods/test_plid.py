@@ -1,5 +1,3 @@
-"""PLID against loops, and its bound against samples."""
-
 from __future__ import annotations
 
 import math

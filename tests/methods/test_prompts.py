@@ -1,5 +1,3 @@
-"""Methods of kind `prompts`: encoding, losses, score terms."""
-
 from __future__ import annotations
 
 import numpy as np

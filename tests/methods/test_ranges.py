@@ -1,5 +1,3 @@
-"""Ranges of numeric options: the ends are accepted, values beyond them refused."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -66,8 +66,6 @@ def test_a_missing_input_is_reported_with_what_to_do(kind, options, change, mess
 def test_wrong_options_are_refused_where_they_are_made():
     with pytest.raises(OptionError, match=r"^context: input should be 'learned' or 'fixed'"):
         PromptOptions(context="lerned")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="losses"):
-        PromptOptions(losses=("visual",))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="width: input should be a valid integer"):
         dataclasses.replace(PromptOptions(), width=3.5)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match=r"codebook: unknown key; known: context,"):

@@ -1,5 +1,3 @@
-"""Feasibility against literal loops."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,5 +1,3 @@
-"""The commands `duplex report`, `retrieve`, `swap` and `compare`."""
-
 from __future__ import annotations
 
 import json
@@ -63,7 +61,6 @@ def test_swapping_an_image_with_itself_finds_it(command, project):
         (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "does not exist; train again"),
         (["swap", "a.png", "b.png", "--dataset", "own"], 1, "a.png cannot be used: missing"),
         (["swap", "params.yaml", "b.png", "--dataset", "own"], 1, "not an image"),
-        (["swap", "a.png", "b.png", "--dataset", "own", "--method", "clip"], 1, "a.png cannot be used: missing"),
     ],
 )
 def test_errors_are_one_line(command, project, words, code, said):

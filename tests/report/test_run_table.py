@@ -1,5 +1,3 @@
-"""The table of all runs repeats the numbers of the runs' files."""
-
 from __future__ import annotations
 
 import json
