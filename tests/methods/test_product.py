@@ -74,7 +74,7 @@ def test_scores_are_those_of_loops(kinds, temperatures, weight, world) -> None:
     np.testing.assert_allclose(found.numpy(), naive_scores(product, columns, images.inputs), rtol=2e-6, atol=2e-5)
 
 
-def test_a_member_that_writes_into_the_candidates_changes_no_other() -> None:
+def test_a_member_that_writes_into_the_candidates_changes_no_other(monkeypatch) -> None:
     product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0))
     columns, images = LABELS.candidates("closed", "test"), batch(4)
     expected, member = product.scorer(columns.copy())(images.inputs), product._members[0]
@@ -85,7 +85,7 @@ def test_a_member_that_writes_into_the_candidates_changes_no_other() -> None:
         candidates[:] = 0
         return function
 
-    member.scorer = careless
+    monkeypatch.setattr(member, "scorer", careless)
     assert torch.equal(product.scorer(columns)(images.inputs), expected)
 
 
