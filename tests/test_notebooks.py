@@ -21,10 +21,6 @@ def cells(path: Path, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == kind]
 
 
-def test_there_are_four():
-    assert {path.stem for path in NOTEBOOKS} == {"quick_start", "own_images", "own_method", "reading_results"}
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_without_outputs(path):
     for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:

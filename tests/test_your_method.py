@@ -77,9 +77,13 @@ def test_a_method_that_keeps_all_training_images_works_at_the_first_try(plugin, 
     assert np.allclose(recognizer.scores(features, world="closed"), expected.numpy(), atol=1e-6)
 
 
-def test_a_recognizer_says_that_the_code_changed_since_training(plugin, tmp_path, capsys):
+def with_text() -> duplex.Dataset:
     features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
-    folder = duplex.fit(small(features=features, encoder="tiny"), plugin.Neighbours, epochs=1).save(tmp_path / "run")
+    return small(features=features, encoder="tiny")
+
+
+def test_a_recognizer_says_that_the_code_changed_since_training(plugin, tmp_path, capsys):
+    folder = duplex.fit(with_text(), plugin.Neighbours, epochs=1).save(tmp_path / "run")
     capsys.readouterr()
     duplex.Recognizer.load(folder)
     assert capsys.readouterr().err == ""
@@ -93,8 +97,7 @@ def test_a_recognizer_says_that_the_code_changed_since_training(plugin, tmp_path
 
 
 def test_a_checkpoint_stores_the_code_that_was_trained_not_a_later_edit(plugin, tmp_path, capsys):
-    features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
-    data, file = small(features=features, encoder="tiny"), Path(plugin.__file__ or "")
+    data, file = with_text(), Path(plugin.__file__ or "")
     edited = f"{MEMORY}\nEDITED = 1\n"
     try:
         run = duplex.fit(data, plugin.Neighbours, epochs=1, on_epoch=lambda _: file.write_text(edited))
@@ -120,8 +123,7 @@ def test_a_changed_class_of_a_script_is_reported(tmp_path, capsys, monkeypatch, 
     if place == "script":
         script.__file__ = str(file)
     exec(compile(MEMORY, file if place == "script" else "<stdin>", "exec"), vars(script))
-    features = np.random.default_rng(0).normal(size=(len(arrays()["features"]), 128)).astype(np.float32)
-    folder = duplex.fit(small(features=features, encoder="tiny"), script.Neighbours, epochs=1).save(tmp_path / "run")
+    folder = duplex.fit(with_text(), script.Neighbours, epochs=1).save(tmp_path / "run")
     capsys.readouterr()
     checkpoint, said = folder / "checkpoint.safetensors", []
     for text in (MEMORY, MEMORY.replace("scale * q", "scale + q")):

@@ -86,14 +86,6 @@ def test_the_order_of_rows_has_no_effect_and_that_of_methods_changes_the_sign(ma
     assert all(back[name]["value"] == pytest.approx(-before[name]["value"]) for name in before)
 
 
-def test_text_has_a_line_per_metric(margins):
-    lines = run().splitlines()
-    assert lines[0] == "duplex - static: shapes, closed world, seed 0"
-    assert [line.split()[0] for line in lines[1:5]] == ["S", "U", "HM", "AUC"]
-    assert all("[" in line and "p " in line for line in lines[1:5])
-    assert lines[5] == "60 seen and 60 unseen images"
-
-
 def test_a_run_does_not_differ_from_itself(margins):
     report = json.loads(run("--json", methods=("duplex", "duplex")))["difference"]
     assert all(gain["value"] == 0 and gain["p"] == 1 for gain in report.values())
@@ -177,15 +169,6 @@ def test_a_report_over_splits_equals_the_comparison_of_the_margins(splits):
     )
     report = json.loads(run("--splits", "2", "--seed", "1", "--json"))
     assert [split["seeds"] for split in report["splits"]] == [[1], [1]]
-
-
-def test_text_over_splits_lists_each_split_and_the_deviation(splits):
-    lines = run("--splits", "2").splitlines()
-    assert lines[0] == "duplex - static: shapes, closed world, mean of 2 splits, seeds 0, 1"
-    assert [line.split()[0] for line in lines[1:]] == [
-        "S", "U", "HM", "AUC", *SPLITS, "deviation",
-    ]  # fmt: skip
-    assert all(line.count("AUC") == 1 for line in lines[5:])
 
 
 def test_a_missing_split_is_named_with_the_command_that_adds_it(splits):

@@ -40,15 +40,6 @@ def test_extraction_is_reported_inspected_and_verified(folder: Path, command: Co
     assert "identity.precision: fp32" in command("cache", "info", CACHE).out
 
 
-def test_joined_shards_equal_a_whole_extraction(folder: Path, command: Command) -> None:
-    command("extract", "-d", "pics", "--out", "whole.h5")
-    for k in range(2):
-        assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "parts.h5").code == 0
-    assert "locally --shard k/N makes one shard at a time" in command("extract", "-d", "pics", "--shards", "2").err
-    assert command("cache", "join", "parts.h5").code == 0
-    assert Path("parts.h5").read_bytes() == Path("whole.h5").read_bytes()
-
-
 def test_joining_and_importing_write_extraction_json(folder: Path, command: Command) -> None:
     note = folder / "artifacts/pics/extraction.json"
     for k in range(2):
@@ -63,12 +54,6 @@ def test_joining_and_importing_write_extraction_json(folder: Path, command: Comm
     assert command("cache", "import", "f.npy", "--dataset", "pics").code == 0
     (bad,) = json.loads(note.read_text())["bad_images"]
     assert (bad["row"], bad["reason"]) == (4, "features not finite")
-
-
-def test_imported_features_are_identified_as_such(folder: Path, command: Command) -> None:
-    np.save("f.npy", np.ones((20, 16), np.float32))
-    assert command("cache", "import", "f.npy", "--dataset", "pics").code == 0
-    assert json.loads(command("cache", "info", CACHE, "--json").out)["identity"]["encoder"] == "imported"
 
 
 def test_imported_features_of_another_width_are_refused(folder: Path, command: Command) -> None:

@@ -48,12 +48,6 @@ def test_metrics_without_any_run_name_the_command_that_makes_one(project, comman
         assert command("metrics", *words).refused("no run of params.yaml is evaluated yet; `dvc repro`")
 
 
-def test_metrics_in_a_subfolder_are_refused_as_other_commands_are(project, command, monkeypatch):
-    (project / "artifacts" / "shapes").mkdir(parents=True)
-    monkeypatch.chdir(project / "artifacts")
-    assert command("metrics").refused("params.yaml does not exist here; run from the project's folder")
-
-
 def test_prepare_writes_four_files(project, command, monkeypatch):
     monkeypatch.setattr("duplex.project.stages.ensure_images", lambda *_: None)  # it would draw 6,000 images
     assert command("prepare", "--dataset", "shapes").code == 0

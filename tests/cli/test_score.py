@@ -202,12 +202,6 @@ def test_files_with_other_candidates_or_another_k_are_not_compared(tmp_path: Pat
         refused(says, path, save(tmp_path / "d.npz", arrays | names | {"k": 3} | change))
 
 
-def test_the_k_of_each_table_is_printed(tmp_path: Path, arrays: dict[str, Any]) -> None:
-    path = save(tmp_path / "a.npz", arrays | {"k": [3, 1]})
-    lines = run(path).splitlines()
-    assert lines[0] == "top-3" and lines.count("top-1") == 1
-
-
 def test_infeasible_labels_are_announced(tmp_path: Path, arrays: dict[str, Any]) -> None:
     path = save(tmp_path / "a.npz", arrays | {"feasible_mask": np.arange(20) < 15})
     result = CliRunner().invoke(app, ["score", str(path), "--json"])

@@ -60,13 +60,6 @@ def test_a_process_that_read_parquet_beside_torch_ends_well(tmp_path: Path) -> N
         assert subprocess.run(command, env=ENVIRONMENT, check=False).returncode == 0
 
 
-def test_parquet_without_its_library_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make_table(tmp_path, ".parquet", split=True)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'duplex-czsl\[parquet\]'"):
-        read_table(path)
-
-
 @pytest.mark.parametrize("form", ["nested", "flat"])
 def test_folders_load_and_the_split_follows_the_seed(tmp_path: Path, form: str) -> None:
     count = make_folder(tmp_path, form)

@@ -222,29 +222,18 @@ def test_params_take_whole_numbers_from_one() -> None:
             source.validate_json(f'{{"kind": "shapes", "root": "x", "resplit": {wrong}}}')
 
 
-ROWS = pd.DataFrame(
-    [("a", "x", "train"), ("a", "x", "train"), ("b", "y", "val"), ("a", "y", "train")],
-    columns=["state", "object", "split"],
+@pytest.mark.parametrize(
+    ("splits", "copies", "expected"),
+    [
+        (["train", "train", "val", "train"], [0, 2], ["val", "train", "val", "train"]),  # (a, x) keeps a training image
+        (["train", "train", "val", "train"], [2, 3], ["train", "train", "val", "train"]),  # (a, y) would keep none
+        (["train", "test", "val", "train"], [1, 3], ["train", "train", "val", "train"]),  # both pairs are seen
+    ],
 )
-
-
-def test_copies_move_to_the_split_of_the_held_out_pair() -> None:
-    rows = ROWS.copy()
-    _unite(rows, rows.loc[[0, 2]])
-    assert rows["split"].tolist() == ["val", "train", "val", "train"], "the pair (a, x) keeps a training image"
-
-
-def test_copies_stay_apart_if_a_pair_would_lose_its_last_training_image() -> None:
-    rows = ROWS.copy()
-    _unite(rows, rows.loc[[2, 3]])
-    assert rows["split"].tolist() == ROWS["split"].tolist()
-
-
-def test_copies_of_seen_pairs_move_to_training() -> None:
-    rows = ROWS.copy()
-    rows.loc[1, "split"] = "test"
-    _unite(rows, rows.loc[[1, 3]])
-    assert rows["split"].tolist() == ["train", "train", "val", "train"]
+def test_copies_move_to_the_held_out_pair_or_to_training(splits, copies, expected) -> None:
+    rows = pd.DataFrame({"state": list("aaba"), "object": list("xxyy"), "split": splits})
+    _unite(rows, rows.loc[copies])
+    assert rows["split"].tolist() == expected
 
 
 def test_contents_in_two_splits_are_found() -> None:

@@ -59,10 +59,7 @@ def cache(run, request) -> Path:
 
 
 BY_CLS: dict[str, Reader] = {"open_features": open_features, "inspect": inspect}
-BY_TOKENS: dict[str, Reader] = {
-    "in memory": lambda path: read_tokens(path, "block_inputs"),
-    "on disk": from_disk,
-}
+BY_TOKENS: dict[str, Reader] = {"in memory": lambda path: read_tokens(path, "block_inputs"), "on disk": from_disk}
 
 
 @pytest.mark.parametrize("read", [*BY_CLS.values(), *BY_TOKENS.values()], ids=[*BY_CLS, *BY_TOKENS])

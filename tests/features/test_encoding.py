@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -89,21 +88,6 @@ def test_rows_whose_features_are_zero_in_float16_are_bad(encoder) -> None:
     wanted[4], wanted[5] = NOT_FINITE, ALL_ZERO
     assert (found == wanted).all()
     assert all(not value[[2, 4, 5]].any() for value in values.values())
-
-
-@pytest.mark.parametrize("change", [lambda cls: cls[1:], lambda cls: cls[:, None], lambda cls: cls[:, 1:]])
-def test_features_of_another_shape_are_an_error_that_names_the_encoder(
-    run, encoder, change: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    wrong = Wrapped(encoder, lambda pixels: change(encoder.encode_images(pixels)))
-    with pytest.raises(DuplexError, match=rf"{encoder.name!r} returned features of shape .*; expected \(8, 16\)"):
-        run(encoder=wrong)
-
-
-def test_an_encoder_that_runs_its_image_tower_twice_has_no_block_inputs(run, encoder) -> None:
-    twice = Wrapped(encoder, lambda pixels: encoder.encode_images(pixels) + encoder.encode_images(pixels))
-    with pytest.raises(DuplexError, match=r"ran its image tower 2 times to encode one batch; expected once"):
-        run(encoder=twice, block_inputs=1)
 
 
 def test_features_with_gradients_are_stored_without_them(run, encoder) -> None:

@@ -16,7 +16,7 @@ import torch
 from duplex.data.images import read_image
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction_module
-from duplex.features.extract import BadImage, ExtractionReport, extract
+from duplex.features.extract import BadImage, extract
 from duplex.features.file import ENCODED, PENDING, PartialCache, Span, open_features, partial_path
 from tests.features.conftest import Wrapped, update_checksums
 from tests.features.test_store import opened_in
@@ -225,32 +225,6 @@ def test_a_finished_file_with_pending_rows_is_extracted_again(run, tmp_path, cap
     err = capsys.readouterr().err
     assert report.resumed == 0 and report.path.read_bytes() == whole
     assert "made with another set of rows" in err and err.endswith("; extracting again\n")
-
-
-def test_an_unfinished_file_that_cannot_be_opened_is_reported(run, tmp_path: Path, monkeypatch) -> None:
-    partial_path(tmp_path / "features.h5").write_bytes(b"\x89HDF")
-    real = h5py.File
-
-    def refuse(path: Path, *words: object, **options: object) -> object:
-        if str(path).endswith(".partial"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, *words, **options)
-
-    monkeypatch.setattr("duplex.features.file.h5py.File", refuse)
-    with pytest.raises(DuplexError, match=r"features\.h5\.partial cannot be opened: .*Permission denied"):
-        run()
-
-
-def test_a_report_lists_counts_rate_and_bad_images() -> None:
-    bad = BadImage(3, "a.jpg", "missing")
-    report = ExtractionReport(Path("f.h5"), 40, 10, 1.50049, [bad])
-    assert report.lines() == [
-        "f.h5: 40 rows, 10 of them encoded before, 20.0 images per second, 1 bad",
-        "  bad: row 3, a.jpg: missing",
-    ]
-    listed = [{"row": 3, "image": "a.jpg", "reason": "missing"}]
-    assert report.to_dict() == {"rows": 40, "resumed": 10, "seconds": 1.5, "bad": listed}
-    assert ExtractionReport(Path("f.h5"), 40, 40, 0.0).lines() == ["f.h5: 40 rows, 40 of them encoded before, 0 bad"]
 
 
 @pytest.mark.parametrize(

@@ -83,19 +83,3 @@ def test_a_key_expected_to_be_absent_is_refused_if_present() -> None:
     check_identity(ENCODER, {"block_inputs": None}, CACHE)
     with pytest.raises(DuplexError, match=r"another number of block inputs \(2, not none\)"):
         check_identity({**ENCODER, "block_inputs": "2"}, {"block_inputs": None}, CACHE)
-
-
-@pytest.mark.parametrize(
-    ("path", "options"),
-    [
-        ("artifacts/shoes/features.h5", "shoes"),
-        ("features.h5", "NAME --out features.h5"),
-        ("artifacts/shoes/other.h5", "NAME --out artifacts/shoes/other.h5"),
-        ("artifacts/shoes/features.shard-1-of-3.h5", "shoes --shard 1/3"),
-        ("other.shard-0-of-2.h5", "NAME --out other.h5 --shard 0/2"),
-    ],
-)
-def test_the_hint_extracts_the_cache_or_shard_again_or_imports_it(path: str, options: str) -> None:
-    assert repair_hint(Path(path)) == f"`duplex extract --dataset {options}` makes it again"
-    with pytest.raises(DuplexError, match="; `duplex cache import FILE --dataset shoes` makes it again"):
-        check_identity({"encoder": IMPORTED, "manifest": "m"}, {"manifest": "n"}, CACHE)

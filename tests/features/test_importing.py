@@ -53,10 +53,7 @@ def test_a_file_that_is_no_single_array_is_refused(tmp_path: Path) -> None:
     """A pickle is not loaded: that would run its author's code."""
     several = io.BytesIO()
     np.savez(several, a=np.zeros((7, 5)))
-    array, damaged = (
-        r"has the arrays \['a'\]; expected features and images",
-        "numpy saved .*, or it is damaged$",
-    )
+    array, damaged = (r"has the arrays \['a'\]; expected features and images", "numpy saved .*, or it is damaged$")
     for content, message in ((several.getvalue(), array), (b"", damaged), (pickle.dumps(np.ones((7, 5))), damaged)):
         (tmp_path / "f.npy").write_bytes(content)
         with pytest.raises(DuplexError, match=message):

@@ -12,11 +12,7 @@ import pytest
 
 from duplex.errors import DuplexError
 from duplex.features import file as layout
-from duplex.features.file import (
-    PartialCache,
-    open_features,
-    refuse_foreign,
-)
+from duplex.features.file import PartialCache, open_features, refuse_foreign
 from tests.features.test_store import write_cache
 
 ROWS, WIDE = 12, 128

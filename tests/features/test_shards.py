@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.copies import join_shards, plan_shard, shard_path
-from duplex.features.file import PartialCache
-from tests.features.test_store import opened_in
 
 
 def write_shards(run, out: Path) -> None:
@@ -27,13 +25,7 @@ def test_shards_cover_every_row_once_and_start_at_batches(total: int, batch: int
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"tokens": "patch"},
-        {"block_inputs": 1},
-        {"block_inputs": 1, "bits": 8, "tokens": "patch"},
-    ],
+    "options", [{}, {"tokens": "patch"}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8, "tokens": "patch"}]
 )
 def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, monkeypatch, options) -> None:
     whole = run(tmp_path / "whole" / "features.h5", **options)
@@ -95,15 +87,3 @@ def test_shards_that_end_early_or_lack_a_row_are_not_joined(run, tmp_path: Path)
         file["status"][3] = 0
     with pytest.raises(DuplexError, match=r"features\.shard-0-of-2\.h5 does not continue"):
         join_shards(out)
-
-
-def test_joining_that_fails_leaves_no_file_open(run, tmp_path: Path, monkeypatch) -> None:
-    write_shards(run, tmp_path / "features.h5")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise RuntimeError("anything")
-
-    monkeypatch.setattr(PartialCache, "write", refuse)
-    with pytest.raises(DuplexError) as refused:
-        join_shards(tmp_path / "features.h5")
-    assert refused.traceback and opened_in(tmp_path) == []

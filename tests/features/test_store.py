@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
 from duplex.features import file
-from duplex.features.file import ENCODED, FIRST_BAD, PENDING, REASONS, DamagedCache, PartialCache, Span, open_features
+from duplex.features.file import ENCODED, FIRST_BAD, PENDING, REASONS, PartialCache, Span, open_features
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 
@@ -149,14 +149,6 @@ def test_the_bytes_do_not_depend_on_the_time(tmp_path: Path) -> None:
     first = finished(tmp_path / "f.h5").read_bytes()
     time.sleep(1.1)  # HDF5 counts whole seconds
     assert finished(tmp_path / "g.h5").read_bytes() == first
-
-
-def test_a_missing_unfinished_file_is_not_reported_as_damage(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(FileNotFoundError):
-        PartialCache(tmp_path / "f.h5")
-    (tmp_path / "f.h5.partial").write_bytes(b"\x89HDF not really")
-    with pytest.raises(DamagedCache, match="file signature not found"):
-        PartialCache(tmp_path / "f.h5")
 
 
 def opened_in(folder: Path) -> list[str]:

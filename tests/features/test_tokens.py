@@ -15,7 +15,7 @@ from duplex.features import tokens
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
 from duplex.training.loop import STEPS, prefetch
-from tests.features.test_store import opened_in, write_cache
+from tests.features.test_store import write_cache
 
 ROWS, SHAPE = 40, (5, 4)
 TOKENS = np.random.default_rng(0).normal(size=(ROWS, *SHAPE)).astype(np.float16)
@@ -99,17 +99,6 @@ def test_rows_of_a_few_steps_are_announced_before_they_are_read(cache, monkeypat
     list(pulled)
     announced = [rows for what, rows in calls if what == "soon"]
     assert announced == [rows for what, rows in calls if what == "now"] and len(announced) == ROWS // 4
-
-
-def test_files_close_with_the_last_object_that_reads_them(cache, tmp_path):
-    before = opened_in(tmp_path)
-    streamed = DiskTokens.open(cache)
-    parts = [streamed.at(np.arange(3)), streamed.to(torch.device("cpu"))]
-    assert len(opened_in(tmp_path)) == len(before) + 1
-    del streamed
-    assert torch.equal(parts[1][torch.tensor([5])][0], torch.from_numpy(TOKENS)[5]), "what was made of it needs it"
-    del parts
-    assert opened_in(tmp_path) == before
 
 
 def test_a_cache_that_is_replaced_meanwhile_is_read_as_it_was(cache, tmp_path):

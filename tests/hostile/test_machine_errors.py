@@ -102,16 +102,6 @@ def test_a_damaged_cache_is_refused_and_extracted_again(pics: Path, command: Com
     assert answer.code == 0 and "extracting again" in answer.err and Path(CACHE).read_bytes() == whole
 
 
-@pytest.mark.parametrize("damage", [without_statuses, cut_off])
-def test_a_damaged_incomplete_cache_is_started_over(pics: Path, command: Command, damage) -> None:
-    assert command("extract", "-d", "pics").code == 0
-    whole = Path(CACHE).read_bytes()
-    Path(CACHE).rename(CACHE + ".partial")
-    damage(CACHE + ".partial")
-    answer = command("extract", "-d", "pics")
-    assert answer.code == 0 and "extracting again" in answer.err and Path(CACHE).read_bytes() == whole
-
-
 def test_a_row_without_finite_features_is_encoded_once(pics: Path, command: Command) -> None:
     assert command("extract", "-d", "pics").code == 0
     with h5py.File(CACHE, "r+") as file:

@@ -15,7 +15,7 @@ from duplex.errors import UsageError
 from duplex.recognition.answers import UnreadableImage
 from duplex.recognition.export import refuse_existing_model
 from tests.encoders.small import write_folder
-from tests.hostile.conftest import CACHE, Command
+from tests.hostile.conftest import Command
 
 
 def link_to_text(path: Path) -> None:
@@ -47,22 +47,6 @@ def test_caches_do_not_replace_other_files(pics: Path, command: Command, thing: 
     for words in WRITING_CACHES:
         assert command(*words, "mine").refused("mine"), words
         assert state(pics / "mine") == before, words
-
-
-def test_a_file_with_the_name_of_an_incomplete_cache_is_kept(pics: Path, command: Command) -> None:
-    (pics / "mine.partial").write_text("precious")
-    assert command("extract", "-d", "pics", "--out", "mine").refused("mine.partial")
-    assert (pics / "mine.partial").read_text() == "precious"
-
-
-def test_caches_and_damaged_caches_are_replaced(pics: Path, command: Command) -> None:
-    np.save("f.npy", np.ones((12, 128), np.float32))
-    assert command("cache", "import", "f.npy", "-d", "pics").code == 0
-    assert command("extract", "-d", "pics").code == 0
-    whole = (pics / CACHE).read_bytes()
-    (pics / CACHE).write_bytes(whole[: len(whole) // 2])  # damaged
-    assert command("extract", "-d", "pics").code == 0
-    assert (pics / CACHE).read_bytes() == whole
 
 
 def test_convert_does_not_replace_an_encoder(tmp_path: Path, command: Command) -> None:

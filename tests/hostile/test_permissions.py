@@ -14,7 +14,6 @@ import pytest
 from duplex.errors import DuplexError
 from duplex.features.extract import allow_open_files
 from duplex.recognition.inputs import list_images
-from tests.commands import Command
 
 
 def test_a_folder_that_may_not_be_listed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,15 +35,6 @@ def test_a_folder_that_may_not_be_listed_is_not_left_out(tmp_path: Path, monkeyp
             list_images([named], io.StringIO())
 
 
-def test_a_small_limit_of_open_files_is_named_before_processes_start(
-    pics: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 71))
-    refused = command("extract", "--dataset", "pics", "--fresh", "--num-workers", "1")
-    assert refused.refused("a process may open 71 files here", "needs 72", "`ulimit -n 72`, or decode in fewer")
-    assert command("extract", "--dataset", "pics", "--fresh", "--num-workers", "0").code == 0
-
-
 def test_a_small_limit_of_open_files_is_raised_where_the_system_allows_it() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -55,11 +45,3 @@ def test_a_small_limit_of_open_files_is_raised_where_the_system_allows_it() -> N
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (72, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_an_empty_file_is_replaced_by_a_cache(pics: Path, command: Command) -> None:
-    place = Path("artifacts/pics/features.h5")
-    place.write_bytes(b"")
-    assert command("cache", "info", place).refused("`duplex extract --dataset pics` makes it again")
-    assert command("extract", "--dataset", "pics").code == 0
-    assert place.stat().st_size > 0

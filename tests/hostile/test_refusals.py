@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -23,22 +22,13 @@ from tests.hostile.conftest import Command, files, full_disk
 
 
 @pytest.mark.parametrize(
-    "words",
-    ["cache import P -d pics", "extract -d pics --out P", "score P", "predict f.npy --out P", "data add own P"],
+    "words", ["cache import P -d pics", "extract -d pics --out P", "score P", "predict f.npy --out P", "data add own P"]
 )
 def test_a_folder_in_place_of_a_file_is_refused(pics: Path, command: Command, words: str) -> None:
     np.save("f.npy", np.ones((12, 4), np.float32))
     before = files(pics)
     assert command(*("." if word == "P" else word for word in words.split())).refused("")
     assert files(pics) == before
-
-
-def test_skipped_files_are_counted(tmp_path: Path) -> None:
-    for name in ("a.jpg", "b.heic", "c.HEIC", "noname", ".hidden"):
-        (tmp_path / name).write_bytes(b"x")
-    log: list[str] = []
-    assert inputs.list_images([str(tmp_path)], io.StringIO(), log.append) == [tmp_path / "a.jpg"]
-    assert log == ["3 files skipped: 2 .heic, 1 without a suffix"]
 
 
 def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> None:
@@ -70,25 +60,10 @@ def test_a_section_that_is_no_table_is_refused(pics: Path, command: Command, sec
     assert command("params", "--check").refused(f"datasets.pics.{section}: ")
 
 
-def test_a_label_that_fits_no_prompt_is_refused_when_added(pics: Path, command: Command) -> None:
-    Path("table.csv").write_text(f"image,state,object\n00000.jpg,{'very ' * 300}red,star\n")
-    assert command("data", "add", "own", "table.csv", "--images", "pictures").refused("1503 characters", "at most 100")
-
-
 def test_whole_numbers_that_floats_round_are_refused(tmp_path: Path, command: Command) -> None:
     scores = 2**60 + np.arange(12, dtype=np.int64).reshape(3, 4)
     np.savez(tmp_path / "a.npz", scores=scores, target=[0, 1, 2], seen=[True, True, False, False])
     assert command("score", tmp_path / "a.npz").refused("above 2**53", f"{2**60 + 11:,}")
-
-
-def test_a_busy_pipeline_is_reported_with_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    errors = "ERROR: 'artifacts' is busy, it is being blocked by:\n  (PID 123): dvc repro --force\n\nIf there are no\n"
-    failed = subprocess.CompletedProcess([], 255, "", errors)
-    monkeypatch.setattr(sweep.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(
-        DuplexError, match=r"`dvc repro --force` \(process 123\) is using .* wait until it ends, or stop"
-    ):
-        sweep.DvcRepo(tmp_path).changed(["plan"])
 
 
 @pytest.mark.parametrize(

@@ -237,17 +237,6 @@ def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, 
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
 
 
-def test_a_card_has_the_facts_of_its_run_however_the_run_is_named(trained, monkeypatch):
-    from duplex.project.runs import model_card_facts
-
-    known = partial(model_card_facts, name="a", licence="mit", repository=None)
-    wanted = known(trained.run())
-    assert wanted.metrics["closed"] and wanted.counts
-    assert known(trained.run() / "checkpoint.safetensors") == wanted
-    monkeypatch.chdir(trained.run())
-    assert known(Path(".")) == wanted
-
-
 def test_the_card_has_the_metrics_and_counts(trained, exported):
     text = (exported["duplex"] / "README.md").read_text(encoding="utf-8")
     metrics = json.loads((trained.run() / "metrics.json").read_text())["closed"]

@@ -74,12 +74,6 @@ def test_code_that_changed_since_training_is_reported(project, tmp_path):
     assert done.returncode == 0 and done.stderr == line
 
 
-@pytest.mark.parametrize("share", ["nan", "1.5"])
-def test_a_share_of_new_pairs_must_be_a_share(project, command, share):
-    done = command("predict", project.images()[0], "--new-share", share)
-    assert done.code == 2 and f"new_share is {float(share)}; expected a number between 0 and 1" in done.err
-
-
 def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp_path):
     from duplex.project.runs import best_run
 

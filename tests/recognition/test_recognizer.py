@@ -232,19 +232,6 @@ def damaged(trained, tmp_path, change) -> Path:
     return tmp_path
 
 
-def test_a_damaged_run_is_reported(trained, tmp_path):
-    def twist(tensors, meta):
-        tensors["codebook.rows"][0] += 1
-
-    with pytest.raises(UsageError, match="damaged"):
-        Recognizer.load(damaged(trained, tmp_path, twist))
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"no checkpoint")
-    with pytest.raises(UsageError, match="is not a file that duplex wrote"):
-        Recognizer.load(tmp_path)
-    with pytest.raises(UsageError, match="holds neither"):
-        Recognizer.load(trained.folder)
-
-
 def test_the_public_names_exist_and_are_documented():
     text = DOCS.read_text(encoding="utf-8")
     for name in duplex.PUBLIC:

@@ -313,19 +313,6 @@ def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_p
     assert {path.name for path in place.iterdir()} == kept
 
 
-def test_missing_and_repeated_images_of_a_table_are_reported(model, further, tmp_path):
-    shutil.copy(further / "red/star/0020.png", further / "copy.png")
-    rows = ["red/star/0020.png,red,star", "copy.png,red,star", "red/star/none.png,red,star"]
-    (further / "new.csv").write_text("\n".join(["image,state,object", *rows]))
-    lines: list[str] = []
-    update_model(model, further / "new.csv", tmp_path / "out", say=lines.append)
-    assert lines[:3] == [
-        "note: 1 images left out because they are missing: red/star/none.png",
-        "note: 1 images left out because another has the same content: copy.png",
-        "1 images added; 22 pairs have images now, 22 had before",
-    ]
-
-
 def test_images_of_the_test_split_are_added_and_counted(model, further, tmp_path):
     rows = ["red/star/0020.png,red,star,train", "red/star/0021.png,red,star,test"]
     (further / "new.csv").write_text("\n".join(["image,state,object,split", *rows]))

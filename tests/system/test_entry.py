@@ -8,14 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from duplex import __version__
 from duplex.errors import DuplexError, UsageError
-from duplex.system import entry
 from duplex.system.entry import Terminated, run_command, run_script
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
 
@@ -54,14 +51,6 @@ def test_success_prints_nothing_and_errors_of_the_program_keep_their_traceback(c
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_error_in_a_plug_in_names_it_before_its_traceback(capsys, monkeypatch) -> None:
-    point = EntryPoint("theirs", f"{__name__}:Method", "duplex.methods")
-    monkeypatch.setattr(entry, "entry_points", lambda group: [point] if group == point.group else [])
-    with pytest.raises(ZeroDivisionError):
-        run_command(raising(ZeroDivisionError()))
-    assert capsys.readouterr().err == f"duplex: the plug-in 'theirs' ({__name__}:Method) raised an error:\n"
-
-
 @pytest.mark.parametrize(("words", "setting"), [(["--debug"], {}), ([], {"DUPLEX_DEBUG": "1"})])
 def test_debug_adds_the_traceback_with_its_cause(tmp_path: Path, words: list[str], setting: dict[str, str]) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK no archive")
@@ -70,11 +59,6 @@ def test_debug_adds_the_traceback_with_its_cause(tmp_path: Path, words: list[str
     assert plain.returncode == debugged.returncode == 2
     assert plain.stderr.count("\n") == 1 and debugged.stderr.endswith(plain.stderr)
     assert "Traceback" in debugged.stderr and "direct cause" in debugged.stderr
-
-
-def test_the_version_is_printed() -> None:
-    done = duplex("--version")
-    assert (done.returncode, done.stdout) == (0, f"duplex {__version__}\n")
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:

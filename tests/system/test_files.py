@@ -146,35 +146,22 @@ def test_a_folder_that_cannot_be_moved_stays_whole(tmp_path: Path, monkeypatch: 
     assert (names(tmp_path / "plan"), names(tmp_path)) == (["theirs"], ["plan"])
 
 
-def test_the_old_folder_comes_back_if_the_new_one_cannot_be_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(OSError(errno.ENOSPC, "full"), DuplexError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_the_old_folder_comes_back_if_the_new_one_is_not_moved(tmp_path: Path, monkeypatch, error, raised) -> None:
     (tmp_path / "plan").mkdir()
     (tmp_path / "plan" / "theirs").write_text("theirs")
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def fail(*_: object) -> None:
+        assert not (tmp_path / "plan").exists(), "the old folder has its scratch name"
+        raise error
 
-    monkeypatch.setattr("duplex.system.files.os.replace", full)
-    with pytest.raises(DuplexError, match="No space left on device"), replace_folder(tmp_path / "plan"):
+    monkeypatch.setattr("duplex.system.files.os.replace", fail)
+    with pytest.raises(raised), replace_folder(tmp_path / "plan"):
         pass
     assert (names(tmp_path / "plan"), names(tmp_path)) == (["theirs"], ["plan"])
-
-
-def test_the_old_folder_comes_back_if_the_process_is_stopped_between_the_two_renames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "theirs").write_text("theirs")
-
-    def stopped(*_: object) -> None:
-        assert not (tmp_path / "model").exists(), "the old folder has its scratch name"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("duplex.system.files.os.replace", stopped)
-    with pytest.raises(KeyboardInterrupt), replace_folder(tmp_path / "model"):
-        pass
-    assert (names(tmp_path / "model"), names(tmp_path)) == (["theirs"], ["model"])
 
 
 KILLED_BETWEEN_RENAMES = """
@@ -204,17 +191,6 @@ def test_a_folder_comes_back_after_a_process_was_killed_between_the_two_renames(
         if fails:
             raise KeyError
     assert (names(path), names(tmp_path)) == (["theirs" if fails else "ours"], ["model"])
-
-
-def test_a_folder_that_cannot_be_replaced_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOTEMPTY, "Directory not empty")
-
-    monkeypatch.setattr("duplex.system.files.os.replace", full)
-    says = "plan cannot be written: Directory not empty"
-    with pytest.raises(DuplexError, match=says), replace_folder(tmp_path / "plan"):
-        pass
-    assert names(tmp_path) == []
 
 
 def test_sha256_hashes_the_bytes(tmp_path: Path) -> None:

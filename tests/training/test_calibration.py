@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.errors import DuplexError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.feasibility import CrossFitGain
 from duplex.evaluation.metrics import measure
@@ -22,7 +21,6 @@ from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.families import feasibility
 from duplex.training import scoring
 from duplex.training.scoring import (
-    LARGEST_BIAS,
     Calibration,
     feasibility_by_likelihood,
     feasibility_by_words,
@@ -204,22 +202,6 @@ def test_compositions_above_the_likelihood_threshold_are_feasible() -> None:
     assert mask is not None and (mask == (LABELS.seen | (np.arange(LABELS.size) > 3.5))).all()
 
 
-@pytest.mark.parametrize("values", [torch.zeros(3), torch.full((LABELS.size,), torch.nan)])
-def test_a_likelihood_of_wrong_shape_or_nan_is_refused(values: torch.Tensor) -> None:
-    class Odd(WithLikelihood):
-        def likelihood(self) -> torch.Tensor:
-            return values
-
-    with pytest.raises(DuplexError, match=f"the likelihood of Odd .* finite number for each of the {LABELS.size}"):
-        feasibility_by_likelihood(with_likelihood(Odd))
-
-
 def test_a_calibration_is_read_back_from_its_record() -> None:
     for found in (Calibration(1.0), calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "likelihood")):
         assert Calibration(**json.loads(json.dumps(found.to_dict()))) == found
-
-
-def test_only_the_bias_has_a_limit() -> None:
-    assert Calibration(LARGEST_BIAS, threshold=-10 * LARGEST_BIAS).threshold == -10 * LARGEST_BIAS
-    with pytest.raises(ValueError, match="less than or equal to 1000000"):
-        Calibration(10 * LARGEST_BIAS)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +14,9 @@ import torch
 
 import duplex
 from duplex.data.shapes import draw
-from duplex.errors import DuplexError, UsageError
-from duplex.features import shared
+from duplex.errors import UsageError
 from duplex.labels import LabelSpace
 from duplex.methods.kg_sp import KgSp
-from duplex.methods.registry import find_method, installed_methods
-from duplex.options import Options
 from tests.recognition.drawn_folder import draw_folder
 from tests.training.test_ten_lines import arrays, small
 
@@ -96,22 +91,6 @@ def test_a_method_that_writes_into_labels_changes_no_other_run():
     assert without_nan(trained(data)) == before
 
 
-@dataclass(frozen=True)
-class TakenOptions(Options):
-    epochs: int = 7
-
-
-class Taken(KgSp):
-    Options = TakenOptions
-
-
-def test_an_option_may_not_have_the_name_of_a_training_option():
-    with pytest.raises(DuplexError, match=r"its option 'epochs' is a setting of duplex\.fit too; rename it"):
-        duplex.fit(small(), Taken, epochs=2)
-    for kind in installed_methods():
-        find_method(kind)
-
-
 def test_changes_to_the_manifest_do_not_reach_the_data_set():
     data = small()
     before = without_nan(trained(small()))
@@ -173,19 +152,6 @@ def test_columns_and_features_with_different_indexes_are_refused():
     for right in ({"features": features.iloc[backwards]}, {"table": table}):
         assert small(**right).manifest.equals(plain)
     assert small(table=table, features=features.set_axis(backwards)).manifest.equals(plain)
-
-
-def test_features_of_an_image_that_changes_while_it_is_encoded_are_not_kept(tmp_path, monkeypatch):
-    folder = draw_folder(tmp_path / "shop", images=4)
-    encode, (first, second) = shared.extract, sorted(folder.rglob("*.png"))[:2]
-
-    def swap_first(*arguments, **options):
-        shutil.copy(second, first)
-        return encode(*arguments, **options)
-
-    monkeypatch.setattr(shared, "extract", swap_first)
-    with pytest.raises(DuplexError, match=f"{first.name} changed while it was being encoded"):
-        duplex.load_dataset(folder, encoder="tiny", cache=tmp_path / "cache")
 
 
 def test_a_split_seed_without_a_random_split_is_refused(tmp_path):

@@ -57,16 +57,6 @@ def test_other_labels_are_refused(saved):
         load_checkpoint(saved[0], small_context(other, torch.float32), ENCODER)
 
 
-def test_tensors_of_other_options_are_refused(saved):
-    path, network = saved
-    save_checkpoint(path, network, dataclasses.replace(RECORD, options=Options(width=6)))
-    with pytest.raises(DuplexError, match=r"another version of its method .*size mismatch for .*; train again"):
-        load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
-    save_checkpoint(path, network, dataclasses.replace(RECORD, options=Options(width=5, adapter="none")))
-    with pytest.raises(DuplexError, match=r"Unexpected key.* \"paths\.adapter"):
-        load_checkpoint(path, small_context(dtype=torch.float32), ENCODER)
-
-
 @pytest.mark.parametrize("key", ["weights", "preprocessing", "precision", "architecture", "encoder"])
 def test_another_encoder_is_refused(saved, key):
     said = f"trained on features of {key} {ENCODER.get(key)!r}, not 'other'; train again, or name that encoder"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 import duplex
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 from tests.projects import inside
 from tests.training.test_hooks import Ledger
 from tests.training.test_ten_lines import arrays, small
@@ -86,9 +85,3 @@ def test_wrong_settings_are_one_line(settings, message):
     with pytest.raises(UsageError, match=message) as caught:
         duplex.fit(small(), "kg_sp", **settings)
     assert "\n" not in str(caught.value)
-
-
-def test_a_log_whose_package_is_missing_is_refused_before_training(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dvclive", None)
-    with pytest.raises(DuplexError, match=r"pip install 'duplex-czsl\[dvclive\]'"):
-        duplex.fit(small(), "kg_sp", log="dvclive")

@@ -13,15 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import DuplexError
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompts import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
-from duplex.system.processes import ProgressBar
-from duplex.training.loop import Losses, ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train
+from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train
 from duplex.training.scoring import validation_auc
 from tests.methods.world import features, small_context, small_labels, small_method, step_of
 
@@ -77,16 +76,6 @@ def test_the_best_epoch_by_validation_auc_is_kept():
     assert outcome.best_auc == max(aucs)
     assert outcome.best_epoch == aucs.index(max(aucs))
     assert validation_auc(network, examples("val", 24, 7), LABELS) == outcome.best_auc
-
-
-def test_the_progress_bar_starts_at_the_untrained_method_and_ends_at_the_last_epoch(monkeypatch):
-    shown = []
-    monkeypatch.setattr(ProgressBar, "show", lambda self, done, values: shown.append((done, dict(values))))
-    first, *_, last = run()[1].history
-    assert [done for done, _ in shown] == sorted(done for done, _ in shown)
-    assert shown[0] == (0, {"val AUC": first["val_auc"]})
-    losses = {name: value for name, value in last.items() if name.startswith("loss_")}
-    assert losses and shown[-1] == (4 * 7, {**losses, "val AUC": last["val_auc"]})
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
@@ -162,26 +151,6 @@ def test_divergence_is_reported_with_step_term_and_advice():
     broken.cls[3] = float("nan")
     with pytest.raises(DuplexError, match=r"loss \w+ became nan in epoch 1, step \d+; lower training.learning_rate"):
         train(small_method(DUPLEX), broken, SETTINGS, 0, lambda _: 0.5)
-
-
-def test_features_of_another_width_are_refused_before_training():
-    method = small_method(DUPLEX)
-    wide = examples()
-    wide.inputs["cls"] = torch.cat([wide.cls, wide.cls], dim=1)
-    with pytest.raises(UsageError, match=r"input 'cls' has the shape \[\d+\] per image and .* was built for"):
-        train(method, wide, SETTINGS, 0, lambda _: 0.5)
-
-
-def test_means_of_losses_weigh_batches_by_their_images():
-    means = Losses(1, SETTINGS)
-    means.add(1, 3, {"a": torch.tensor(1.0)})
-    means.add(2, 1, {"a": torch.tensor(5.0), "b": torch.tensor(2.0)})
-    means.flush()
-    assert means.means["loss_a"] == 2.0 and means.last == {"a": 5.0, "b": 2.0}
-    means.flush()
-    means.add(3, 4, {"a": torch.tensor(4.0)})
-    means.flush()
-    assert means.means["loss_a"] == 3.0 and means.last == {"a": 4.0}
 
 
 FIXED = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none"}

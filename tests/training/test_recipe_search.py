@@ -191,8 +191,3 @@ def test_more_blocks_take_longer():
     one, four = (block_cost(encoder, blocks, blocks, images=128) for blocks in (1, 4))
     assert 0 < one.forward < four.train
     assert not any(parameter.requires_grad for parameter in encoder.visual.parameters())
-
-
-@pytest.mark.parametrize(("budget", "left"), [(-5.0, "0.0 seconds"), (0.5, "0.5 seconds")])
-def test_time_that_is_left_is_never_below_nothing(budget: float, left: str):
-    assert make_schedule(2, COST.__getitem__, SIZES, budget, 1.0).reason.endswith(f", and {left} are left")

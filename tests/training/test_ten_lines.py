@@ -172,12 +172,6 @@ def test_a_notebook_shows_table_and_curve():
     assert f"{result.auc:.2f}" in page
 
 
-def test_training_leaves_torch_as_it_was():
-    torch.use_deterministic_algorithms(False)
-    duplex.fit(small(), "kg_sp", epochs=1)
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def with_value(column: str, row: int, value: object) -> dict[str, Any]:
     table = arrays()["table"]
     table[column] = [value if number == row else old for number, old in enumerate(table[column])]
