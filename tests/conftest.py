@@ -32,7 +32,6 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.fixture
 def pretended() -> Iterator[Pretended]:
-    """The pretended device, entered."""
     if not AVAILABLE:
         pytest.skip(f"torch {torch.__version__} has no devices made in Python")
     with Pretended() as device:

@@ -13,7 +13,6 @@ import numpy as np
 
 
 def command(*words: str) -> str:
-    """Run the console script of this Python; return its output."""
     done = subprocess.run(
         [Path(sys.executable).with_name("duplex"), *words], check=True, stdout=subprocess.PIPE, text=True
     )

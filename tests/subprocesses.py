@@ -80,7 +80,6 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the end, at most `timeout` seconds; return stdout and stderr."""
         output = ["", ""]
 
         def read(index: int, stream: io.TextIOWrapper) -> None:
@@ -118,14 +117,12 @@ def _duplex(*words: str) -> None:
 
 
 def _ensure_running() -> None:
-    """Start the process to fork from, with the package under test in its path."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with mock.patch.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()
 
 
 def _text(end: Connection, mode: str) -> io.TextIOWrapper:
-    """Open our end of a pipe as a text file."""
     stream = os.fdopen(os.dup(end.fileno()), mode, encoding="utf-8")
     end.close()
     return stream  # type: ignore[return-value]

@@ -24,7 +24,6 @@ LABELS = small_labels()
 
 
 def method_on(device: str) -> Any:
-    """A small method and its text tower on a device."""
     method = small_method(DuplexOptions(width=5)).to(device)
     method.paths.prompts.__dict__["tower"] = small_tower.__wrapped__(device=device)
     return method

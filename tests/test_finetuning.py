@@ -60,7 +60,6 @@ class Project:
         return load_inputs(self.params(), "own", self.paths, InputRequest(finetune=finetune))
 
     def pictures(self) -> list[Path]:
-        """Paths of the test split's images."""
         table = read_manifest(self.paths.manifest("own"))
         return [self.folder / "pictures" / image for image in table["image"][table["split"] == "test"]]
 
@@ -97,7 +96,6 @@ def test_the_checkpoint_has_trained_parameters_and_no_frozen_tower(project) -> N
 
 
 def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
-    """Through the whole tower, and from the cache."""
     recognizer = Recognizer.load(project.checkpoint("deep").parent, device="cpu")
     inputs = project.inputs(read_record(project.checkpoint("deep")).finetune)
     test, method = inputs.examples["test"], recognizer.trained.method
@@ -286,7 +284,6 @@ def test_the_plan_of_a_run_has_its_finetune_options(project) -> None:
 
 @pytest.mark.slow
 def test_killed_training_resumes_to_the_same_bytes(project) -> None:
-    """SIGKILL after the first epoch, then the same command again."""
     run, command = project.paths.run("own", "deep", 7), ["train", "--dataset", "own", "--method", "deep", "--seed", "7"]
     files, partial = (run.checkpoint, run.history), run.root / "training.partial"
     assert start_duplex(*command, cwd=project.folder).wait() == 0

@@ -124,7 +124,6 @@ def test_cuts_between_groups_are_rounded(seen: int, sizes: tuple[int, int, int])
 
 
 def groups_by_ranking(train: Any, size: int) -> Any:
-    """Group all compositions by ranking them all."""
     counts = np.bincount(train, minlength=size)
     ranked, seen = np.argsort(-counts, kind="stable"), int((counts > 0).sum())
     groups = np.full(size, 3)
@@ -182,7 +181,6 @@ def test_candidates_of_training_are_those_of_every_split() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 10**6))
 def test_a_candidate_set_equals_its_list(m, n, seed):
-    """In the open world it stores no list."""
     labels = random_labels(m, n, np.random.default_rng(seed))
     every = np.arange(labels.size)
     assert (labels.is_seen(every) == labels.seen).all()

@@ -61,8 +61,6 @@ def context(device: str) -> MethodContext:
 
 @dataclass(frozen=True)
 class LifeCycle:
-    """A kind on a device."""
-
     kind: str
     device: torch.device
     context: MethodContext
@@ -94,7 +92,6 @@ class LifeCycle:
         return method, outcome.history
 
     def saved(self, method: Method[Any], path: Path) -> Record:
-        """Save a checkpoint as training does."""
         val = self.examples("val", 12)
         tune(method, val, LABELS)
         chosen: dict[str, Calibration] = {
@@ -105,7 +102,6 @@ class LifeCycle:
         return record
 
     def results(self, path: Path, record: Record, world: World = "open") -> dict[str, Any]:
-        """Evaluation, predictions and exported scores of a loaded checkpoint on test images."""
         method = load_checkpoint(path, self.context, {}).to(self.device)
         test, columns, chosen = self.examples("test", 10), LABELS.candidates(world, "test"), record.calibration[world]
         live = feasible_compositions(method, self.context.words, chosen)

@@ -23,7 +23,6 @@ EXAMPLE = ROOT / "examples" / "linear_probe"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """A folder with the example installed, and with two broken plug-ins."""
     folder = tmp_path_factory.mktemp("site")
     source = tmp_path_factory.mktemp("source") / "linear_probe"
     shutil.copytree(EXAMPLE, source)
@@ -43,7 +42,6 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
-    """A project with a small data set under DVC."""
     folder = tmp_path_factory.mktemp("project")
     draw_project(folder, ["clip"], changes=alone)
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):

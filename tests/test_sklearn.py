@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +19,6 @@ from sklearn.utils.estimator_checks import check_estimator
 import duplex
 from duplex.data.shapes import render_images, shapes_manifest
 from duplex.sklearn import CompositionClassifier
-from tests.subprocesses import ENVIRONMENT
 
 EXPECTED_FAILURES = {"check_classifier_multioutput": "it has three columns of labels; a composition has two"}
 
@@ -34,7 +31,6 @@ class Shapes:
     features: np.ndarray  # of unit length
 
     def split(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return features and labels (state, object) of a split."""
         rows = (self.data.manifest["split"] == name).to_numpy()
         return self.features[rows], self.data.manifest.loc[rows, ["state", "object"]].to_numpy()
 
@@ -268,9 +264,3 @@ def test_classes_in_another_order_than_the_columns_are_refused():
     with pytest.raises(ValueError, match="classes: the label 'blue' of y is missing; expected all labels of y"):
         CompositionClassifier().partial_fit(X, y, classes=classes[::-1])
     assert len(CompositionClassifier().partial_fit(X, y, classes=classes).classes_[0]) == 4
-
-
-def test_without_scikit_learn_the_command_that_installs_it_is_named():
-    script = "import sys; sys.modules['sklearn'] = None; import duplex.sklearn"
-    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert "needs scikit-learn 1.6 or later; run pip install 'duplex-czsl[sklearn]'" in done.stderr

@@ -29,7 +29,7 @@ from duplex.report.aggregate import aggregate as summary
 from duplex.training.checkpoint import read_checkpoint
 from tests.commands import command
 from tests.features.conftest import update_checksums
-from tests.projects import draw_project, inside, interrupt
+from tests.projects import draw_project, interrupt
 from tests.subprocesses import start_duplex
 
 __all__ = ["command"]
@@ -185,7 +185,6 @@ def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folde
 
 @pytest.mark.slow
 def test_killed_and_resumed_training_ends_with_the_same_bytes(folder, paths):
-    """SIGKILL at random moments of `duplex train`, then the same command again."""
     shipped = (folder / "params.yaml").read_text()
     record = YAML(typ="safe").load(shipped)
     record["datasets"]["own"]["training"]["epochs"] = 24
@@ -273,7 +272,6 @@ def test_the_sampled_protocol_is_close_to_the_exact_one(params, paths):
 
 
 def write_vectors(path: Path, paths: ArtifactPaths, width: int, seed: int) -> Path:
-    """Write random word vectors of all states and objects in GloVe's format."""
     labels, rng = LabelSpace.load(paths.labels("own")), np.random.default_rng(seed)
     rows = {word: rng.normal(size=width) for word in (*labels.states, *labels.objects)}
     path.write_text("".join(f"{word} {' '.join(f'{v:.4f}' for v in row)}\n" for word, row in rows.items()))
@@ -330,7 +328,6 @@ def test_imported_features_are_not_encoded(params, paths):
 
 @pytest.mark.slow
 def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, paths, capsys):
-    """Methods without a likelihood use words, and print that."""
     found = {}
     for source in ("words", "likelihood"):
         asked = with_evaluation(params, feasibility=source)
@@ -365,20 +362,3 @@ def test_every_rule_of_feasibility_has_the_auc_over_all_pairs_and_auto_those_of_
     for source, used in (("words", words), ("likelihood", likelihood)):
         assert auto[source]["val_auc_gain"] <= auto[source]["val_auc_gain_se"]
         assert auto[source] == {name: used[name] for name in auto[source]}
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["train", "--dataset", "shape"], 2, "unknown data set 'shape'; known: shapes"),
-        (["train", "--dataset", "mit-states"], 1, "does not exist; `duplex prepare --dataset mit-states` writes it"),
-        (["prepare", "--dataset", "mit-states"], 2, "the data root data/mit-states is not a folder"),
-        (["evaluate", "--dataset", "own", "--method", "static"], 1, "does not exist; train again"),
-    ],
-)
-def test_a_wrong_argument_is_reported_in_one_line(folder, command, words, code, message):
-    before = sorted(folder.rglob("*"))
-    with inside(folder):
-        done = command(*words)
-    assert done.refused(message) and done.code == code
-    assert sorted(folder.rglob("*")) == before

@@ -45,8 +45,6 @@ class ProbeOptions(Options):
 
 
 class Probe(Method[ProbeOptions]):
-    """A linear head over the compositions."""
-
     Options = ProbeOptions
 
     def __init__(self, context, options):

@@ -28,7 +28,6 @@ MEMORY = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) 
 
 
 def public_names(*classes: type) -> set[str]:
-    """Return the public fields, properties and methods that the classes themselves define."""
     names = {name for each in classes for name in (*vars(each), *getattr(each, "__annotations__", {}))}
     return {name for name in names if not name.startswith("_")}
 

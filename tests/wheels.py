@@ -13,7 +13,6 @@ PIP = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
 
 
 def listed_files() -> list[str]:
-    """Return the files of the working tree that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -21,7 +20,6 @@ def listed_files() -> list[str]:
 
 
 def build_wheel(folder: Path, **environment: str) -> Path:
-    """Build the wheel of a copy of the working tree, folder/source; return its path, in `folder`."""
     for name in listed_files():
         target = folder / "source" / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,16 +14,6 @@ from duplex.data.download import BENCHMARKS
 from tests.commands import Command
 from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, rows, save, write_lists
 from tests.data.web import serving
-from tests.subprocesses import ROOT
-
-
-def test_the_console_script_runs_without_a_terminal(project: Path) -> None:
-    make_folder(project / "mine", "nested")
-    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from duplex.cli import main; main()"
-    words = ["data", "stats", "mine", "--root", "mine", "--json"]
-    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["states"] == 4
 
 
 def test_statistics_of_a_folder_outside_of_params(project: Path, command: Command) -> None:

@@ -67,18 +67,6 @@ def test_init_inside_a_git_repository_uses_that_repository(tmp_path):
     assert run(*DVC, "stage", "list", folder=part).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("blocked", "message"),
-    [("dvc", "pip install 'duplex-czsl[pipeline]'"), ("git", "git, which DVC needs, is not installed")],
-)
-def test_missing_programs_are_reported_before_anything_is_written(tmp_path, blocked, message):
-    hidden = "import sys; sys.modules['dvc'] = None; " if blocked == "dvc" else ""
-    path = str(tmp_path / "nothing") if blocked == "git" else os.environ["PATH"]
-    done = run(sys.executable, "-c", hidden + DUPLEX[2], "init", "new", folder=tmp_path, PATH=path)
-    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> Path:
     """An environment with duplex installed from a wheel of the working tree, and this environment's other packages.
@@ -105,7 +93,6 @@ def run_checked(*command: object, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_an_installed_package_works_without_the_repository(environment, tmp_path):
-    """Runs tests/smoke.py: from `duplex init` to the report and a prediction."""
     smoke = tmp_path / "smoke.py"
     smoke.write_bytes((ROOT / "tests" / "smoke.py").read_bytes())
     path = f"{environment / 'bin'}:{os.environ['PATH']}"

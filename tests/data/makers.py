@@ -84,7 +84,6 @@ def make_folder(root: Path, form: str) -> int:
 
 
 def make_table(root: Path, suffix: str, *, split: bool) -> Path:
-    """A table beside its pictures."""
     made = [(f"pictures/{picture}", *rest) for picture, *rest in rows()]
     for picture, *_ in rows():
         save(picture, root / "pictures" / picture)

@@ -72,18 +72,6 @@ def test_check_finds_missing_unreadable_duplicate_unlisted_and_leaking_images(tm
     assert "train pairs without images" not in findings
 
 
-def test_a_link_that_no_row_names_is_skipped(tmp_path: Path) -> None:
-    root = tmp_path / "data"
-    root.mkdir()
-    dataset = load_source(SourceOptions("table", root, make_table(root, ".csv", split=True)))
-    before = check_dataset(dataset, root)
-    (root / "elsewhere").symlink_to(tmp_path)
-    issues = check_dataset(dataset, root)
-    assert [issue for issue in issues if issue not in before] == [
-        DataIssue("files are skipped (1 links out of the folder)", 1, ("elsewhere",), problem=False)
-    ]
-
-
 def test_check_finds_pairs_without_images_and_primitives_only_in_test(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     manifest = frame([("a.png", "red", "car", "train")])

@@ -157,7 +157,6 @@ def same(keys: Sequence[object]) -> list[list[bool]]:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_all_users_agree_which_images_are_copies(gallery: Path, data: st.DataObject) -> None:
-    """Splitting a data set, fitting a model and naive comparison of what an encoder sees."""
     present = sorted(os.listdir(gallery))
     names = data.draw(st.one_of(st.just(present), st.lists(st.sampled_from(present), unique=True)))
     expected = same([naive_key(gallery / name) for name in [*names, "missing.png"]])

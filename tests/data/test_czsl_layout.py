@@ -188,7 +188,11 @@ def test_any_records_are_counted_or_refused(tmp_path: Path, records: list[dict[s
     assert read_manifest(tmp_path / "manifest.csv").to_numpy().tolist() == dataset.manifest.to_numpy().tolist()
 
 
-def test_empty_metadata_and_absent_root(tmp_path: Path) -> None:
+def test_empty_metadata_and_absent_lists_and_root(tmp_path: Path) -> None:
+    (tmp_path / "train_pairs.txt").write_text("red car\n")
+    with pytest.raises(DuplexError, match=r"val_pairs\.txt does not exist"):
+        read_pair_lists(tmp_path)
+    (tmp_path / "train_pairs.txt").unlink()
     (small(tmp_path, []) / METADATA).write_bytes(b"")
     with pytest.raises(DuplexError, match="is empty"):
         load_czsl(tmp_path)
@@ -270,9 +274,3 @@ def test_a_pair_twice_counts_once_and_is_reported(tmp_path: Path) -> None:
     lists = read_pair_lists(tmp_path)
     assert lists.pairs["val"] == [("red", "car"), ("old", "car")]
     assert lists.repeats == 3
-
-
-def test_a_missing_list_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train_pairs.txt").write_text("red car\n")
-    with pytest.raises(DuplexError, match=r"val_pairs\.txt does not exist"):
-        read_pair_lists(tmp_path)

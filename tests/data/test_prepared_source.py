@@ -185,7 +185,6 @@ def test_images_of_another_folder_need_another_extraction(
 
 
 def cache_finding(params: Params) -> DoctorFinding:
-    """Return what `duplex doctor` finds about the feature cache of the data set `own`."""
     return list(doctor._dataset(params, "own"))[-1]
 
 

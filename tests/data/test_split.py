@@ -31,7 +31,6 @@ def frame_of(grid: dict[tuple[int, int], int]) -> pd.DataFrame:
 
 
 def pairs_of(frame: pd.DataFrame) -> dict[str, set[tuple[str, str]]]:
-    """Pairs of each split's rows."""
     return {split: set(zip(rows["state"], rows["object"], strict=True)) for split, rows in frame.groupby("split")}
 
 

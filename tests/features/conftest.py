@@ -45,8 +45,6 @@ def run(tmp_path: Path, images: list[str], encoder) -> Run:
 
 @pytest.fixture
 def stop_at_third_batch(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
-    """A context in which extractions are asked to stop at their third batch."""
-
     @contextmanager
     def call() -> Iterator[None]:
         asked = iter(range(1000))
@@ -59,7 +57,6 @@ def stop_at_third_batch(monkeypatch) -> Callable[[], AbstractContextManager[None
 
 
 def update_checksums(file: h5py.File) -> None:
-    """Make the checksums of an open cache those of its present values."""
     statuses = file["status"][...]
     for column, name in enumerate(value_names(file)):
         file["checksums"][:, column] = row_checksums(file[name][...], statuses if name == "cls" else None)

@@ -9,7 +9,6 @@ from PIL import Image
 
 
 def write_pictures(root: Path, count: int, seed: int = 0, size: tuple[int, int] = (48, 40)) -> list[str]:
-    """Write `count` different JPEG pictures; return their names relative to `root`."""
     random = np.random.default_rng(seed)
     root.mkdir(parents=True, exist_ok=True)
     names = [f"{index:05d}.jpg" for index in range(count)]

@@ -36,7 +36,6 @@ def test_checksums_are_those_of_the_bytes_of_status_and_row(block: np.ndarray, s
 
 
 def flip_bit(path: Path, name: str, row: int) -> None:
-    """Flip the lowest bit of the last byte of a row."""
     with h5py.File(path, "r") as file:
         data = file[name]
         size = data.nbytes // len(data)
@@ -54,7 +53,6 @@ def from_disk(path: Path) -> object:
 
 @pytest.fixture(params=[16, 8], ids=["float16", "int8"])
 def cache(run, request) -> Path:
-    """Of forty images, with patch tokens and block inputs."""
     return run(tokens="patch", block_inputs=1, bits=request.param).path
 
 
@@ -97,7 +95,6 @@ def test_verify_reads_every_row_and_extraction_starts_again(
 
 
 def test_a_damaged_row_is_never_copied(run, tmp_path: Path) -> None:
-    """Its copy would get a checksum of its own."""
     for k in range(2):
         shard = run(shard=(k, 2)).path
     flip_bit(shard, "cls", 3)

@@ -121,7 +121,6 @@ class ProcessState(ImageRows):
 
 @pytest.mark.parametrize("pinned", [False, True])
 def test_workers_ignore_ctrl_c_and_run_niced_without_a_gpu(names, tmp_path, monkeypatch, pinned: bool) -> None:
-    """Pinned memory means a GPU, which this test does without."""
     asked: list[bool] = []
 
     def loader(*words: Any, pin_memory: bool, **options: Any) -> Any:

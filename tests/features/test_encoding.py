@@ -30,7 +30,6 @@ NONE = torch.zeros(8, 32, dtype=torch.uint8)  # contents of a batch of eight
 
 @pytest.mark.parametrize("patches", [False, True])
 def test_another_device_gives_the_same_rows(pretended: Pretended, encoder_name: str, patches: bool) -> None:
-    """Nothing is computed on the wrong device, and the host waits only for copies."""
     torch.manual_seed(0)
     here = load_encoder(encoder_name, towers="image")
     stream = [(8 * n, torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), statuses(), NONE) for n in range(3)]
@@ -50,7 +49,6 @@ def test_another_device_gives_the_same_rows(pretended: Pretended, encoder_name: 
 
 
 def statuses() -> torch.Tensor:
-    """Statuses of a batch whose third image cannot be read."""
     found = torch.full((8,), ENCODED, dtype=torch.uint8)
     found[2] = FIRST_BAD
     return found

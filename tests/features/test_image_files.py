@@ -172,7 +172,6 @@ def test_damaged_bytes_raise_no_other_error(tmp_path_factory, kind: str, junk: b
 
 
 def write_hostile(root: Path, count: int) -> tuple[list[str], list[str | None]]:
-    """Write a folder in which two of three files are unusual; return their names and expected reasons."""
     root.mkdir()
     kinds = [*((kind, make, None) for kind, make in GOOD.items()), *((kind, *pair) for kind, pair in BAD.items())]
     names, reasons = [], []

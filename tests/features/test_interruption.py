@@ -38,7 +38,6 @@ def wait_for_rows(out: Path, rows: int, process: Forked) -> None:
 
 
 def begin(folder: Path, count: int, rows: int) -> tuple[Path, Path, Forked]:
-    """Start an extraction of `count` pictures; return their folder, the cache's path and the process at work."""
     root, out = folder / "pictures", folder / "out" / "features.h5"
     write_pictures(root, count)
     process = start(root, out)
@@ -47,7 +46,6 @@ def begin(folder: Path, count: int, rows: int) -> tuple[Path, Path, Forked]:
 
 
 def kill_and_resume(folder: Path, count: int, moments: list[tuple[int, float]]) -> None:
-    """Kill with SIGKILL at each moment (rows done, and seconds later), then run to the end."""
     root, whole, broken = folder / "pictures", folder / "whole" / "features.h5", folder / "broken" / "features.h5"
     write_pictures(root, count)
     (root / "00005.jpg").write_bytes(b"not an image")
@@ -73,7 +71,6 @@ def kill_and_resume(folder: Path, count: int, moments: list[tuple[int, float]]) 
 
 @pytest.mark.slow
 def test_killed_at_ten_random_moments(tmp_path: Path) -> None:
-    """Some before the first row, others anywhere in a batch."""
     draw = random.Random(0)
     rows = sorted(draw.choices(range(0, 1600), k=10))
     kill_and_resume(tmp_path, 2400, [(max(0, r - 300), draw.uniform(0, 0.05)) for r in rows])
@@ -127,7 +124,6 @@ def test_a_full_disk_is_reported_and_finished_rows_are_kept(tmp_path: Path) -> N
 
 @pytest.fixture
 def before():
-    """Handlers that note each signal."""
     heard: list[int] = []
     kept = [signal.signal(number, lambda signalled, _: heard.append(signalled)) for number in NUMBERS]
     yield heard

@@ -25,8 +25,6 @@ def cache(tmp_path: Path) -> Path:
 
 
 def store(name: str, change: Callable[[Any], Any], **options: Any) -> Callable[[h5py.File], None]:
-    """Replace a data set by a function of its values."""
-
     def apply(file: h5py.File) -> None:
         values = change(file[name][...])
         del file[name]

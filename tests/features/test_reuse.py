@@ -20,7 +20,6 @@ from tests.features.conftest import Wrapped
 
 @pytest.fixture
 def counted(encoder) -> tuple[Wrapped, list[int]]:
-    """The encoder, and the sizes of the batches that it has encoded."""
     sizes: list[int] = []
     return Wrapped(encoder, lambda pixels: (sizes.append(len(pixels)), encoder.encode_images(pixels))[1]), sizes
 

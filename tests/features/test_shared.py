@@ -24,7 +24,6 @@ def root(tmp_path: Path, images: list[str]) -> Path:
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[ExtractionReport]:
-    """What was encoded."""
     found: list[ExtractionReport] = []
     monkeypatch.setattr(shared, "extract", lambda *a, **k: found.append(extract(*a, **k)) or found[-1])
     return found

@@ -152,7 +152,6 @@ def test_the_bytes_do_not_depend_on_the_time(tmp_path: Path) -> None:
 
 
 def opened_in(folder: Path) -> list[str]:
-    """Return the names of a folder's files that this process has open."""
     found = (os.path.realpath(one.path) for one in os.scandir("/proc/self/fd"))
     return sorted(Path(path).name for path in found if path.startswith(str(folder)))
 

@@ -25,7 +25,6 @@ WORDS = {
 
 
 def edits(kind: str) -> st.SearchStrategy[list[tuple[float, str, bytes]]]:
-    """Draw edits: position as a share of the file, kind of edit, bytes."""
     piece = st.one_of(st.sampled_from(WORDS[kind]), st.binary(min_size=1, max_size=6))
     one = st.tuples(st.floats(0, 1), st.sampled_from(["insert", "replace", "delete", "cut", "repeat"]), piece)
     return st.lists(one, min_size=1, max_size=5)

@@ -28,7 +28,6 @@ FOLDER = f"source: {{kind: folder, root: pictures, {SPLIT}}}"
 
 @pytest.fixture
 def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Two projects with the same images: one for undisturbed runs, one for killed ones."""
     for name in ("whole", "broken"):
         make_folder(tmp_path / name / "pictures", "nested")
         text = PARAMS.replace(TABLE, FOLDER)
@@ -92,7 +91,6 @@ def test_a_killed_command_gives_the_same_files_when_run_again(folders: tuple[Pat
 
 
 def project(folder: Path) -> Path:
-    """Write a repository with the whole pipeline and a small data set."""
     for name in ("dvc.yaml", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
     for name in ("duplex", "pipeline"):

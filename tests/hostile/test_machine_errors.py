@@ -22,8 +22,6 @@ ERRORS = [MemoryError(), *(OSError(n, os.strerror(n)) for n in (errno.EMFILE, er
 
 @pytest.fixture
 def break_image(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make opening the image of a name raise an error, `times` times."""
-
     def arrange(name: str, fault: Exception, times: int = 10**6) -> None:
         real, left = Image.open, [times]
 
@@ -92,7 +90,6 @@ def cut_off(path: str) -> None:
 
 @pytest.mark.parametrize("damage", [without_statuses, with_a_pending_row, cut_off])
 def test_a_damaged_cache_is_refused_and_extracted_again(pics: Path, command: Command, damage) -> None:
-    """Reading it raises an error that names `duplex extract`, and that command repairs it."""
     assert command("extract", "-d", "pics").code == 0
     whole = Path(CACHE).read_bytes()
     damage(CACHE)

@@ -24,7 +24,6 @@ from tests.training.test_ten_lines import arrays
 
 
 def fit(method: type[Method[Any]]) -> duplex.Run:
-    """Train a class without the program's checks of authors."""
     given = arrays()
     more = {"state": "green", "object": "ring", "split": "val"}  # a second unseen pair, as thresholds need
     table = {name: [*column, more[name]] for name, column in given["table"].items()}
@@ -37,8 +36,6 @@ def fit(method: type[Method[Any]]) -> duplex.Run:
 
 
 def score(change: Any) -> dict[str, Any]:
-    """Return a scorer whose scores are changed."""
-
     def scorer(self: Probe, candidates: Any) -> Scorer:
         scores = Probe.scorer(self, candidates)
         return lambda inputs: change(scores(inputs), inputs["cls"])

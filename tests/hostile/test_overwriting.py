@@ -60,7 +60,6 @@ def test_convert_does_not_replace_an_encoder(tmp_path: Path, command: Command) -
 
 
 def test_drawing_does_not_replace_images(project: Path, command: Command) -> None:
-    """The data root holds an image that was not drawn, under the name of a drawn one."""
     mine = project / "data/shapes/red_star/0000.png"
     mine.parent.mkdir(parents=True)
     mine.write_bytes(b"precious")
@@ -69,8 +68,6 @@ def test_drawing_does_not_replace_images(project: Path, command: Command) -> Non
 
 
 class FakeRecognizer:
-    """Returns at once that no file is an image."""
-
     labels = None
     added = ()
 

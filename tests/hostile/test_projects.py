@@ -23,7 +23,6 @@ STAGE = re.compile(r"Running stage '([^']+)'")
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project of `duplex init` with a small data set whose paths are relative."""
     folder = tmp_path / ODD
     init(folder)
     draw_project(

@@ -77,7 +77,6 @@ def test_nan_and_infinity_in_metrics_are_undefined(tmp_path: Path) -> None:
 
 
 def write_metrics() -> None:
-    """Write metrics of every run, and a manifest."""
     params = load_params()
     for name in params.run.methods:
         for seed in params.run.seeds:

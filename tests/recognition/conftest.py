@@ -41,12 +41,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedProject:
 
 @pytest.fixture
 def project(trained):
-    """Run the test in the trained project's folder."""
     with inside(trained.folder):
         yield trained
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of drawn images that models are fitted to."""
     return draw_folder(tmp_path_factory.mktemp("drawn") / "shop")

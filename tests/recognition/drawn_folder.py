@@ -11,7 +11,6 @@ LACKING = {("red", "moon"), ("blue", "star"), ("hollow", "circle")}  # pairs wit
 
 
 def draw_pair(root: Path, state: str, thing: str, numbers: range) -> list[Path]:
-    """Draw images of one pair below `root` and return their paths."""
     paths = []
     for number in numbers:
         path = root / state / thing / f"{number:04d}.png"
@@ -22,7 +21,6 @@ def draw_pair(root: Path, state: str, thing: str, numbers: range) -> list[Path]:
 
 
 def draw_folder(root: Path, images: int = 8) -> Path:
-    """Draw `images` images of each pair but those in `LACKING`."""
     for state in STATES:
         for thing in OBJECTS:
             if (state, thing) not in LACKING:

@@ -63,19 +63,16 @@ class RunningServer:
 
     @property
     def workers(self) -> list[int]:
-        """Process ids of its workers."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
     @property
     def resident(self) -> int:
-        """Memory of the server and its workers, in bytes."""
         pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in (self.process.pid, *self.workers)]
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Values of /metrics by name."""
         status, text = self.ask("GET", "/metrics")
         assert status == 200
         lines = [line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")]

@@ -38,8 +38,6 @@ class FakeWorker:
 
 
 def batch_sizes(client: Any, workers: int = 1, delay: float = 0.0, **options: Any) -> list[int]:
-    """Run `client(batcher)` and return the sizes of the batches that workers got."""
-
     async def run() -> list[int]:
         sizes: list[int] = []
         fakes: list[Any] = [FakeWorker(sizes, delay) for _ in range(workers)]
@@ -55,14 +53,29 @@ def ask(batcher: Batcher, *images: bytes) -> Any:
     return asyncio.gather(*(batcher.answer(ImageRequest(data, top=1)) for data in images))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_lone_image_does_not_wait(workers):
+@pytest.mark.parametrize(
+    ("groups", "options", "sizes"),
+    [
+        ([1, 1, 1], {"wait": NEVER}, [1, 1, 1]),
+        ([1, 1, 1], {"wait": NEVER, "workers": 2}, [1, 1, 1]),
+        ([4, 1, 1], {"wait": 0.01}, [4, 1, 1]),
+        ([4], {"size": 3}, [3, 1]),
+    ],
+)
+def test_batches_wait_neither_alone_nor_long_and_have_at_most_size_images(groups, options, sizes):
     async def client(batcher):
-        for _ in range(3):
-            ((record, feature),) = await ask(batcher, b"a")
-            assert record == {"data": b"a", "top": 1} and feature is None
+        for images in groups:
+            replies = await ask(batcher, *[b"a"] * images)
+            assert replies == [({"data": b"a", "top": 1}, None)] * images
 
-    assert batch_sizes(client, workers, wait=NEVER) == [1, 1, 1]
+    assert sorted(batch_sizes(client, **options)) == sorted(sizes)
+
+
+def test_large_files_are_split_into_several_batches():
+    async def client(batcher):
+        await ask(batcher, *[bytes(12 * 2**20)] * 4)
+
+    assert batch_sizes(client) == [2, 2]
 
 
 def test_a_batch_waits_for_as_many_images_as_before():
@@ -75,14 +88,6 @@ def test_a_batch_waits_for_as_many_images_as_before():
     assert batch_sizes(client, wait=NEVER) == [4, 4]
 
 
-def test_a_batch_does_not_wait_longer_than_its_time():
-    async def client(batcher):
-        for images in (4, 1, 1):
-            await ask(batcher, *[b"a"] * images)
-
-    assert batch_sizes(client, wait=0.01) == [4, 1, 1]
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_each_image_gets_its_reply_and_the_shares_are_even(workers):
     async def client(batcher):
@@ -91,21 +96,6 @@ def test_each_image_gets_its_reply_and_the_shares_are_even(workers):
         assert [record for record, _ in replies] == [{"data": data, "top": k} for k, data in enumerate(images)]
 
     assert batch_sizes(client, workers, delay=0.05) == [12 // workers] * workers
-
-
-def test_a_batch_has_at_most_size_images():
-    async def client(batcher):
-        await ask(batcher, *[b"a"] * 10)
-
-    sizes = batch_sizes(client, size=4)
-    assert sum(sizes) == 10 and max(sizes) == 4
-
-
-def test_large_files_are_split_into_several_batches():
-    async def client(batcher):
-        await ask(batcher, *[bytes(12 * 2**20)] * 4)
-
-    assert batch_sizes(client) == [2, 2]
 
 
 def test_an_error_reaches_the_images_of_its_batch_only():

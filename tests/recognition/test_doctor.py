@@ -12,7 +12,6 @@ from tests.subprocesses import duplex
 
 
 def findings(done) -> dict[str, list[dict]]:
-    """Return the findings of `duplex doctor --json` by topic."""
     by_topic: dict[str, list[dict]] = {}
     for finding in json.loads(done.stdout):
         by_topic.setdefault(finding["topic"], []).append(finding)

@@ -14,8 +14,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def offers(monkeypatch):
-    """Set which weights are on disk and whether others are within reach."""
-
     def set_to(on_disk: set[str], reachable: bool) -> None:
         from duplex.encoders.base import MissingWeights
 

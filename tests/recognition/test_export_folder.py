@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,6 @@ def duplex(*words: object, **environment: str) -> subprocess.CompletedProcess[st
 
 @pytest.fixture(scope="module")
 def exported(trained, tmp_path_factory) -> dict[str, Path]:
-    """Export each kind of model in its own world, some with ONNX files."""
     places = {}
     asked = {"duplex": ["--onnx-encoder", "--licence", "mit"], "dual": ["--onnx"]}
     for method in EXPORTED:
@@ -288,18 +286,19 @@ def test_nothing_is_uploaded_without_push(trained, tmp_path):
         assert done.returncode == 0 and not hub.requests
 
 
-def set_to(name: str, place: object, value: float) -> Callable[[dict[str, torch.Tensor]], object]:
-    return lambda t: t[name].__setitem__(place, value)
-
-
-CHANGED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
-    "NaN": (set_to("semantic", 0, float("nan")), "semantic has NaN or infinity"),
-    "halves": (lambda t: t.update(semantic=t["semantic"].half()), "do not fit each other"),
-    "a row short": (lambda t: t.update(semantic=t["semantic"][1:].clone()), "its scores of an image are"),
-    "a state too large": (set_to("state_of", 0, 10**6), "state_of has numbers that are not in 0 to"),
-    "a negative object": (set_to("object_of", 0, -1), "object_of has numbers that are not in 0 to"),
-    "nothing feasible": (set_to("feasible", slice(None), False), "excludes every candidate"),
-    "no candidates": (lambda t: t.update({name: t[name][:0] for name in ("state_of", "object_of")}), "no candidates"),
+CHANGED: dict[str, tuple[Change, str]] = {
+    "NaN": (lambda _, t: t["semantic"].__setitem__(0, float("nan")), "semantic has NaN or infinity"),
+    "halves": (lambda _, t: t.update(semantic=t["semantic"].half()), "do not fit each other"),
+    "a row short": (lambda _, t: t.update(semantic=t["semantic"][1:].clone()), "its scores of an image are"),
+    "a state too large": (lambda _, t: t["state_of"].__setitem__(0, 10**6), "state_of has numbers that are not in"),
+    "a negative object": (lambda _, t: t["object_of"].__setitem__(0, -1), "object_of has numbers that are not in 0"),
+    "nothing feasible": (lambda _, t: t["feasible"].fill_(False), "excludes every candidate"),
+    "no candidates": (lambda _, t: t.update({n: t[n][:0] for n in ("state_of", "object_of")}), "no candidates"),
+    "labels": (lambda header, _: header.update(labels=3), "cannot score images"),
+    "bias": (lambda header, _: header["calibration"].update(bias=1e30), "less than or equal to 1000000"),
+    "width x": (lambda header, _: header["encoder"].update(dim="x"), "has the width"),
+    "width -1": (lambda header, _: header["encoder"].update(dim=-1), "has the width"),
+    "width 1e30": (lambda header, _: header["encoder"].update(dim=1e30), "has the width"),
 }
 
 
@@ -308,25 +307,6 @@ def test_an_export_that_another_tool_changed_is_refused(exported, tmp_path, case
     """Its checksums are right, as those of a stranger's upload may be."""
     folder = shutil.copytree(exported["clip"], tmp_path / "copy")
     change, message = CHANGED[case]
-    spoil(folder, lambda _, tensors: change(tensors), right=True)
-    with pytest.raises(UsageError, match=message):
-        Recognizer.load(folder)
-
-
-BAD_HEADERS: dict[str, tuple[Change, str]] = {
-    "labels": (lambda header, _: header.update(labels=3), "cannot score images"),
-    "bias": (lambda header, _: header["calibration"].update(bias=1e30), "less than or equal to 1000000"),
-    **{
-        f"width {width}": (partial(lambda dim, header, _: header["encoder"].update(dim=dim), width), "has the width")
-        for width in ("x", -1, 1e30)
-    },
-}
-
-
-@pytest.mark.parametrize("case", BAD_HEADERS)
-def test_a_header_of_wrong_values_is_refused(exported, tmp_path, case):
-    change, message = BAD_HEADERS[case]
-    folder = shutil.copytree(exported["clip"], tmp_path / "copy")
     spoil(folder, change, right=True)
     with pytest.raises(UsageError, match=message):
         Recognizer.load(folder)

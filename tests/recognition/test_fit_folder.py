@@ -30,7 +30,6 @@ SCHEDULE = f"schedule-{fit.MINUTES:g}.json"
 
 @pytest.fixture(scope="module")
 def fitted(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A model of the drawn folder and what the command printed."""
     out = tmp_path_factory.mktemp("fitted") / "model"
     done = duplex("fit", drawn, "--encoder", "tiny", "--out", out)
     assert done.returncode == 0, done.stderr

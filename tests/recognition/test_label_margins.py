@@ -20,7 +20,6 @@ from tests.subprocesses import duplex
 
 
 def clusters(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return unit features around one direction per class, and their classes."""
     random = np.random.default_rng(seed)
     own = np.arange(count) % classes
     z = random.normal(size=(classes, 16))[own] + 0.3 * random.normal(size=(count, 16))
@@ -100,7 +99,6 @@ def test_the_list_the_page_and_the_corrected_copy(project, tmp_path, way):
 
 
 def identify(cache: Path, key: str, value: bytes) -> bytes:
-    """Change an entry of a cache's identity; return the previous value."""
     with h5py.File(cache, "r+") as file:
         before = file["identity"].attrs[key]
         file["identity"].attrs[key] = np.bytes_(value)

@@ -223,7 +223,6 @@ def test_features_of_another_encoder_are_refused(trained, recognizer):
 
 
 def damaged(trained, tmp_path, change) -> Path:
-    """Return a run whose checkpoint has changed tensors or metadata."""
     with safe_open(trained.run() / "checkpoint.safetensors", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         meta = file.metadata()
@@ -250,7 +249,6 @@ def test_importing_the_package_loads_nothing_heavy():
 
 
 def test_the_examples_of_the_docs_run(project):
-    """One after another, in one namespace."""
     scope: dict = {"RUN": str(project.run()), "PICTURE": str(project.images()[0])}
     scope["CACHE"] = str(project.paths.features("own"))
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)

@@ -128,7 +128,6 @@ def test_an_upload_without_space_on_disk_is_the_servers_fault(trained, monkeypat
 
 
 def bomb() -> bytes:
-    """A PNG of 60,000 x 60,000 pixels in a few bytes."""
     head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
 
     def chunk(kind: bytes, data: bytes) -> bytes:
@@ -146,7 +145,6 @@ def posted(body: bytes, *, length: int | None = None, kind: str = f"multipart/fo
 
 
 def hostile(trained) -> dict[str, bytes]:
-    """Return one request of each kind that ends at once."""
     good = data_of(trained)
     return {
         "a decompression bomb": posted(form(("bomb.png", bomb()))),
@@ -171,7 +169,6 @@ def hostile(trained) -> dict[str, bytes]:
 
 
 def test_hostile_requests_are_refused(trained, server):
-    """Each gets a 4xx status, good requests still work, and memory does not grow."""
     kinds = hostile(trained)
     for name, data in kinds.items():  # a first time, since some modules are loaded at their first use
         assert 400 <= server.raw(data) < 500, name
@@ -198,7 +195,6 @@ def test_fifty_megabytes_are_refused(trained, server):
 
 
 def test_slow_senders_get_408(server):
-    """A body that arrives byte by byte."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as line:
         line.sendall(posted(form(("a.png", b"x" * 400)))[:300])
         line.settimeout(0.5)
@@ -246,7 +242,6 @@ def test_it_binds_to_localhost_and_finishes_requests_before_it_stops(trained):
 
 
 def listening(pid: int) -> set[str]:
-    """Return the addresses that a process listens on, as Linux writes them."""
     folder = Path(f"/proc/{pid}/fd")
     held = {os.readlink(link) for link in folder.iterdir() if link.is_symlink()}
     lines = [

@@ -151,8 +151,6 @@ def channels(text: str) -> list[int]:
 
 
 def contrast(one: list[int], other: list[int]) -> float:
-    """Return the WCAG contrast ratio."""
-
     def light(colour: list[int]) -> float:
         parts = [c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
         return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))

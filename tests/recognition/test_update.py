@@ -41,7 +41,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(drawn: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in closed form, nothing trained."""
     out = tmp_path_factory.mktemp("fitted") / "model"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit.FolderRecipes, "levels", only_the_first)
@@ -64,7 +63,6 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], dict]:
 
 
 def stored_features(images: list[Path]) -> torch.Tensor:
-    """Return the features of images that a fit has encoded."""
     features, _ = encode_shared(
         user_cache(),
         load_encoder("tiny", towers="image"),
@@ -200,7 +198,6 @@ def saved_again(images: Path, copies: Path) -> Path:
 
 
 def test_an_image_that_was_saved_again_is_not_counted_twice(model, drawn, further, tmp_path):
-    """Neither one of the fit nor one of an update."""
     update_model(model, further, tmp_path / "out", say=lambda _: None)
     for images, count in ((drawn, 132), (further, 10)):
         copies = saved_again(images, tmp_path / f"copies of {count}")
@@ -249,7 +246,6 @@ def test_another_spelling_of_a_label_is_the_same_label(model, tmp_path):
 
 
 def draw_pair_as(folder: Path, state: str, thing: str) -> Path:
-    """Draw four images of a red star into a folder with other names."""
     draw_pair(folder / "drawn", "red", "star", range(20, 24))
     (folder / "named" / state).mkdir(parents=True)
     shutil.move(folder / "drawn" / "red" / "star", folder / "named" / state / thing)

@@ -84,8 +84,6 @@ def colour(value: int) -> ImageRequest:
 
 
 def answer(workers: Any, *images: ImageRequest) -> list[Any]:
-    """Send images through a batcher, as the server does."""
-
     async def run() -> list[Any]:
         batcher = Batcher(workers)
         async with batcher.running():

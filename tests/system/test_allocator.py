@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from duplex.system.threads import USER_SETTINGS, keep_freed_memory
+from duplex.system.threads import USER_SETTINGS
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc returns memory like this")
 FAULTS = """
@@ -33,14 +33,3 @@ def test_a_command_keeps_freed_memory() -> None:
     done = subprocess.run([sys.executable, "-c", FAULTS], stdout=subprocess.PIPE, text=True, check=True, env=given)
     plain, kept = map(int, done.stdout.split())
     assert kept * 4 < plain
-
-
-def test_nothing_is_done_with_another_c_library_or_thresholds_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in USER_SETTINGS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("ctypes.CDLL", lambda *_: pytest.fail("looked for mallopt"))
-    with monkeypatch.context() as patched:
-        patched.setattr(platform, "libc_ver", lambda: ("", ""))
-        assert not keep_freed_memory()
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert not keep_freed_memory()

@@ -41,7 +41,6 @@ def hashes() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of this package's code."""
     folder = tmp_path_factory.mktemp("copy") / "duplex"
     shutil.copytree(
         ROOT / "duplex", folder, ignore=lambda _, names: {n for n in names if Path(n).suffix not in ("", ".py")}
@@ -174,7 +173,6 @@ def test_a_plugin_method_depends_on_the_layers_of_this_package_that_it_imports(
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of a running script, empty and without a file."""
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     monkeypatch.setattr(linecache, "cache", dict(linecache.cache))

@@ -19,7 +19,6 @@ from tests.waiting import has_ended, wait_until
 
 
 def pid_or_die(code: int | None = None, text: str = "") -> str:
-    """Return the process id; end the process with an exit code, or raise an error."""
     if code is not None:
         os._exit(code)
     if text == "error":

@@ -22,7 +22,6 @@ from tests.training.test_ten_lines import arrays, small
 
 
 def trained(data: duplex.Dataset, seed: int = 0, method: Any = "kg_sp", **settings: Any) -> list[float]:
-    """Return all numbers of a short run's history, and its AUC."""
     run = duplex.fit(data, method, seed=seed, epochs=2, learning_rate=0.01, **settings)
     return [*run.history.to_numpy().ravel().tolist()[2:], duplex.evaluate(run, data).auc]
 

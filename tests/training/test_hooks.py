@@ -111,8 +111,6 @@ def test_a_schedule_of_ones_own_multiplies_the_rates():
 
 
 class Ledger:
-    """Training log that keeps its calls."""
-
     def __init__(self):
         self.calls = []
 
@@ -137,8 +135,6 @@ def test_a_log_is_closed_even_if_training_fails():
 
 
 class Tower(nn.Module):
-    """Text tower in half precision."""
-
     precision = "bf16"
 
 

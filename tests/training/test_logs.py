@@ -54,8 +54,6 @@ def test_tensorboard_has_a_point_per_step_and_per_epoch(tmp_path):
 
 
 class Registered(Ledger):
-    """Log of another package."""
-
     def __init__(self, folder):
         super().__init__()
         self.folder = folder

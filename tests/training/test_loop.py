@@ -107,8 +107,6 @@ def test_the_state_of_another_run_is_ignored(tmp_path, capsys):
 
 
 class CountingTower:
-    """A text tower that counts its encodings."""
-
     def __init__(self, tower):
         self.tower, self.calls = tower, 0
 
@@ -158,7 +156,6 @@ FIXED = {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "ada
 
 @pytest.mark.parametrize("more", [{**FIXED, "inference": ("semantic",)}, {"width": 5}])
 def test_a_method_without_losses_stays_at_epoch_zero(more):
-    """Also one with parameters."""
     options = PromptOptions(losses=(), **more)
     network, outcome = run(options)
     assert outcome.best_epoch == 0
@@ -172,8 +169,6 @@ def test_no_training_image_is_an_error():
 
 
 class Recorder(Method[MethodOptions]):
-    """Method with one parameter that records the calls of the loop."""
-
     def __init__(self, setting, options=MethodOptions()):
         super().__init__(setting, options)
         self.weight = nn.Parameter(torch.zeros(()))

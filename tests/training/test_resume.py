@@ -13,7 +13,6 @@ from duplex.training.loop import TrainingState, saved_epoch
 
 
 def state(key: str = "k", device: str = "cpu", seed: int = 0) -> TrainingState:
-    """A network of one layer with two parameter groups, a schedule and a random order."""
     torch.manual_seed(seed)
     network = nn.Linear(3, 2)
     optimiser = torch.optim.Adam([{"params": [network.weight], "lr": 0.1}, {"params": [network.bias], "lr": 0.2}])

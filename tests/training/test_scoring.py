@@ -212,8 +212,6 @@ def test_scoring_sets_the_method_to_evaluation_mode():
 
 
 class Choosing:
-    """A method that records the arguments of `tune`."""
-
     asked: Any = None
     class_name = "Choosing"
 

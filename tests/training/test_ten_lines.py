@@ -34,8 +34,6 @@ HEADLINE = ("seen", "unseen", "hm", "auc", "auc_low", "auc_high", "state_accurac
 
 @dataclass(frozen=True)
 class Project:
-    """A project whose pipeline has run, and an empty folder beside it."""
-
     folder: Path
     empty: Path
 
@@ -48,7 +46,6 @@ class Project:
         return record
 
     def data(self, form: str) -> duplex.Dataset:
-        """Load the data set in one of the three forms, in the folder where the form works."""
         if form == "params.yaml":
             with inside(self.folder):
                 return duplex.load_dataset("own")
@@ -179,7 +176,6 @@ def with_value(column: str, row: int, value: object) -> dict[str, Any]:
 
 
 def only_seen(split: str) -> dict[str, Any]:
-    """Return the table with the pairs of training in place of the split's unseen ones."""
     table = arrays()["table"]
     for row in range(len(table["split"])):
         if table["split"][row] == split:
