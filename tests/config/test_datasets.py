@@ -98,10 +98,3 @@ def test_a_list_on_several_lines_is_left_alone(params: Path, names: str) -> None
     with pytest.raises(UsageError, match=r"run\.datasets is not a list on one line.*`datasets: \[shapes, mine\]`"):
         write_dataset("mine", ENTRY, run=True)
     assert params.read_text() == text and not Path("datasets").exists()
-
-
-def test_a_linked_params_file_stays_a_link(params: Path) -> None:
-    params.rename("kept.yaml")
-    params.symlink_to("kept.yaml")
-    write_dataset("mine", ENTRY, run=True)
-    assert params.is_symlink() and "datasets: [shapes, mine]" in Path("kept.yaml").read_text()

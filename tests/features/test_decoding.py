@@ -15,9 +15,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from duplex.data.images import ImageBytes, MachineFault, read_image_bytes
-from duplex.errors import DuplexError
 from duplex.features import extract
-from duplex.features.extract import ImageRows, decode_batches, decoding_workers, report_worker_deaths
+from duplex.features.extract import ImageRows, decode_batches, decoding_workers
 from duplex.features.file import ENCODED, status_of_reason
 from tests.features.pictures import write_pictures
 
@@ -134,11 +133,3 @@ def test_workers_ignore_ctrl_c_and_run_niced_without_a_gpu(names, tmp_path, monk
     signal.signal(signal.SIGINT, before)
     nice = min(19, os.nice(0) + (0 if pinned else 10))
     assert told.tolist() == [[nice, 1]] * 2 and asked == [pinned]
-
-
-def test_the_death_of_a_worker_is_reported_and_other_errors_pass_through() -> None:
-    for said in ("(pid 7) is killed by signal: Killed.", "(pids 7) exited unexpectedly"):
-        with pytest.raises(DuplexError, match="a decoding worker died"), report_worker_deaths():
-            raise RuntimeError(f"DataLoader worker {said}")
-    with pytest.raises(RuntimeError, match="something else"), report_worker_deaths():
-        raise RuntimeError("something else")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features.extract import stop_requests
 from duplex.features.file import FIRST_BAD, PENDING, PartialCache, open_features, partial_path
 from tests.features.killed import alone, main
 from tests.features.pictures import write_pictures
@@ -120,28 +119,3 @@ def test_a_full_disk_is_reported_and_finished_rows_are_kept(tmp_path: Path) -> N
         assert start(root, out).communicate(timeout=120)[0] == f"done {kept}\n"
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.fixture
-def before():
-    heard: list[int] = []
-    kept = [signal.signal(number, lambda signalled, _: heard.append(signalled)) for number in NUMBERS]
-    yield heard
-    for number, handler in zip(NUMBERS, kept, strict=True):
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_the_first_signal_sets_the_event_and_a_second_reaches_the_old_handler(before, capsys, number: int) -> None:
-    with stop_requests() as stop:
-        assert not stop.is_set()
-        os.kill(os.getpid(), number)
-        assert stop.is_set() and before == []
-        assert capsys.readouterr().err == "stopping after this batch\n"
-        for again in NUMBERS:
-            os.kill(os.getpid(), again)
-        assert before == list(NUMBERS)
-    with pytest.raises(ValueError, match="anything"), stop_requests():
-        raise ValueError("anything")
-    os.kill(os.getpid(), number)
-    assert before == [*NUMBERS, number], "after the block"

@@ -39,19 +39,13 @@ def test_joined_shards_are_the_cache_in_one_piece(run, tmp_path: Path, monkeypat
         assert out.read_bytes() == whole.path.read_bytes()
 
 
-def test_a_missing_shard_is_reported(run, tmp_path: Path) -> None:
-    out = tmp_path / "features.h5"
-    run(out, shard=(0, 2))
-    command = r"`duplex extract --dataset \w+ --shard 1/2` finishes it"
-    with pytest.raises(DuplexError, match=r"shard 1 of 2 of .* is not finished; " + command):
-        join_shards(out)
-
-
 def test_shards_that_do_not_fit_each_other_are_not_joined(run, tmp_path: Path) -> None:
     out = tmp_path / "features.h5"
     with pytest.raises(DuplexError, match="no shard"):
         join_shards(out)
     run(out, shard=(0, 2))
+    with pytest.raises(DuplexError, match=r"shard 1 of 2 of .* is not finished; `duplex extract .* --shard 1/2`"):
+        join_shards(out)
     run(out, shard=(1, 2), manifest_sha256="n" * 64)
     with pytest.raises(DuplexError, match="another manifest"):
         join_shards(out)

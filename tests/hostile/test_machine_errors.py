@@ -7,14 +7,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import h5py
 import pytest
 from PIL import Image
 
 from duplex.data.images import MachineFault, read_image, verify_image
-from duplex.errors import DuplexError
-from duplex.features.file import NOT_FINITE, PENDING, open_features, status_reason
-from tests.features.conftest import update_checksums
 from tests.hostile.conftest import CACHE, Command
 
 ERRORS = [MemoryError(), *(OSError(n, os.strerror(n)) for n in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM))]
@@ -52,12 +48,6 @@ def test_extraction_stops_and_can_be_resumed(
     assert Path(CACHE).read_bytes() == Path("whole.h5").read_bytes()
 
 
-def test_an_error_that_occurs_once_is_not_reported(pics: Path, command: Command, break_image) -> None:
-    break_image("00009.jpg", ERRORS[1], times=1)
-    assert command("extract", "-d", "pics").code == 0
-    assert not open_features(CACHE).bad.any()
-
-
 @pytest.mark.parametrize("fault", ERRORS, ids=str)
 def test_reading_an_image_raises_a_machine_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
@@ -72,41 +62,3 @@ def test_reading_an_image_raises_a_machine_error(
         with pytest.raises(MachineFault, match=r"a\.png could not be read: ") as caught:
             look(tmp_path / "a.png")
         assert caught.value.__cause__ is fault
-
-
-def without_statuses(path: str) -> None:
-    with h5py.File(path, "r+") as file:
-        del file["status"]
-
-
-def with_a_pending_row(path: str) -> None:
-    with h5py.File(path, "r+") as file:
-        file["status"][2] = PENDING
-
-
-def cut_off(path: str) -> None:
-    os.truncate(path, os.stat(path).st_size // 2)
-
-
-@pytest.mark.parametrize("damage", [without_statuses, with_a_pending_row, cut_off])
-def test_a_damaged_cache_is_refused_and_extracted_again(pics: Path, command: Command, damage) -> None:
-    assert command("extract", "-d", "pics").code == 0
-    whole = Path(CACHE).read_bytes()
-    damage(CACHE)
-    with pytest.raises(DuplexError, match="duplex extract --dataset pics"):
-        open_features(Path(CACHE))
-    answer = command("extract", "-d", "pics")
-    assert answer.code == 0 and "extracting again" in answer.err and Path(CACHE).read_bytes() == whole
-
-
-def test_a_row_without_finite_features_is_encoded_once(pics: Path, command: Command) -> None:
-    assert command("extract", "-d", "pics").code == 0
-    with h5py.File(CACHE, "r+") as file:
-        file["status"][3] = NOT_FINITE
-        file["cls"][3] = 0
-        update_checksums(file)
-    before = Path(CACHE).read_bytes()
-    answer = command("extract", "-d", "pics")
-    assert answer.code == 0 and "12 rows, 12 of them encoded before" in answer.err
-    assert status_reason(NOT_FINITE) in answer.err
-    assert Path(CACHE).read_bytes() == before

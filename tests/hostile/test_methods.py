@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize, one_hot
 
 import duplex
 from duplex.errors import DuplexError
 from duplex.labels import WORLDS
-from duplex.methods.base import Batch, Inputs, Method, Scorer
+from duplex.methods.base import Batch, Method, Scorer
 from duplex.methods.registry import temporary_kind
-from duplex.options import Options
-from duplex.testing import check_method, small_inputs
-from duplex.training.checkpoint import load_checkpoint
+from duplex.testing import check_method
 from tests.test_testing import Probe
 from tests.training.test_ten_lines import arrays
 
@@ -82,43 +79,6 @@ def test_side_effects_of_a_loss_change_no_result(effect: str) -> None:
     careless_kind = type("Careless", (Probe,), {"losses": losses})
     plain, careless = (fit(kind).method.state_dict() for kind in (Probe, careless_kind))
     assert all(torch.equal(plain[name], careless[name]) for name in plain)
-
-
-class Neighbours(Method[Options]):
-    """Nearest neighbours: state and object by similarity to remembered training images, without the image itself."""
-
-    def __init__(self, context: Any, options: Options) -> None:
-        super().__init__(context, options)
-        self.grow("keys", context.dim)
-        self.grow("compositions", dtype=torch.int64)
-
-    def start(self, train: Batch) -> None:
-        self.keys, self.compositions = normalize(train.cls, dim=1), train.compositions.clone()
-
-    def scorer(self, candidates: Any) -> Scorer:
-        states, objects = self.primitives(torch.as_tensor(candidates))
-        stored = self.primitives(self.compositions)
-        sizes = len(self.labels.states), len(self.labels.objects)
-
-        def scores(inputs: Inputs) -> Tensor:
-            near = (20 * normalize(inputs["cls"], dim=1) @ self.keys.T).softmax(1)
-            s, o = (near @ one_hot(each, size).float() for each, size in zip(stored, sizes, strict=True))
-            return s[:, states] * o[:, objects]
-
-        return scores
-
-
-def test_a_method_may_remember_its_training_images(tmp_path) -> None:
-    check_method(Neighbours)
-    run = fit(Neighbours)
-    path = run.save(tmp_path) / "checkpoint.safetensors"
-    inputs = small_inputs()
-    with temporary_kind(Neighbours):
-        with pytest.raises(DuplexError, match="other labels"):
-            load_checkpoint(path, inputs.context(), run.record.encoder)
-        loaded = load_checkpoint(path, run.method.context, run.record.encoder)
-    before, after = run.method.state_dict(), loaded.state_dict()
-    assert len(after["keys"]) == 28 and all(torch.equal(before[name], after[name]) for name in ("keys", "compositions"))
 
 
 def test_a_batch_knows_its_places_among_the_training_images() -> None:

@@ -51,21 +51,6 @@ def test_weights_of_encoders_with_their_own_are_refused(pics: Path, command: Com
         missing_weights("local-dir:.", "NOSUCH")
 
 
-@pytest.mark.parametrize(("section", "value"), [("training", "null"), ("source", "3"), ("encoder", "[1]")])
-def test_a_section_that_is_no_table_is_refused(pics: Path, command: Command, section: str, value: str) -> None:
-    lines = Path("params.yaml").read_text().splitlines()
-    Path("params.yaml").write_text(
-        "\n".join(f"    {section}: {value}" if line.startswith(f"    {section}:") else line for line in lines)
-    )
-    assert command("params", "--check").refused(f"datasets.pics.{section}: ")
-
-
-def test_whole_numbers_that_floats_round_are_refused(tmp_path: Path, command: Command) -> None:
-    scores = 2**60 + np.arange(12, dtype=np.int64).reshape(3, 4)
-    np.savez(tmp_path / "a.npz", scores=scores, target=[0, 1, 2], seen=[True, True, False, False])
-    assert command("score", tmp_path / "a.npz").refused("above 2**53", f"{2**60 + 11:,}")
-
-
 @pytest.mark.parametrize(
     ("mode", "file", "process", "refused"),
     [("read", "plan/own/a.json", 1, True), ("write", "plan/own/a.json", 2**22 + 1, False), ("read", "own/x", 1, False)],

@@ -59,11 +59,9 @@ class Hub:
         elif path == "/api/whoami-v2":
             self._send(request, {"name": "owner", "type": "user", "orgs": []})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/preupload/main", path):
-            files = [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for file in json.loads(body)["files"]
-            ]
-            self._send(request, {"files": files})
+            asked = [file["path"] for file in json.loads(body)["files"]]
+            mode = {"uploadMode": "regular", "shouldIgnore": False}
+            self._send(request, {"files": [{"path": path, **mode} for path in asked]})
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/commit/main", path):
             for line in body.splitlines():
                 record = json.loads(line)
@@ -74,19 +72,11 @@ class Hub:
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(/revision/.+)?", path):
             siblings = [{"rfilename": name} for name in self.files.get(match[1], {})]
             info = {"id": match[1], "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
-            self._send(
-                request,
-                info if match[1] in self.files else {"error": "Repository not match"},
-                200 if match[1] in self.files else 404,
-            )
+            known = match[1] in self.files
+            self._send(request, info if known else {"error": "no such repository"}, 200 if known else 404)
         elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/[^/]+/?", path):
-            self._send(
-                request,
-                [
-                    {"type": "file", "path": name, "size": len(data), "oid": _sha(data)}
-                    for name, data in self.files[match[1]].items()
-                ],
-            )
+            held = self.files[match[1]].items()
+            self._send(request, [{"type": "file", "path": n, "size": len(d), "oid": _sha(d)} for n, d in held])
         elif (match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)) and match[2] in self.files.get(
             match[1], {}
         ):
@@ -101,11 +91,8 @@ class Hub:
     ) -> None:
         data = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
         request.send_response(status)
-        for key, value in {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-            **(headers or {}),
-        }.items():
+        common = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        for key, value in {**common, **(headers or {})}.items():
             request.send_header(key, value)
         request.end_headers()
         if request.command != "HEAD":

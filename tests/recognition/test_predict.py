@@ -61,19 +61,6 @@ def test_the_default_model_is_the_best_run(project):
     assert "model: artifacts/own/" in predict(project.images()[0], "--world", "open").stderr
 
 
-def with_another_plugin(tensors, meta):
-    record = json.loads(meta["duplex"])
-    record["training"]["plugin"] = "0" * 64
-    meta["duplex"] = json.dumps(with_checksum(record))
-
-
-def test_code_that_changed_since_training_is_reported(project, tmp_path):
-    run = damaged(project, tmp_path, with_another_plugin)
-    line = f"duplex: the code of 'duplex' has changed since {run / 'checkpoint.safetensors'} was trained\n"
-    done = predict(project.images()[0], "--model", run, "--num-workers", 0)
-    assert done.returncode == 0 and done.stderr == line
-
-
 def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp_path):
     from duplex.project.runs import best_run
 

@@ -11,10 +11,8 @@ import random
 import shutil
 import signal
 import socket
-import struct
 import threading
 import time
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -30,6 +28,7 @@ from starlette.requests import Request
 from duplex import Recognizer
 from duplex.cli.model import _training_images
 from duplex.recognition.serve import Limits, _uploaded_files
+from tests.features.test_image_files import bomb
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 from tests.recognition.test_label_margins import identify
 
@@ -127,16 +126,6 @@ def test_an_upload_without_space_on_disk_is_the_servers_fault(trained, monkeypat
     assert caught.value.status_code == 503
 
 
-def bomb() -> bytes:
-    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    data = chunk(b"IDAT", zlib.compress(bytes(1 << 16)))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + data + chunk(b"IEND", b"")
-
-
 def posted(body: bytes, *, length: int | None = None, kind: str = f"multipart/form-data; boundary={BOUNDARY}") -> bytes:
     size = len(body) if length is None else length
     return (
@@ -147,7 +136,7 @@ def posted(body: bytes, *, length: int | None = None, kind: str = f"multipart/fo
 def hostile(trained) -> dict[str, bytes]:
     good = data_of(trained)
     return {
-        "a decompression bomb": posted(form(("bomb.png", bomb()))),
+        "a decompression bomb": posted(form(("bomb.png", bomb(60_000, 60_000)))),
         "not an image": posted(form(("a.png", random.Random(0).randbytes(5000)))),
         "a truncated image": posted(form(("a.png", good[: len(good) // 3]))),
         "no form": posted(b"{}", kind="application/json"),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import duplex
-from duplex.errors import UsageError
 from tests.projects import inside
 from tests.training.test_hooks import Ledger
 from tests.training.test_ten_lines import arrays, small
@@ -68,20 +67,3 @@ def test_a_log_is_written_into_the_current_folder_or_to_an_object(tmp_path):
     log = Ledger()
     duplex.fit(small(), "kg_sp", epochs=1, log=log)
     assert log.calls[0] == ("epoch", 0) and log.calls[-1] == ("close", 0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"select": "aux"}, "select: .*'auc' or 'hm'"),
-        ({"optimiser": "lion"}, "optimiser: .*'lion'"),
-        ({"optimiser": "adam", "sgd_momentum": 0.5}, "optimiser: adam has no sgd_momentum"),
-        ({"clip": 0.0}, "clip: .*greater than 0"),
-        ({"log": "wandb"}, "unknown training.log 'wandb'; known: dvclive, tensorboard, none"),
-        ({"precision": "bf16"}, "precision is bf16, which is that of the text tower, and kg_sp uses none"),
-    ],
-)
-def test_wrong_settings_are_one_line(settings, message):
-    with pytest.raises(UsageError, match=message) as caught:
-        duplex.fit(small(), "kg_sp", **settings)
-    assert "\n" not in str(caught.value)

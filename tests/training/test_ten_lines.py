@@ -229,6 +229,11 @@ def test_labels_that_read_alike_are_named(twin, capsys):
         ("cso", {}, "cso needs the text tower"),
         ("compcos", {}, "compcos needs word vectors"),
         ("troika", {}, "troika needs patch tokens"),
+        ("kg_sp", {"select": "aux"}, "select: .*'auc' or 'hm'"),
+        ("kg_sp", {"optimiser": "adam", "sgd_momentum": 0.5}, "optimiser: adam has no sgd_momentum"),
+        ("kg_sp", {"clip": 0.0}, "clip: .*greater than 0"),
+        ("kg_sp", {"log": "wandb"}, "unknown training.log 'wandb'; known: dvclive, tensorboard, none"),
+        ("kg_sp", {"precision": "bf16"}, "precision is bf16, which is that of the text tower, and kg_sp uses none"),
     ],
 )
 def test_wrong_settings_are_one_line(method, settings, message):
