@@ -61,9 +61,7 @@ def test_only_score_statistics_leave_the_device(pretended: Pretended, monkeypatc
 
 
 @pytest.mark.parametrize(("k", "bucketed", "kind"), [(1, False, "float32"), (3, True, "float64"), (2, True, "int64")])
-def test_statistics_computed_on_the_device_equal_those_on_the_cpu(
-    pretended: Pretended, k: int, bucketed: bool, kind: str
-) -> None:
+def test_statistics_computed_on_the_device_equal_those_on_the_cpu(pretended, k, bucketed, kind) -> None:
     """Blocks cut both ways, with ties, infinite scores, infeasible columns and groups of fewer than `k`."""
     random = np.random.default_rng(k)
     for _ in range(10):

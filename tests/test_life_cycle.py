@@ -148,9 +148,7 @@ def test_an_interrupted_run_on_a_device_equals_a_whole_run_on_a_cpu(kind: str, t
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupted_run_on_a_gpu_equals_a_whole_run(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_on_a_gpu_equals_a_whole_run(kind, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     try:
@@ -175,9 +173,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "changes"), CHANGES)
 @pytest.mark.parametrize("world", ["closed", pytest.param("open", marks=pytest.mark.slow)])
-def test_steps_never_synchronise_and_their_operations_do_not_depend_on_the_batch(
-    kind: str, changes: dict[str, Any], world: World, pretended: Pretended
-) -> None:
+def test_steps_never_synchronise_and_their_operations_do_not_depend_on_the_batch(kind, changes, world, pretended):
     """An epoch synchronises once, for its losses; a step with half the images has the same number of operations."""
     life, operations = LifeCycle.of(kind, pretended.name, world, **changes), list[int]()
     method, images = life.started().train(), life.examples("train", 16)

@@ -87,9 +87,7 @@ def test_list_shows_which_data_sets_are_on_disk(project: Path, command: Command)
     assert "duplex data download cgqa" in command("data", "list").out
 
 
-def test_an_interrupted_download_is_continued_and_the_result_loads(
-    project: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_download_is_continued_and_the_result_loads(project, command, monkeypatch) -> None:
     make_standard(project / "published", "flat")
     bundle = Path(shutil.make_archive(str(project / "cgqa"), "zip", project / "published")).read_bytes()
     with serving() as server:
@@ -121,9 +119,7 @@ def test_an_interrupted_download_is_continued_and_the_result_loads(
         (["remove", "shapes"], 2, "shapes is an entry of `datasets:` in params.yaml"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_params_unchanged(
-    project: Path, command: Command, words: list[str], code: int, message: str
-) -> None:
+def test_mistakes_are_one_line_and_leave_params_unchanged(project, command, words, code, message) -> None:
     before = (project / "params.yaml").read_bytes()
     result = command("data", *words)
     assert result.code == code and result.refused(message)

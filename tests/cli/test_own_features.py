@@ -152,9 +152,7 @@ def test_files_that_do_not_fit_are_one_line(project: Path, command: Command, tab
         (["pictures", "--features", "X.npy"], "images of a folder have no fixed order"),
     ],
 )
-def test_encoders_and_folders_that_do_not_fit_are_one_line(
-    project: Path, command: Command, table: pd.DataFrame, words: list[str], message: str
-):
+def test_encoders_and_folders_that_do_not_fit_are_one_line(project, command, table, words, message):
     for name in table["image"]:
         state, thing = name.split("/")[0].split("_")
         place = project / "pictures" / state / thing / Path(name).name

@@ -43,9 +43,7 @@ def save(path: Path, arrays: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["s.npz", "s.h5", "s.hdf5"])
-def test_npz_and_hdf5_files_give_the_same_metrics(
-    name: str, tmp_path: Path, arrays: dict[str, Any], monkeypatch: Any
-) -> None:
+def test_npz_and_hdf5_files_give_the_same_metrics(name, tmp_path, arrays, monkeypatch) -> None:
     monkeypatch.setattr(module, "BLOCK", 20 * 33)
     found = run(save(tmp_path / name, arrays), "--json")
     expected = measure(ScoreAccumulator(arrays["target"], arrays["seen"]).add(arrays["scores"]).competitors()).to_dict()

@@ -160,9 +160,7 @@ def test_statistics_row_and_shares() -> None:
     assert "70.0%" in text and " ".join(text.splitlines()[1].split()) == "mine 10 2 20 10 100 1 1 2 1 1 2"
 
 
-def test_load_dataset_says_once_what_check_finds_about_equal_contents(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_load_dataset_says_once_what_check_finds_about_equal_contents(tmp_path, capsys) -> None:
     path = make_table(tmp_path, ".csv", split=True)
     dataset = load_source(SourceOptions("table", tmp_path, path))
     by_split = {split: rows["image"].tolist() for split, rows in dataset.manifest.groupby("split")}

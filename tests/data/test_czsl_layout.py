@@ -133,9 +133,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("form", ["torch zip", "pickle"])
-def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
-    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, form, monkeypatch) -> None:
     trap = tmp_path / "trap"
     monkeypatch.setenv("DUPLEX_TEST_TRAP", str(trap))
     small(tmp_path, [Hostile()])

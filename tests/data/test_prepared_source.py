@@ -48,9 +48,7 @@ def edit(source: SourceOptions) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "{"])
-def test_a_damaged_record_is_refused_until_it_is_written_again(
-    source: SourceOptions, tmp_path: Path, content: str
-) -> None:
+def test_a_damaged_record_is_refused_until_it_is_written_again(source, tmp_path, content) -> None:
     file = tmp_path / "own" / "source.json"
     write_source(source, file)
     file.write_text(content)
@@ -137,9 +135,7 @@ def table_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Params
     return shipped.model_copy(update={"datasets": {"own": own}}), table
 
 
-def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_again(tmp_path, monkeypatch) -> None:
     params, table = table_project(tmp_path, monkeypatch)
     paths = ArtifactPaths()
     prepare(params, "own", paths)
@@ -162,9 +158,7 @@ def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_agai
     assert "cannot be used" in cache_finding(params).message, "the features are those of another manifest"
 
 
-def test_images_of_another_folder_need_another_extraction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_of_another_folder_need_another_extraction(tmp_path, monkeypatch, capsys) -> None:
     params, table = table_project(tmp_path, monkeypatch)
     paths, other = ArtifactPaths(), tmp_path / "pics_v2"
     prepare(params, "own", paths)
@@ -188,9 +182,7 @@ def cache_finding(params: Params) -> DoctorFinding:
     return list(doctor._dataset(params, "own"))[-1]
 
 
-def test_lists_of_suspects_and_corrections_need_the_current_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lists_of_suspects_and_corrections_need_the_current_source(tmp_path, monkeypatch) -> None:
     params, table = table_project(tmp_path, monkeypatch)
     prepare(params, "own")
     manifest = read_manifest(ArtifactPaths().manifest("own"))

@@ -36,9 +36,7 @@ def pairs_of(frame: pd.DataFrame) -> dict[str, set[tuple[str, str]]]:
 
 @settings(max_examples=40, deadline=None)
 @given(GRIDS, st.integers(0, 2**32), SHARES, SHARES, SHARES, SHARES, st.randoms())
-def test_splits_keep_every_primitive_in_training(
-    grid, seed, val_unseen, test_unseen, val_images, test_images, random
-) -> None:
+def test_splits_keep_every_primitive_in_training(grid, seed, val_unseen, test_unseen, val_images, test_images, random):
     frame = frame_of(grid)
     options = SplitOptions(seed, val_unseen, test_unseen, val_images, test_images)
     try:
@@ -142,9 +140,7 @@ def test_held_out_pairs_equal_a_naive_search(grid, wanted, random) -> None:
         ([1] * 10 + [8], 0.4, [(0, 0)] * 10 + [(4, 3)]),  # int(1 + 0.4 * 8), and what is left but for one
     ],
 )
-def test_fractions_are_carried_to_the_next_pair_but_large_pairs_do_not_make_up_for_small_ones(
-    images: list[int], share: float, expected: list[tuple[int, int]]
-) -> None:
+def test_fractions_are_carried_to_the_next_pair_but_large_pairs_do_not_make_up_for_small_ones(images, share, expected):
     sizes = [((f"s{i}", "o"), count) for i, count in enumerate(images)]
     assert list(_divide(sizes, SplitOptions(0, 0.1, 0.1, share, share)).values()) == expected
 

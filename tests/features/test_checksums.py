@@ -82,9 +82,7 @@ def test_a_status_of_another_readable_row_is_noticed(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cls", "patch", "checksums"])
-def test_verify_reads_every_row_and_extraction_starts_again(
-    cache: Path, run, encoder, images, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_reads_every_row_and_extraction_starts_again(cache, run, encoder, images, tmp_path, name, capsys):
     whole = cache.read_bytes()
     options = {"tokens": "patch", "block_inputs": 1, "bits": 8 if b"block_inputs_int8" in whole else 16}
     flip_bit(cache, name, 31)

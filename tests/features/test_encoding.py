@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -105,9 +104,7 @@ def test_a_shortage_of_memory_names_the_option_to_change(run, encoder, shortage:
         run(encoder=Wrapped(encoder, fail))
 
 
-def test_a_run_on_the_cpu_creates_no_cuda_context(
-    run, encoder_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_the_cpu_creates_no_cuda_context(run, encoder_name, tmp_path, monkeypatch) -> None:
     """On a machine with a GPU: a context would take half a gigabyte of its memory."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: pytest.fail("a CUDA context"))
@@ -127,9 +124,7 @@ def test_the_device_is_waited_for_before_results_are_read() -> None:
 
 
 @pytest.mark.parametrize(("device", "first"), [("cuda", ["of 0", "of 1", "result 0"]), ("cpu", ["of 0", "result 0"])])
-def test_on_a_gpu_the_next_batch_is_launched_before_a_result_is_read(
-    monkeypatch, device: str, first: list[str]
-) -> None:
+def test_on_a_gpu_the_next_batch_is_launched_before_a_result_is_read(monkeypatch, device, first) -> None:
     seen: list[str] = []
 
     def launch(encoder, outputs, start: int, *_: object) -> SimpleNamespace:

@@ -108,9 +108,7 @@ def test_too_many_bad_images_fail_and_repairing_them_resumes(run, images, tmp_pa
 
 
 @pytest.mark.parametrize("number", [0, 35])
-def test_a_finished_cache_is_resumed_for_repaired_images_and_its_bad_ones_counted_again(
-    run, images, tmp_path: Path, number: int
-) -> None:
+def test_a_finished_cache_is_resumed_for_repaired_images_and_its_bad_ones_counted_again(run, images, tmp_path, number):
     good = run(tmp_path / "good.h5").path.read_bytes()
     content = (tmp_path / "pictures" / images[number]).read_bytes()
     (tmp_path / "pictures" / images[number]).write_bytes(b"")

@@ -35,9 +35,7 @@ def test_another_manifest_folder_or_choice_of_images_encodes_nothing(run, images
     assert report.resumed == report.rows and sizes == []
 
 
-def test_images_in_another_order_under_other_names_have_the_rows_of_a_plain_extraction(
-    run, images, counted, tmp_path: Path
-) -> None:
+def test_images_in_another_order_under_other_names_have_the_rows_of_a_plain_extraction(run, images, counted, tmp_path):
     encoder, sizes = counted
     first = open_features(run().path).cls
     for image in images:

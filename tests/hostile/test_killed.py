@@ -120,9 +120,7 @@ def results(folder: Path) -> dict[str, bytes]:
     return {place: data for place, data in files(folder / "artifacts").items() if place.endswith(SAME)}
 
 
-def test_a_killed_pipeline_run_twice_at_once_gives_the_same_results(
-    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_pipeline_run_twice_at_once_gives_the_same_results(folders, monkeypatch) -> None:
     whole, broken = map(project, folders)
     path = str(Path(sys.executable).parent)
     monkeypatch.setitem(ENVIRONMENT, "PATH", f"{path}:{ENVIRONMENT['PATH']}")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from duplex.data.images import MachineFault, read_image, verify_image
-from tests.hostile.conftest import CACHE, Command
+from tests.hostile.conftest import CACHE
 
 ERRORS = [MemoryError(), *(OSError(n, os.strerror(n)) for n in (errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM))]
 
@@ -34,9 +34,7 @@ def break_image(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 @pytest.mark.parametrize("fault", ERRORS, ids=str)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_extraction_stops_and_can_be_resumed(
-    pics: Path, command: Command, break_image, monkeypatch, fault, workers: int
-) -> None:
+def test_extraction_stops_and_can_be_resumed(pics, command, break_image, monkeypatch, fault, workers) -> None:
     assert command("extract", "-d", "pics", "--out", "whole.h5").code == 0
     break_image("00009.jpg", fault)
     answer = command("extract", "-d", "pics", "--num-workers", workers)
@@ -49,9 +47,7 @@ def test_extraction_stops_and_can_be_resumed(
 
 
 @pytest.mark.parametrize("fault", ERRORS, ids=str)
-def test_reading_an_image_raises_a_machine_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
+def test_reading_an_image_raises_a_machine_error(tmp_path, monkeypatch, fault) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
 
     def refuse(*args: object, **options: object) -> None:

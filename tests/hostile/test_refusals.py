@@ -55,9 +55,7 @@ def test_weights_of_encoders_with_their_own_are_refused(pics: Path, command: Com
     ("mode", "file", "process", "refused"),
     [("read", "plan/own/a.json", 1, True), ("write", "plan/own/a.json", 2**22 + 1, False), ("read", "own/x", 1, False)],
 )
-def test_the_plan_of_a_running_dvc_command_is_not_free(
-    tmp_path: Path, mode: str, file: str, process: int, refused: bool
-) -> None:
+def test_the_plan_of_a_running_dvc_command_is_not_free(tmp_path, mode, file, process, refused) -> None:
     holder = {"pid": process, "cmd": "dvc repro"}
     locks = {mode: {str(tmp_path / "artifacts" / file): [holder] if mode == "read" else holder}}
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)

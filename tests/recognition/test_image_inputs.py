@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 import pytest
 import torch
-from torch import Tensor
 
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import DuplexError, UsageError
@@ -24,9 +22,7 @@ from tests.features.conftest import Wrapped
         (lambda cls: cls / 0, UsageError, "image 0 cannot be used: features not finite"),
     ],
 )
-def test_unusable_features_are_an_error(
-    change: Callable[[Tensor], Tensor], error: type[DuplexError], message: str
-) -> None:
+def test_unusable_features_are_an_error(change, error, message) -> None:
     tiny = load_encoder("tiny", towers="image")
     pixels = torch.randint(0, 256, (2, *tiny._pixel_shape), dtype=torch.uint8)  # type: ignore[attr-defined]
     wrong = Wrapped(tiny, lambda batch: change(tiny.encode_images(batch)))

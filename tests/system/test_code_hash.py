@@ -75,9 +75,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("cli/report", set()),
     ],
 )
-def test_an_edit_changes_the_hashes_of_the_stages_that_use_the_code(
-    package: Path, monkeypatch: pytest.MonkeyPatch, edited: str, changed: set[str]
-) -> None:
+def test_an_edit_changes_the_hashes_of_the_stages_that_use_the_code(package, monkeypatch, edited, changed) -> None:
     monkeypatch.setattr(hashing, "PACKAGE", package)
     before, file = hashes(), package / f"{edited}.py"
     text = file.read_text()
@@ -134,9 +132,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize(("old", "new", "matters"), EDITS)
-def test_code_changes_the_hash_and_comments_docstrings_and_formatting_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, matters: bool
-) -> None:
+def test_code_changes_the_hash_and_comments_docstrings_and_formatting_do_not(tmp_path, monkeypatch, old, new, matters):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_probe.py").write_text(MODULE)
     before = plugin_hash("my_probe")
@@ -162,9 +158,7 @@ def test_a_plugin_has_the_files_of_its_package_and_imported_ones_beside_it_unles
     assert set(plugin_files("mine.kind")) == package
 
 
-def test_a_plugin_method_depends_on_the_layers_of_this_package_that_it_imports(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_method_depends_on_the_layers_of_this_package_that_it_imports(tmp_path, monkeypatch) -> None:
     (tmp_path / "my_kind.py").write_text("from duplex.methods import duplex\n")
     monkeypatch.chdir(tmp_path)
     assert {"my_kind.py", "duplex/methods/duplex.py"} <= set(code_files("train", modules=["my_kind"]))
@@ -195,9 +189,7 @@ def cell(script: ModuleType, source: str, name: str) -> type:
 
 @pytest.mark.parametrize("inherited", [False, True])
 @pytest.mark.parametrize(("old", "new", "matters"), [EDITS[0], EDITS[3], EDITS[4]])
-def test_of_a_class_in_a_notebook_its_cells_are_hashed(
-    script: ModuleType, old: str, new: str, matters: bool, inherited: bool
-) -> None:
+def test_of_a_class_in_a_notebook_its_cells_are_hashed(script, old, new, matters, inherited) -> None:
     source = MODULE.replace("from my_part import value", "value = 1")
     found = []
     for number, text in enumerate((source, source.replace(old, new))):

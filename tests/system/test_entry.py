@@ -34,9 +34,7 @@ def raising(error: BaseException) -> Callable[[], None]:
         (OSError(errno.ENOSPC, "No space left on device", "out/file"), 1, "No space left on device: 'out/file'"),
     ],
 )
-def test_each_error_is_one_line(
-    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_error_is_one_line(error, code, message, capsys) -> None:
     with pytest.raises(SystemExit) as left:
         run_command(raising(error))
     out, err = capsys.readouterr()

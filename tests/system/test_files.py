@@ -112,9 +112,7 @@ def test_the_next_write_removes_the_scratch_file_of_a_killed_writer(tmp_path: Pa
 
 
 @pytest.mark.parametrize("rivals", [1, 3])
-def test_of_two_processes_that_write_one_folder_the_later_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rivals: int
-) -> None:
+def test_of_two_processes_that_write_one_folder_the_later_wins(tmp_path, monkeypatch, rivals) -> None:
     """Another process may create the folder between the removal of the old one and the rename."""
     path, rename, came = tmp_path / "plan", os.replace, list[int]()
 

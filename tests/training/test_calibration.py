@@ -173,9 +173,7 @@ def test_auto_keeps_the_choices_that_do_not_pay_beside_a_calibration_of_all_comp
         ([(0.5, None), (0.1, 0.01)], "likelihood"),
     ],
 )
-def test_auto_uses_the_source_with_the_largest_gain_beyond_twice_its_standard_error(
-    monkeypatch: pytest.MonkeyPatch, gains: list[tuple[float, float | None]], used: str | None
-) -> None:
+def test_auto_uses_the_source_with_the_largest_gain_beyond_twice_its_standard_error(monkeypatch, gains, used) -> None:
     alone = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "words")
     thresholds = {"words": alone.threshold, "likelihood": alone.alternatives[0].threshold}
     pretended = iter(CrossFitGain(*gain, pairs=9) for gain in gains)
