@@ -43,8 +43,10 @@ def shapes(tmp_path_factory) -> Shapes:
     manifest.to_csv(folder / "table.csv", index=False)
     place = {"images": folder / "images", "cache": folder / "cache"}
     data = duplex.load_dataset(folder / "table.csv", encoder="tiny", **place)
-    (cache,) = (folder / "cache").glob("**/features.h5")
-    return Shapes(data, Normalizer().transform(duplex.open_features(cache).cls))
+    features = np.empty((len(data.manifest), 128), np.float32)
+    for part in data.inputs().examples.values():
+        features[part.rows] = part.cls
+    return Shapes(data, Normalizer().transform(features))
 
 
 def drawn(rows: int = 80, width: int = 6, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -46,7 +46,7 @@ def test_joining_and_importing_write_extraction_json(folder: Path, command: Comm
         command("extract", "-d", "pics", "--shard", f"{k}/2")
     assert not note.exists()
     assert command("cache", "join", CACHE).code == 0
-    assert json.loads(note.read_text()) == {"rows": 20, "bytes": 20 * (2 * 16 + 1 + 4), "bad": 0, "bad_images": []}
+    assert json.loads(note.read_text()) == {"rows": 20, "bytes": 20 * (2 * 16 + 1 + 4 + 32), "bad": 0, "bad_images": []}
     note.unlink()
     values = np.ones((20, 16))
     values[4, 2] = np.nan
