@@ -14,8 +14,7 @@ repro: $(VENV)/.ready
 
 # Run the ablations, and write the report again with their tables.
 ablations: $(VENV)/.ready
-	@$(BIN)/duplex params --check
-	@cd ablations && PATH="$(BIN):$$PATH" $(BIN)/dvc repro
+	@cd ablations && PATH="$(BIN):$$PATH" && duplex params --check && duplex sweep && dvc repro
 	@$(BIN)/duplex report
 
 # Run the tests that take minutes; ARGS are passed to pytest.

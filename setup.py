@@ -20,7 +20,8 @@ PATTERNS = ("params.yaml", "dvc.yaml", ".dvc*", ".dvc/config", ".dvc/.gitignore"
 def pipeline_files() -> list[Path]:
     """Return the files of both pipelines, relative to the repository."""
     files = [path for pattern in PATTERNS for folder in ("", "ablations/") for path in ROOT.glob(folder + pattern)]
-    return sorted(path.relative_to(ROOT) for path in files if path.is_file())
+    own = [path for path in files if path.is_file() and path.resolve() == path]  # `duplex init` makes the links
+    return sorted(path.relative_to(ROOT) for path in own)
 
 
 class BuildWithPipeline(build_py):

@@ -28,21 +28,22 @@ class RunPaths:
         self.evaluation_timing = root / "evaluation_timing.json"
         self.curve = root / "curve.csv"
         self.predictions = root / "predictions.csv"
-        self.settings = root / "settings.json"  # of an ablation's run, whose checkpoint is not kept
         self.unfinished_training = root / "training.partial"  # state from which interrupted training continues
-        self.sweep_mark = root / "swept.partial"  # keys and hashes of the files of a sweep, until DVC tracks them
+
+    def stamp(self, stage: str) -> Path:
+        """Path of the stamp (duplex/project/stamps.py) of the files of `train` or `evaluate`."""
+        return self.root / f"{stage}.stamp.json"
 
 
 class ArtifactPaths:
-    """Paths of the DVC pipeline's output files: in the folder `artifacts/`, and in `ablations/` beside it."""
+    """Paths of the DVC pipeline's output files, in the folder `artifacts/`."""
 
     root = Path("artifacts")
 
     def __init__(self, root: Path = root) -> None:
         self.root = root
-        self.ablations = root.parent / "ablations"  # folder of the ablations, a DVC project of its own
+        self.ablations = root.parent / "ablations" / "artifacts" / "summary.json"  # of a DVC project of its own
         self.plan = root / "plan"  # folder of the plan: records that stages depend on
-        self.checked_options = root / "plan.partial"  # digest of the plan whose options were checked last
         self.metrics = root / "metrics.json"
         self.summary = root / "summary.json"
         self.runs = root / "runs.csv"  # one line per run and world
@@ -60,9 +61,9 @@ class ArtifactPaths:
     def labels(self, dataset: str) -> Path:
         return self.root / dataset / "labels.json"
 
-    def source(self, dataset: str) -> Path:
-        """Path of a JSON file with the options and the digest of the source of a data set's images and labels."""
-        return self.root / dataset / "source.json"
+    def stamp(self, dataset: str, stage: str) -> Path:
+        """Path of the stamp (duplex/project/stamps.py) of a data set's files of `prepare` or `extract`."""
+        return self.root / dataset / f"{stage}.stamp.json"
 
     def statistics(self, dataset: str) -> Path:
         return self.root / dataset / "statistics.json"
@@ -83,13 +84,6 @@ class ArtifactPaths:
         DVC stages of products (methods that multiply the probabilities of several finished runs) depend on these files.
         """
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
-
-    def ablation_run(self, name: str, dataset: str, seed: int) -> RunPaths:
-        return RunPaths(self.ablations / "runs" / name / dataset / str(seed))
-
-    def ablation(self, name: str) -> Path:
-        """Path of a file with the metrics of all runs of an ablation, a method with some options changed."""
-        return self.ablations / "rows" / f"{name}.json"
 
     def inventory(self, dataset: str) -> Path:
         """Path of a folder with hashes of a data set's files and the name of the run that the report's examples use."""

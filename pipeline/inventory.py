@@ -5,9 +5,9 @@ from duplex.system.entry import run_script
 
 def work(dataset: str) -> None:
     from duplex.config.params import load_params
-    from duplex.project import stamps
+    from duplex.project import runs
 
-    stamps.inventory_stage(load_params(), dataset)
+    runs.inventory_stage(load_params(), dataset)
 
 
 if __name__ == "__main__":

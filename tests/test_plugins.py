@@ -57,7 +57,7 @@ def alone(record: dict) -> None:
     """Keep only this data set, with paths relative to the project."""
     own = record["datasets"]["own"]
     own["source"] |= {"root": "pictures", "table": "pictures.csv"}
-    record["datasets"], record["ablation_run"]["datasets"] = {"own": own}, ["own"]
+    record["datasets"] = {"own": own}
     for row in record["methods"].values():
         row.pop("per_dataset", None)
 

@@ -134,14 +134,13 @@ def test_the_same_seed_gives_the_same_bytes(params, paths):
 @pytest.mark.parametrize(
     ("method", "seed", "names"),
     [("duplex", 3, "kind is 'prompts' instead of 'duplex'"),
-     ("csp", 3, "vocabulary is 'fixed' instead of 'learned'"),
+     ("csp", 3, "options.vocabulary is 'fixed' instead of None"),
      ("clip", 4, "seed is 3 instead of 4")],
 )  # fmt: skip
 def test_a_checkpoint_of_another_run_is_not_evaluated_under_this_name(params, paths, method, seed, names):
     train_stage(params, "own", "clip", 3, paths)
-    copy = paths.run("own", method, seed).checkpoint
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_bytes(paths.run("own", "clip", 3).checkpoint.read_bytes())
+    copy = paths.run("own", method, seed).root
+    shutil.copytree(paths.run("own", "clip", 3).root, copy, dirs_exist_ok=True)
     with pytest.raises(DuplexError, match=names):
         stages.evaluate_stage(params, "own", method, seed, paths)
 

@@ -314,8 +314,8 @@ def split(
         test = (~labels.seen[labels.pairs["test"]]).sum()
         seen = f"{labels.pairs['train'].size} seen pairs"
         typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)
-    entries = {**params.methods, **params.ablations}
-    special = [method for method, entry in entries.items() if name in entry.per_dataset and method not in base.methods]
+    listed = {method for method, entry in params.methods.items() if name in entry.per_dataset}
+    special = [method for method in params.methods if method in listed - base.methods.keys()]
     if special:
         typer.echo(
             f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them", err=True

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from duplex.project.tune import TuningRow
 
 
-Method = Annotated[str, typer.Option("--method", "-m", help="A method or an ablation of params.yaml.")]
+Method = Annotated[str, typer.Option("--method", "-m", help="A method of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
 
 
@@ -47,10 +47,8 @@ def show_params(
     params = load_params()
     params.check_entries()
     if not check:
-        record = json.loads(params.model_dump_json(exclude={"methods", "ablations"}))
-        for section in ("methods", "ablations"):
-            record[section] = {name: _entry(params, name) for name in getattr(params, section)}
-        print_json(record)
+        record = json.loads(params.model_dump_json(exclude={"methods"}))
+        print_json({**record, "methods": {name: _entry(params, name) for name in params.methods}})
 
 
 def _entry(params: Params, name: str) -> dict[str, Any]:
@@ -164,12 +162,6 @@ def sweep(
         int | None,
         typer.Option(min=1, help="Number of worker processes; default: one per GPU, or CPU cores / threads per run."),
     ] = None,
-    ablations: Annotated[
-        str | None,
-        typer.Option(
-            help="Ablations to run instead, comma-separated, or all; data sets and seeds: ablation_run in params.yaml."
-        ),
-    ] = None,
     engine: EngineOption = "local",
     as_json: AsJson = False,
 ) -> None:
@@ -185,19 +177,10 @@ def sweep(
 
     params = load_params()
     kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"
-    if ablations is not None:
-        if datasets or methods or seeds:
-            raise UsageError(
-                "--ablations cannot be combined with --datasets, --methods or --seeds; set ablation_run in params.yaml"
-            )
-        from duplex.project.ablate import sweep_ablations
+    from duplex.project import sweep as stage
 
-        report = sweep_ablations(params, None if ablations == "all" else split_names(ablations), jobs, kind)
-    else:
-        from duplex.project import sweep as stage
-
-        runs = stage.grid(params, split_names(datasets), split_names(methods), parse_seeds(seeds))
-        report = stage.sweep(params, runs, jobs, kind)
+    runs = stage.grid(params, split_names(datasets), split_names(methods), parse_seeds(seeds))
+    report = stage.sweep(params, runs, jobs, kind)
     typer.echo(summary(report), err=True)
     for run, error in report.failed.items():
         typer.echo(f"{run}: {' '.join(error.split())}", err=True)
@@ -363,9 +346,7 @@ ROUNDING = 0.01  # percentage points by which nine digits of a margin may change
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[
-        tuple[str, str], typer.Option("--methods", help="Two methods or ablations to compare: FIRST SECOND.")
-    ],
+    methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods to compare: FIRST SECOND.")],
     seed: Annotated[
         int | None, seed_option("Seed of the runs to compare; default: all seeds that both methods have.")
     ] = None,
@@ -429,17 +410,17 @@ def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
     from duplex.artifacts import ArtifactPaths
-    from duplex.data.sources import require_prepared
     from duplex.evaluation.metrics import Margins
+    from duplex.project.stamps import require_data
 
-    require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
+    require_data(params, dataset)
     entries = [params.method_for_world(method, world) for method in methods]  # type: ignore[arg-type]
     seeds = [seed] if seed is not None else _common_seeds(params, dataset, entries)
     margins: list[list[Margins]] = [[], []]
     first: tuple[Path, pd.DataFrame] | None = None
     for entry, margins_by_seed in zip(entries, margins, strict=True):
         for run_seed in seeds:
-            path = _predictions_file(params, dataset, entry, run_seed)
+            path = ArtifactPaths().run(dataset, entry, run_seed).predictions
             table = _read_predictions(path, f"--dataset {dataset} --method {entry} --seed {run_seed}", world)
             first = first or (path, table)
             if not first[1][SHARED_COLUMNS].equals(table[SHARED_COLUMNS]):
@@ -455,27 +436,21 @@ def _margins_of_runs(
 def _check_run(
     params: Params, dataset: str, entry: str, seed: int, predictions: Path, world: str, margins: Margins
 ) -> None:
-    from duplex.artifacts import ArtifactPaths, RunPaths
-    from duplex.evaluation.metrics import Components
-    from duplex.project.ablate import is_outdated
-    from duplex.project.stamps import metrics_difference, run_difference
-    from duplex.report.aggregate import read_numbers
-    from duplex.training.checkpoint import read_record
+    """Warn if a run was trained with other settings than params.yaml has now.
 
-    paths, files = ArtifactPaths(), RunPaths(predictions.parent)
+    Raises `DuplexError` if the AUC computed from the margins in its predictions.csv differs from its metrics.json.
+    """
+    from duplex.artifacts import ArtifactPaths
+    from duplex.evaluation.metrics import Components
+    from duplex.project.stamps import RUN_STAGES, run_difference
+    from duplex.report.aggregate import read_numbers
+
+    files = ArtifactPaths().run(dataset, entry, seed)
+    difference = run_difference(params, dataset, entry, seed, stages=RUN_STAGES) if files.checkpoint.is_file() else ""
+    if difference:
+        message = f"{files.root} does not match {entry} with seed {seed} in params.yaml: {difference}"
+        typer.echo(f"duplex: {message}; `dvc repro` makes it again", err=True)
     metrics = read_numbers(files.metrics) or {}
-    if files.root == paths.run(dataset, entry, seed).root and files.checkpoint.is_file():
-        record = read_record(files.checkpoint)
-        difference = run_difference(record, params, dataset, entry, seed, paths)
-        if difference := difference or metrics_difference(record, metrics, params, entry):
-            message = f"{files.root} does not match {entry} with seed {seed} in params.yaml: {difference}"
-            typer.echo(f"duplex: {message}; `dvc repro` makes it again", err=True)
-    elif files.root == paths.ablation_run(entry, dataset, seed).root and is_outdated(params, entry, dataset, files):
-        typer.echo(
-            f"duplex: {files.root} was run with other settings of {entry} than params.yaml has; "
-            "`make ablations` runs it again",
-            err=True,
-        )
     stated, auc = metrics.get(world, {}), Components.of(margins).auc
     if "tied" in stated and auc is not None and abs(100 * auc - stated["auc"]) > ROUNDING:
         run = f"--dataset {dataset} --method {entry} --seed {seed}"
@@ -486,21 +461,12 @@ def _check_run(
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    planned = [params.ablation_run.seeds if entry in params.ablations else params.run.seeds for entry in entries]
-    seeds = sorted({*planned[0], *planned[1]})
-    evaluated = [
-        seed for seed in seeds if all(_predictions_file(params, dataset, entry, seed).exists() for entry in entries)
-    ]
-    return evaluated or seeds[:1]
-
-
-def _predictions_file(params: Params, dataset: str, entry: str, seed: int) -> Path:
+    """The seeds that both methods were evaluated with; if none, one seed, which the message on a missing run names."""
     from duplex.artifacts import ArtifactPaths
 
-    paths = ArtifactPaths()
-    ablation = paths.ablation_run(entry, dataset, seed).predictions
-    is_tabulated = entry in params.ablations and ablation.exists()
-    return ablation if is_tabulated else paths.run(dataset, entry, seed).predictions
+    runs = {seed: [ArtifactPaths().run(dataset, entry, seed) for entry in entries] for seed in params.run.seeds}
+    evaluated = [seed for seed, pair in sorted(runs.items()) if all(run.predictions.exists() for run in pair)]
+    return evaluated or sorted(runs)[:1]
 
 
 def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 A data set is an entry of `datasets:`, a file datasets/NAME.yaml with the same keys, or both: then keys of the file
 replace those of the entry. Its `methods:` are options of methods on this data set.
 
-Entries of `methods:` and `ablations:` have a method's class (`kind`), worlds, options of the class and of training:
+Entries of `methods:` have a method's class (`kind`), worlds, options of the class and of training:
 
     duplex_open:
       {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
@@ -92,16 +92,11 @@ class ParamsSection(BaseModel):
     model_config = ConfigDict(**STRICT, extra="forbid", frozen=True)
 
 
-class AblationRunParams(ParamsSection):
-    """Section `ablation_run:`. Every entry of `ablations:` is trained on these data sets with these seeds."""
+class RunParams(ParamsSection):
+    """Section `run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
-
-
-class RunParams(AblationRunParams):
-    """Section `run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
-
     methods: tuple[Name, ...] = Field(min_length=1)  # entries of `methods:`; once read, those of `products` too
     products: tuple[Name, ...] = ()  # methods that combine finished runs of `methods`
 
@@ -140,7 +135,7 @@ class MethodChanges(ParamsSection):
 
 
 class MethodEntry(MethodChanges):
-    """An entry of `methods:` or `ablations:`, merged with the entry that it extends."""
+    """An entry of `methods:`, merged with the entry that it extends."""
 
     kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
@@ -225,13 +220,11 @@ class Params(ParamsSection):
     """All sections of params.yaml, the project's settings."""
 
     run: RunParams
-    ablation_run: AblationRunParams
     device: Literal["auto", "cpu", "cuda"] = "auto"
     extraction: ExtractionParams
     evaluation: EvaluationParams
     datasets: dict[Name, DatasetParams] = {}
     methods: dict[Name, MethodEntry] = {}
-    ablations: dict[Name, MethodEntry] = {}
 
     def dataset(self, name: str) -> DatasetParams:
         """The entry of a data set. Raises UsageError for an unknown name."""
@@ -243,14 +236,14 @@ class Params(ParamsSection):
         return self.extraction.block_inputs if count is None else count
 
     def entry(self, name: str) -> MethodEntry:
-        """The entry of a method or an ablation. Raises UsageError for an unknown name."""
-        return self._entries[require_method(name, self._entries)]
+        """The entry of a method. Raises UsageError for an unknown name."""
+        return self.methods[require_method(name, self.methods)]
 
     def method_for_world(self, name: str, world: World) -> str:
         """The method whose results are shown as `name` in a world; raises UsageError if there is none."""
         if world in self.entry(name).worlds:
             return name
-        for other, entry in self._entries.items():
+        for other, entry in self.methods.items():
             if entry.shown_as == name and world in entry.worlds:
                 return other
         only = self.entry(name).world
@@ -286,8 +279,8 @@ class Params(ParamsSection):
             return finetune_options(record)
 
     def check_entries(self) -> None:
-        """Raise UsageError if an option of a method or ablation in params.yaml is not allowed, on any data set."""
-        for name, entry in self._entries.items():
+        """Raise UsageError if an option of a method in params.yaml is not allowed, on any data set."""
+        for name, entry in self.methods.items():
             for dataset in (None, *entry.per_dataset):
                 self.method(name, dataset)
                 self.finetune(name, dataset)
@@ -296,12 +289,11 @@ class Params(ParamsSection):
 
     def check_run(self) -> None:
         """Check that names under `run:` exist, and that no name or value is given twice. Raises UsageError."""
-        for key, names in (("run", self.run.datasets), ("ablation_run", self.ablation_run.datasets)):
-            for name in names:
-                require(name, self.datasets, f"data set in params.yaml, {key}.datasets:")
+        for name in self.run.datasets:
+            require(name, self.datasets, "data set in params.yaml, run.datasets:")
         for name in self.run.methods:
             require_method(name, self.methods, " in params.yaml, run.methods:")
-        for section in ("run", "ablation_run", "evaluation"):
+        for section in ("run", "evaluation"):
             for key, values in getattr(self, section):
                 if isinstance(values, tuple) and len(set(values)) != len(values):
                     raise UsageError(f"params.yaml: {section}.{key} has a value twice: {list(values)}; remove one")
@@ -315,17 +307,15 @@ class Params(ParamsSection):
             )
         for name in sorted(set(self.datasets) & set(RESERVED)):
             raise UsageError(f"params.yaml: datasets.{name}: the name is reserved; choose another")
-        for name in sorted(set(self.methods) & set(self.ablations)):
-            raise UsageError(f"params.yaml: {name!r} is both a method and an ablation; rename one of them")
         self._check_shown_as()
 
     def _check_options_by_dataset(self) -> None:
-        for name, entry in self._entries.items():
+        for name, entry in self.methods.items():
             for dataset in entry.per_dataset:
                 require(dataset, self.datasets, f"data set in params.yaml, {name}.per_dataset:")
         for dataset, options in self.datasets.items():
             for name in options.methods:
-                require_method(name, self._entries, f" in {DATASETS}/{dataset}.yaml, methods:")
+                require_method(name, self.methods, f" in {DATASETS}/{dataset}.yaml, methods:")
 
     def _check_stage_names(self) -> None:
         """dvc.yaml joins data set and method by a hyphen."""
@@ -340,9 +330,8 @@ class Params(ParamsSection):
                     )
 
     def _check_products(self) -> None:
-        for name, entry in self._entries.items():
-            if entry.members and name in self.ablations:
-                raise UsageError(f"params.yaml: ablations.{name}: an ablation cannot combine runs; move it to methods")
+        """Check that methods that combine finished runs are in `run.products`, the runs' methods in `run.methods`."""
+        for name, entry in self.methods.items():
             for member in entry.members:
                 place = f"params.yaml: methods.{name}.of:"
                 if self.entry(require_method(member, self.methods, f" in {place}")).members:
@@ -371,16 +360,12 @@ class Params(ParamsSection):
                         f"in the {world} world; change `world` or `shown_as` of one"
                     )
 
-    @property
-    def _entries(self) -> dict[str, MethodEntry]:
-        return {**self.methods, **self.ablations}
-
     @contextmanager
     def _located(self, name: str, dataset: str | None, section: str = "") -> Iterator[None]:
         try:
             yield
         except OptionError as error:
-            place = f"params.yaml: {'methods' if name in self.methods else 'ablations'}.{name}{section}"
+            place = f"params.yaml: methods.{name}{section}"
             if dataset in self.datasets and name in self.datasets[dataset].methods:
                 place = f"{DATASETS}/{dataset}.yaml: methods.{name}{section}"
             raise UsageError(f"{place}{'.' if error.key else ': '}{error}") from None
@@ -405,14 +390,9 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
     methods = _on_datasets(_tables(path, record, "methods"), datasets)
-    ablations = _on_datasets(_tables(path, record, "ablations"), datasets)
     merged = {
         "datasets": datasets,
         "methods": {name: _with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},
-        "ablations": {
-            name: _with_base(f"ablations.{name}", {"extends": None, **entry}, methods, ())
-            for name, entry in ablations.items()
-        },
     }
     try:
         params = Params.model_validate_json(json.dumps({**record, **merged}))

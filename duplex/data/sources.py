@@ -1,13 +1,12 @@
 """Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
 
-A record of the source (its options, and a digest of its table, lists, or file names and sizes) lies beside the
-manifest; if the source has changed since, the manifest is refused.
+A record of a source has its options and a digest: of the table, of the benchmark's lists, or of the names and sizes in
+the folder. Images are not read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,7 +33,7 @@ from duplex.data.tables import (
 )
 from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions, SplitOptions
-from duplex.system.files import sha256, write_json
+from duplex.system.files import sha256
 
 Keys = Callable[[Sequence[str]], list[str]]  # images -> one key per image, equal for equal images
 
@@ -154,54 +153,21 @@ def _pair(folder: str, root: Path) -> list[str]:
 
 Record = dict[str, Any]
 CONTENT = "content"  # key of the digest
-SIZES = "sizes"  # key of the digest of a folder's files and their sizes in bytes; absent in older records
+SIZES = "sizes"  # key of the digest of a folder's files and their sizes in bytes
 
 
-def source_record(source: SourceOptions, file: Path | None = None) -> Record:
-    """The record of a data set's source: its options, and a digest of its table, lists or file names.
+def source_record(source: SourceOptions, earlier: Record | None = None) -> Record:
+    """What a data set is read from: its source's options, and a digest of its table, lists or file names.
 
     Args:
-        file: an earlier record, whose digests are used if the source is not on this machine.
+        earlier: an earlier record. Its digests are used if the source is not on this machine, for example if only the
+            features were copied here.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")
     digests = _content_digests(source)
-    if not digests and file is not None and file.is_file():
-        earlier = _read_record(file)
-        digests = {key: earlier[key] for key in (CONTENT, SIZES) if key in earlier}
+    if not digests:
+        digests = {key: earlier[key] for key in (CONTENT, SIZES) if earlier and key in earlier}
     return {**record, CONTENT: None, **digests}
-
-
-def write_source(source: SourceOptions, file: Path) -> None:
-    """Write the record of a data set's source, by which later changes are noticed, as JSON."""
-    write_json(file, source_record(source))
-
-
-def require_prepared(source: SourceOptions, file: Path) -> None:
-    """Raise `DuplexError` if a source has changed since `duplex prepare` wrote its record `file`, if there is one."""
-    if not file.is_file():
-        return
-    name = file.parent.name
-    expected, prepared = source_record(source, file), _read_record(file)
-    keys = (prepared.keys() | expected.keys()) - ({SIZES} - prepared.keys())
-    changed = sorted(key for key in keys if prepared.get(key) != expected.get(key))
-    if not changed:
-        return
-    options = ", ".join(key for key in changed if key not in (CONTENT, SIZES))
-    what = f"`source: {{{options}}}` in params.yaml" if options else f"{source.table or source.root}"
-    raise DuplexError(
-        f"{name}: {what} has changed since `duplex prepare` read it; `duplex prepare --dataset {name}` reads it again, "
-        "and `dvc repro` runs everything that depends on it"
-    )
-
-
-def _read_record(file: Path) -> Record:
-    try:
-        record = json.loads(file.read_text("utf-8"))
-        if isinstance(record, dict):
-            return record
-    except ValueError:
-        pass
-    raise DuplexError(f"{file} is damaged; `duplex prepare --dataset {file.parent.name}` writes it again")
 
 
 def _content_digests(source: SourceOptions) -> Record:

@@ -34,13 +34,10 @@ from duplex.features.file import (
     PartialCache,
     Span,
     claim_cache,
-    extract_command,
-    open_cache,
-    read_identity,
 )
 from duplex.labels import Ints
 from duplex.options import SourceOptions
-from duplex.system.files import sha256, sha256_once
+from duplex.system.files import sha256
 
 LARGEST = float(np.finfo(np.float16).max)
 VANISHING = float(np.finfo(np.float16).smallest_subnormal) / 2  # largest value that float16 rounds to 0
@@ -224,21 +221,6 @@ def import_features(
             cache.partial.unlink(missing_ok=True)
             raise
     return identity
-
-
-def require_imported(source: Path | None, cache: Path) -> None:
-    """Raise `DuplexError` if `cache`, where it exists, was not made from the file of features `source` as it is now."""
-    if source is None or not source.is_file() or not cache.is_file():
-        return
-    with open_cache(cache) as file:
-        identity = read_identity(file)
-    if identity.get("weights") == sha256_once(source):
-        return
-    earlier = "has changed since" if identity.get("encoder") == IMPORTED else "was added to params.yaml after"
-    raise DuplexError(
-        f"{source} {earlier} `duplex extract` wrote {cache}; `{extract_command(cache)}` reads the features again, and "
-        "`dvc repro` runs everything that depends on them"
-    )
 
 
 def check_features(

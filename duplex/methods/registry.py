@@ -101,7 +101,7 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
             name = f"its option {field.name!r}"
             raise BrokenMethod(f"method kind {kind!r}: {name} is a setting of duplex.fit too; rename it")
     if value not in _code:  # before its file is edited
-        _code[value] = plugin_hash(module_of(method_source(kind)), value)
+        _code[value] = plugin_hash(module_of(method_source(kind)))
     return value
 
 

@@ -18,11 +18,11 @@ import torch
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, Params, load_params, shipped_project
 from duplex.data.download import BENCHMARKS
-from duplex.data.sources import is_on_disk, require_prepared
+from duplex.data.sources import is_on_disk
 from duplex.encoders.base import is_random, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.file import IMPORTED, ROOT, open_features, partial_path
-from duplex.features.imported import require_imported
+from duplex.project.stamps import require_data
 from duplex.system.files import report_write_errors, sha256
 from duplex.system.threads import dtype_of, float32_arithmetic
 from duplex.system.version import __version__
@@ -131,7 +131,7 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     if required or paths.features(name).exists():
         by_hand = is_imported and features is None
         command = f"`duplex cache import FILE --dataset {name}`" if by_hand else f"`dvc repro extract@{name}`"
-        yield _cache(entry, paths, name, command)
+        yield _cache(params, paths, name, command)
 
 
 def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[DoctorFinding]:
@@ -149,13 +149,12 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
     yield DoctorFinding(name, f"encoder {encoder}: {status}", remedy if required else "")
 
 
-def _cache(entry: DatasetParams, paths: ArtifactPaths, name: str, command: str) -> DoctorFinding:
-    path = paths.features(name)
+def _cache(params: Params, paths: ArtifactPaths, name: str, command: str) -> DoctorFinding:
+    entry, path = params.dataset(name), paths.features(name)
     if not path.exists():
         return DoctorFinding(name, f"{path}: {'incomplete' if partial_path(path).exists() else 'missing'}", command)
     try:
-        require_prepared(entry.source, paths.source(name))
-        require_imported(entry.features, path)
+        require_data(params, name, paths)
         expected = {ROOT: entry.source.recorded_root}
         if paths.manifest(name).is_file():
             expected["manifest"] = sha256(paths.manifest(name))
@@ -165,7 +164,8 @@ def _cache(entry: DatasetParams, paths: ArtifactPaths, name: str, command: str) 
     return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")
 
 
-ABLATIONS = tuple(f"ablations/{name}" for name in ("dvc.yaml", ".dvcignore", ".dvc/config", ".dvc/.gitignore"))
+ABLATIONS = tuple(f"ablations/{name}" for name in ("params.yaml", ".dvcignore", ".dvc/config", ".dvc/.gitignore"))
+LINKED = ("dvc.yaml", "pipeline")
 COPIED = ("params.yaml", "dvc.yaml", ".dvcignore", *ABLATIONS)
 DVC_FILES = (".dvc/config", ".dvc/.gitignore", ".dvc/plots/by_series.json")
 GITIGNORE = """__pycache__/
@@ -178,9 +178,9 @@ GITIGNORE = """__pycache__/
 /artifacts/**
 !/artifacts/**/
 !/artifacts/metrics.json
-/ablations/plan
-/ablations/inputs
-/ablations/runs
+/ablations/artifacts/**
+!/ablations/artifacts/
+!/ablations/artifacts/*.json
 # lists written by duplex data suspects
 /suspects/
 """
@@ -195,7 +195,7 @@ duplex predict IMAGE...          # recognise images with the best run
 ```
 
 Your own images, as a folder `state/object/*.jpg` or a table: `duplex data add NAME PATH`. `duplex doctor` lists what
-is missing. The ablations of `params.yaml` have a pipeline of their own: `cd ablations && dvc repro`.
+is missing. `ablations/` is a project of its own, with the same pipeline: `cd ablations && dvc repro`.
 
 After an upgrade of duplex, `dvc repro` repeats the stages whose code has changed; `dvc repro --force` repeats all.
 """
@@ -238,6 +238,8 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
+    for name in LINKED:  # the pipeline of the ablations is that of the project
+        (folder / "ablations" / name).symlink_to(Path("..") / name)
 
 
 def _text(name: str) -> str:

@@ -22,6 +22,7 @@ from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.copies import join_shards, shard_path
 from duplex.features.extract import ExtractionReport, extract
 from duplex.features.file import partial_path
+from duplex.project import stamps
 from duplex.project.stages import extraction_settings, write_extraction_summary
 from duplex.project.trials import Executor, Outcome, Task
 from duplex.system.processes import ProgressBar
@@ -59,12 +60,15 @@ def extract_dataset_on_ray(
     """Encode a data set's images on Ray into one feature cache; return row counts and unreadable images per shard."""
     paths = ArtifactPaths()
     cache = out or paths.features(dataset)
+    stamp = stamps.stamp(params, dataset, "extract", paths=paths)
     images, settings = extraction_settings(params, dataset, paths)
     settings |= {"shards": shards, "device": params.device}
     entry = params.dataset(dataset).encoder
     reports = extract_on_ray(images, settings.pop("root"), cache, entry, **settings, **options)
     join_shards(cache)
     write_extraction_summary(cache)
+    if out is None:
+        stamps.write(paths.stamp(dataset, "extract"), stamp)
     return reports
 
 

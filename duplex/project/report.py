@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Set
-from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,15 +16,12 @@ from torch.nn.functional import normalize
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.data.sources import require_prepared
 from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import open_cache, read_identity
-from duplex.features.imported import require_imported
 from duplex.labels import Ints
-from duplex.project.ablate import is_outdated
-from duplex.project.runs import FeaturedRun, best_run, load_featured_run
-from duplex.project.stamps import featured_run, metrics_difference, run_difference, run_with_prototypes
+from duplex.project.runs import FeaturedRun, best_run, featured_run, load_featured_run, run_with_prototypes
+from duplex.project.stamps import RUN_STAGES, data_difference, run_difference
 from duplex.recognition.answers import listed_answers
 from duplex.report.aggregate import (
     NO_RUN,
@@ -110,47 +106,20 @@ def evaluated_runs(
 
 
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
-    """Print a warning per method whose runs differ in settings from params.yaml, and per changed data source.
-
-    The settings are those of training and evaluation. Outdated ablations are reported as well. A data set's source (its
-    table, benchmark or folder) has changed if it differs from what `duplex prepare` read, and its file of features if
-    it differs from the one that `duplex extract` read.
-    """
+    """Print a line per data set, and per method, whose files are not those that params.yaml and the code would make."""
     for dataset in params.run.datasets:
-        try:
-            require_prepared(params.dataset(dataset).source, paths.source(dataset))
-            require_imported(params.dataset(dataset).features, paths.features(dataset))
-        except DuplexError as error:
-            print(f"duplex: {error}; the report shows the earlier runs", file=sys.stderr)
-    for name, dataset, seed in product(params.ablations, params.ablation_run.datasets, params.ablation_run.seeds):
-        ablation = paths.ablation_run(name, dataset, seed)
-        if is_outdated(params, name, dataset, ablation):
-            print(
-                f"duplex: {ablation.root} was run with other settings of {name} than params.yaml has; "
-                "`make ablations` runs it again",
-                file=sys.stderr,
-            )
+        if found := data_difference(params, dataset, paths):
+            print(f"duplex: {found}; the report shows the earlier runs", file=sys.stderr)
     for dataset, method in product(params.run.datasets, params.run.methods):
         for seed in params.run.seeds:
-            if difference := _difference(params, dataset, method, seed, paths):
+            metrics = paths.run(dataset, method, seed).metrics
+            if metrics.is_file() and (found := run_difference(params, dataset, method, seed, paths, RUN_STAGES)):
                 print(
-                    f"duplex: {paths.run(dataset, method, seed).metrics} does not match {method} in params.yaml: "
-                    f"{difference}; the report shows it as it is, and `dvc repro` makes it again",
+                    f"duplex: {metrics} does not match {method} in params.yaml: {found}; the report shows it as it "
+                    "is, and `dvc repro` makes it again",
                     file=sys.stderr,
                 )
                 break
-
-
-def _difference(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str | None:
-    run = paths.run(dataset, method, seed)
-    metrics = read_numbers(run.metrics)
-    if metrics is None or not run.checkpoint.is_file():
-        return None
-    with suppress(DuplexError):  # a damaged checkpoint is reported where it is used
-        record = read_record(run.checkpoint)
-        difference = run_difference(record, params, dataset, method, seed, paths)
-        return difference or metrics_difference(record, metrics, params, method)
-    return None
 
 
 def with_datasets(params: Params, evaluated: Set[str]) -> Params:
@@ -182,8 +151,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
     """All that the report shows about the runs of params.yaml; `summary`: means of their metrics over seeds."""
-    table = paths.ablations / "metrics.json"
-    ablations = read_numbers(table) or {}
+    ablations = read_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(
             name=dataset,
@@ -202,7 +170,7 @@ def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Re
         )
         for dataset in params.run.datasets
     ]
-    return Results(tuple(datasets), paths.summary.as_posix(), table.as_posix(), params.run.seeds)
+    return Results(tuple(datasets), paths.summary.as_posix(), paths.ablations.as_posix(), params.run.seeds)
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:

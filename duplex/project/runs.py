@@ -1,9 +1,4 @@
-"""Find the trained runs of a project, and the training images of a run.
-
-Load a trained run with its test images, for searches of nearest images and for the report's t-SNE maps.
-
-Find test images nearest to a pair's prototypes, or to the state part of one image joined with another's object.
-"""
+"""The trained runs of a project: the best one, the one that the report features, and queries of its test images."""
 
 from __future__ import annotations
 
@@ -29,21 +24,22 @@ from duplex.features.file import Features, open_features
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method
-from duplex.project.stamps import featured_run, require_current_run, run_difference
+from duplex.project.stamps import require_current_run, require_data, run_difference
 from duplex.recognition.answers import Neighbours
 from duplex.recognition.export import RunFacts
 from duplex.recognition.inputs import encode
 from duplex.report.aggregate import read_numbers
 from duplex.report.images import Hit, RetrievalContext, prototype_hits, swap_hits, thumbnails_under
-from duplex.system.files import sha256
+from duplex.system.files import sha256, write_json
 from duplex.training.checkpoint import (
-    Record,
     check_inputs,
     load_checkpoint,
     read_checkpoint,
     read_record,
 )
 from duplex.training.inputs import InputRequest, RunInputs, load_inputs
+
+IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are not in an inventory
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def best_run(
             continue
         worlds = record.calibration or {}
         if worlds if world is None else world in worlds:
-            if params and (difference := folder_difference(record, params, checkpoint.parent, paths)):
+            if params and (difference := folder_difference(params, checkpoint.parent, paths)):
                 print(f"duplex: {checkpoint.parent} does not match params.yaml: {difference}", file=sys.stderr)
                 outdated += 1
                 continue
@@ -100,13 +96,8 @@ def best_run(
     return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
 
 
-def folder_difference(record: Record, params: Params, run: Path, paths: ArtifactPaths) -> str:
-    """Return how the settings of a run differ from params.yaml, as text; "" if they do not.
-
-    The text is also empty if params.yaml does not list the run's data set or method.
-
-    record: metadata of the run. run: its folder, which may be outside of the project.
-    """
+def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
+    """How a run differs from params.yaml, in words; "" if it does not, or if its folder is none of the project's."""
     root, folder = paths.root.resolve(), run.resolve()
     parts = folder.relative_to(root).parts if root in folder.parents else ()
     if len(parts) != 3:
@@ -115,9 +106,46 @@ def folder_difference(record: Record, params: Params, run: Path, paths: Artifact
     if dataset not in params.datasets or method not in params.methods or not seed.isdecimal():
         return ""
     try:
-        return run_difference(record, params, dataset, method, int(seed), paths)
+        return run_difference(params, dataset, method, int(seed), paths)
     except DuplexError as error:
         return str(error)
+
+
+def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
+    """Method and seed of the run that the report's examples use: that of the maps, else the last method's first."""
+    return run_with_prototypes(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
+
+
+def run_with_prototypes(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
+    """The last method in params.yaml that has a finished run with visual prototypes, and its first seed; or None.
+
+    Methods with `shown_as` are skipped, since the report shows them under the name of another method.
+    """
+    seed = params.run.seeds[0]
+    for name in reversed(params.run.methods):
+        checkpoint = paths.run(dataset, name, seed).checkpoint
+        if params.entry(name).shown_as is not None or not checkpoint.exists():
+            continue
+        if "visual" in read_record(checkpoint).inspectable:
+            return name, seed
+    return None
+
+
+def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
+    """Write a data set's `files.json` (file -> sha256), and `featured.json` with the run that the maps show.
+
+    DVC cannot make the stages of report and maps depend on all runs of a matrix; they depend on these files.
+    """
+    folder = paths.manifest(dataset).parent
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
+    out = paths.inventory(dataset)
+    write_json(out / "files.json", {path.relative_to(folder).as_posix(): sha256(path) for path in files})
+    record: dict[str, object] = {}
+    if chosen := run_with_prototypes(params, dataset, paths):
+        checkpoint = paths.run(dataset, *chosen).checkpoint
+        inputs = (checkpoint, paths.features(dataset), paths.manifest(dataset), paths.labels(dataset))
+        record = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}
+    write_json(out / "featured.json", record)
 
 
 def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
@@ -181,8 +209,9 @@ def load_featured_run(
     """
     path = paths.run(dataset, method, seed).checkpoint
     checkpoint = read_checkpoint(path)
+    require_data(params, dataset, paths)
     if current:
-        require_current_run(checkpoint, params, dataset, method, seed, paths)
+        require_current_run(params, dataset, method, seed, paths)
     record = checkpoint.record
     needs = find_method(record.kind).needs(record.options)
     settings = params.training(dataset, method)

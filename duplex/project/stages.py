@@ -21,7 +21,7 @@ import torch
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.images import ImageTree
-from duplex.data.sources import ensure_images, load_source, require_prepared, write_source
+from duplex.data.sources import ensure_images, load_source
 from duplex.data.tables import count_dataset, read_manifest, write_manifest
 from duplex.encoders.base import Encoder, load_encoder, resolve_device
 from duplex.errors import UsageError
@@ -39,7 +39,7 @@ from duplex.features.file import (
 from duplex.features.imported import feature_keys, import_features
 from duplex.features.inspect import verify
 from duplex.methods.registry import find_method
-from duplex.project.stamps import require_current_run
+from duplex.project import stamps
 from duplex.system.files import sha256, write_json, write_text
 from duplex.training.checkpoint import load_checkpoint, read_checkpoint
 from duplex.training.inputs import InputRequest, LoadInputs, load_inputs
@@ -53,11 +53,11 @@ from duplex.training.run import (
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a data set's manifest, labels, statistics, and the source's options and digest (to notice changes).
+    """Write a data set's manifest, labels and statistics.
 
     Prints notes on rows of the source that were left out.
     """
-    source = params.dataset(dataset).source
+    source, stamp = params.dataset(dataset).source, stamps.stamp(params, dataset, "prepare", paths=paths)
     data = load_source(source, feature_keys(params.dataset(dataset).features, source))
     for note, count in data.notes.items():
         print(f"{dataset}: {note}: {count:,}", file=sys.stderr)
@@ -65,7 +65,7 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
     write_manifest(data.manifest, paths.manifest(dataset))
     data.labels.save(paths.labels(dataset))
     write_json(paths.statistics(dataset), count_dataset(data.labels, data.manifest).to_dict())
-    write_source(source, paths.source(dataset))
+    stamps.write(paths.stamp(dataset, "prepare"), stamp)
 
 
 def extract(
@@ -76,9 +76,23 @@ def extract(
     out: file to write, by default the data set's own cache.
     options: further arguments of `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
     """
-    features, entry = params.dataset(dataset).features, params.dataset(dataset).encoder
+    features = params.dataset(dataset).features
+    is_whole = not any(options.get(key) is not None for key in ("shard", "limit"))
+    stamp = stamps.stamp(params, dataset, "extract", paths=paths) if out is None and is_whole else None
     if features is not None:
-        return _import_features(params, dataset, paths, features, out or paths.features(dataset), options)
+        report = _import_features(params, dataset, paths, features, out or paths.features(dataset), options)
+    else:
+        report = _encode_images(params, dataset, paths, out or paths.features(dataset), options, is_whole)
+    write_extraction_summary(report.path)
+    if stamp is not None:
+        stamps.write(paths.stamp(dataset, "extract"), stamp)
+    return report
+
+
+def _encode_images(
+    params: Params, dataset: str, paths: ArtifactPaths, out: Path, options: dict[str, Any], is_whole: bool
+) -> ExtractionReport:
+    entry = params.dataset(dataset).encoder
     images, settings = extraction_settings(params, dataset, paths)
     if entry.name == IMPORTED:
         raise UsageError(
@@ -86,12 +100,8 @@ def extract(
             f"--dataset {dataset}` to replace them, then under DVC `dvc commit -f extract@{dataset}`"
         )
     encoder = _load_image_encoder(params, entry)
-    out = out or paths.features(dataset)
-    whole = options.get("shard") is None and options.get("limit") is None
-    reuse = [paths.features(name) for name in params.datasets] if whole else []
-    report = encode(images, out=out, encoder=encoder, reuse=reuse, **{**settings, **options})
-    write_extraction_summary(report.path)
-    return report
+    reuse = [paths.features(name) for name in params.datasets] if is_whole else []
+    return encode(images, out=out, encoder=encoder, reuse=reuse, **{**settings, **options})
 
 
 def _import_features(
@@ -109,7 +119,6 @@ def _import_features(
     statuses = open_features(out).statuses
     rows = np.flatnonzero(statuses >= FIRST_BAD).tolist()
     bad = [BadImage(row, images[row], status_reason(statuses[row])) for row in rows]
-    write_extraction_summary(out)
     return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad)
 
 
@@ -136,7 +145,7 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
     """
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
-    require_prepared(entry.source, paths.source(dataset))
+    stamps.require_data(params, dataset, paths, ("prepare",))
     manifest = read_manifest(manifest_path)
     ensure_images(entry.source, manifest)
     if entry.source.root.is_dir():
@@ -159,11 +168,12 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
 def write_extraction_summary(cache: Path) -> None:
     """Write `extraction.json` beside a data set's feature cache: the cache's size in bytes, and unreadable images.
 
-    Nothing is written for a cache in another place than the pipeline's.
+    Nothing is written for a cache in another place than the pipeline's. A stamp of an earlier cache is deleted.
     """
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return
+    paths.stamp(dataset, "extract").unlink(missing_ok=True)
     with open_cache(cache) as file:
         statuses, size = file["status"][...], sum(file[name].nbytes for name in DATASETS if name in file)
     images = read_manifest(paths.manifest(dataset))["image"]
@@ -199,7 +209,9 @@ def evaluate_stage(
     training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
     checkpoint = read_checkpoint(out.checkpoint)
     record = checkpoint.record
-    require_current_run(checkpoint, params, dataset, method, seed, paths)
+    stamps.require_data(params, dataset, paths)
+    stamps.require_current_run(params, dataset, method, seed, paths, out)
+    stamp = stamps.stamp(params, dataset, "evaluate", method, seed, paths, out)
     device = torch.device(resolve_device(params.device))
     needs = find_method(record.kind).needs(record.options)
     with reproducible(training.threads):
@@ -229,6 +241,7 @@ def evaluate_stage(
     write_json(out.evaluation_timing, timing)
     _write(pd.concat([result.curve for result in results.values()]), out.curve)
     _write(pd.concat([result.predictions for result in results.values()]), out.predictions)
+    stamps.write(out.stamp("evaluate"), stamp, [out.metrics, out.curve, out.predictions])
     return metrics
 
 

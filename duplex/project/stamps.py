@@ -1,394 +1,315 @@
-"""Records of the options and code that each pipeline stage depends on besides files of earlier stages (docs/sweep.md).
+"""Stamps: what an artifact was made from, written beside it, to tell whether it still is what it should be.
 
-The stage `plan` writes them as small files, and the other stages of dvc.yaml depend on those: a stage runs again if its
-record changes. Unfinished training continues, and `duplex sweep` skips a run, only if the record is still the same.
-
-Write one small file per pipeline stage with all that its result depends on: values of params.yaml, hashes of code.
-
-dvc.yaml cannot list options that a method inherits from another, or code found by following imports, as dependencies.
-Stages depend on these files instead. The stage `plan` runs at each `dvc repro`, to notice changed plug-ins; it does not
-import torch.
-
-Load the parameters of one stage of the pipeline; raise an error if they changed after the stage `plan` ran.
-
-DVC records a stage's result under the stage's file in `artifacts/plan`. A stage that reads params.yaml minutes later
-must find the same values: otherwise its result would be recorded, and later reused, under values it was not made with.
-
-Compare runs on disk with params.yaml, so that commands refuse or report runs with other settings.
-
-The stage `inventory`: list a data set's files with hashes, and choose the run for the report's examples and maps.
-
-DVC cannot make one stage depend on all instances of a matrix stage. So this stage depends on the folder of a data set,
-and the stages of the report and the maps depend on the two files that this stage writes.
+A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that they name; a hash of
+the stage's code (`duplex.system.plugins`); and checksums of the files that the stage reads and writes. `stamp` says
+what an artifact should be made from, `difference` whether it was. The first two parts are also written as a file per
+stage by the stage `plan`, on which the stages of dvc.yaml depend (docs/sweep.md).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from duplex.artifacts import ArtifactPaths
+from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import EncoderParams, Params, load_params
-from duplex.data.sources import SIZES, source_record
+from duplex.data.sources import CONTENT, SIZES, source_record
 from duplex.encoders.base import family_module
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, read_contents_digest
 from duplex.methods.registry import BrokenMethod, method_source
-from duplex.options import AutoFinetune, CombinedOptions
-from duplex.system.files import json_digest, replace_folder, sha256, sha256_once, write_json, write_text
+from duplex.system.files import replace_folder, sha256, sha256_once, write_json
 from duplex.system.plugins import code_hash, module_of
-from duplex.training.checkpoint import WORD_VECTORS, CheckpointHeader, Record, read_checkpoint, read_record
 from duplex.training.inputs import require_inputs
-from duplex.training.run import calibration_settings
 
-StageRecord = dict[str, Any]
+Stamp = dict[str, Any]
+
+DATA_STAGES = ("prepare", "extract")
+RUN_STAGES = ("train", "evaluate")
 CALIBRATION = ("thresholds", "feasibility", "word_vectors")  # keys of `evaluation:` that training uses
+UNSTAMPED = "it has no stamp"  # an artifact that no stage wrote
+CHANGES = {  # key of a stamp -> what it means if it differs
+    "code": "its code has changed",
+    "encoder_files": "its encoder's files have changed",
+    "features": "its file of features has changed",
+    f"images.{SIZES}": "its image files have changed",
+    f"source.{SIZES}": "its image files have changed",
+    f"source.{CONTENT}": "its table, lists or image files have changed",
+    "word_vectors": "its word vectors have changed",
+    "inputs.manifest.csv": "its images, labels or splits have changed",
+    "inputs.labels.json": "its states, objects or pairs have changed",
+    "inputs.features.h5": "its features have changed",
+    "inputs.checkpoint.safetensors": "its checkpoint is another one",
+}
 
 
-def dataset_records(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> dict[str, StageRecord]:
-    """Return stage -> options and code hash that it depends on, for the pipeline stages that run once per data set."""
-    entry, settings = params.dataset(dataset), params.extraction
-    drawn = ["shapes"] if entry.source.kind == "shapes" else []
-    extraction: StageRecord = {
-        **_encoder_record(entry.encoder),
-        "batch_size": settings.batch_size,
-        "max_bad": settings.max_bad,
-        "tokens": settings.tokens,
-        "block_inputs": params.block_inputs(dataset),
-    }
-    source = source_record(entry.source, paths.source(dataset))
-    if entry.features is None and entry.encoder.name != IMPORTED and entry.source.recorded_root is not None:
-        extraction["images"] = {"root": entry.source.recorded_root, SIZES: source.get(SIZES)}
-    features = {} if entry.features is None else {"features": _digest(entry.features, dataset)}
-    return {
-        "prepare": {
-            "source": source,
-            **features,  # images with equal features are kept in one split
-            "code": code_hash("prepare", *drawn),
-        },
-        "extract": {
-            **extraction,
-            **features,
-            "code": code_hash("extract", *drawn, modules=[family_module(entry.encoder.name)]),
-        },
-        "inventory": {"code": code_hash("inventory")},
-        "maps": {"code": code_hash("maps", modules=_method_modules(params))},
-    }
+def settings(
+    params: Params, dataset: str, stage: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
+) -> Stamp:
+    """The part of a stamp that `plan` writes: what a stage uses of params.yaml, and a hash of its code.
 
+    Options of a method are those that params.yaml gives; their defaults are part of the code.
 
-def report_record(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> StageRecord:
-    """Return what the pipeline stage `report` depends on besides files of earlier stages, as hashes.
-
-    These are its code and, if it exists, the table of ablations, which another pipeline writes.
+    Args:
+        stage: prepare, extract, inventory or maps of a data set; train or evaluate of a method, with any seed.
     """
-    table = paths.ablations / "metrics.json"
-    tables = {"ablations": sha256(table)} if table.is_file() else {}
-    return {**tables, "code": code_hash("report", modules=_method_modules(params))}
+    if method is not None:
+        return _run_settings(params, dataset, stage, method, paths)
+    entry, extraction = params.dataset(dataset), params.extraction
+    drawn = ["shapes"] if entry.source.kind == "shapes" and stage in DATA_STAGES else []
+    made: Stamp = {}
+    if stage in DATA_STAGES:
+        earlier = read(paths.stamp(dataset, "prepare")) or {}
+        source = source_record(entry.source, earlier.get("source"))
+        if entry.features is not None:  # images with equal features are kept in one split
+            made["features"] = _features_digest(entry.features, dataset, earlier)
+    if stage == "prepare":
+        made["source"] = source
+    if stage == "extract":
+        made |= _encoder_settings(entry.encoder)
+        if entry.features is None and entry.encoder.name != IMPORTED and entry.source.recorded_root is not None:
+            made["images"] = {"root": entry.source.recorded_root, SIZES: source.get(SIZES)}
+        made |= {"batch_size": extraction.batch_size, "max_bad": extraction.max_bad, "tokens": extraction.tokens}
+        made["block_inputs"] = params.block_inputs(dataset)
+    modules = {"extract": [family_module(entry.encoder.name)], "maps": _method_modules(params)}
+    return {**made, "code": code_hash(stage, *drawn, modules=modules.get(stage, ()))}
 
 
-def run_records(params: Params, dataset: str, method: str) -> dict[str, StageRecord]:
-    """Return the options and code hashes that the stages `train` and `evaluate` of a method on a data set depend on.
-
-    All seeds share these records. A method's options are recorded as params.yaml gives them; option defaults are part
-    of the method's code.
-    """
-    entry = params.entry(method)
-    training, finetune = params.training(dataset, method), params.finetune(method, dataset)
+def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: ArtifactPaths) -> Stamp:
+    entry, training, finetune = params.entry(method), params.training(dataset, method), params.finetune(method, dataset)
+    encoder, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
     evaluation = params.evaluation.model_dump(mode="json")
-    encoder = params.dataset(dataset).encoder
+    made: Stamp = {"kind": entry.kind, "world": entry.world, **_encoder_settings(encoder)}
+    if words is not None:
+        made["word_vectors"] = sha256_once(words) if words.is_file() else None
+    if stage == "train":
+        made["options"] = entry.options_for(dataset)
+        made["training"] = training.result_settings()
+        made["finetune"] = None if finetune is None else finetune.to_dict()
+        made["calibration"] = {key: evaluation[key] for key in CALIBRATION}
+        if entry.members:
+            made["members"] = {name: _run_settings(params, dataset, stage, name, paths) for name in entry.members}
+            made["seeds"] = list(params.run.seeds)
+    else:
+        made |= {"threads": training.threads, "evaluation": evaluation}
     modules = [module_of(method_source(entry.kind)), family_module(encoder.name)]
-    common = {
-        "kind": entry.kind,
-        "world": entry.world,
-        **_encoder_record(encoder),
-        **_words_record(params),
-    }
-    train: StageRecord = {
-        **common,
-        "options": entry.options_for(dataset),
-        "training": training.result_settings(),
-        "finetune": None if finetune is None else finetune.to_dict(),
-        "calibration": {key: evaluation[key] for key in CALIBRATION},
-        "code": code_hash("train", modules=modules),
-    }
-    evaluate = {
-        **common,
-        "threads": training.threads,
-        "evaluation": evaluation,
-        "code": code_hash("evaluate", modules=modules),
-    }
-    if entry.members:
-        members = {name: run_records(params, dataset, name)["train"] for name in entry.members}
-        train |= {"members": members, "seeds": list(params.run.seeds)}
-    return {"train": train, "evaluate": evaluate}
+    return {**made, "code": code_hash(stage, modules=modules)}
 
 
-def _encoder_record(encoder: EncoderParams) -> StageRecord:
-    """Return an encoder's settings in params.yaml, with digests of the files that they name."""
-    folder = Path(encoder.name.partition(":")[2]).expanduser()
-    files = [path for path in sorted(folder.iterdir()) if path.is_file()] if _is_own_folder(encoder.name) else []
-    if encoder.weights is not None and Path(encoder.weights).expanduser().is_file():
-        files.append(Path(encoder.weights).expanduser())
-    digests = {path.name: sha256_once(path) for path in files}
+def _encoder_settings(encoder: EncoderParams) -> Stamp:
+    """An encoder's entry in params.yaml, with checksums of the weights or of the folder (`FAMILY:FOLDER`) it names."""
+    files = [Path(encoder.weights).expanduser()] if encoder.weights is not None else []
+    if folder := encoder.name.partition(":")[2]:
+        files += sorted(Path(folder).expanduser().glob("*"))
+    digests = {path.name: sha256_once(path) for path in files if path.is_file()}
     return {"encoder": encoder.model_dump(mode="json"), **({"encoder_files": digests} if digests else {})}
 
 
-def _is_own_folder(encoder: str) -> bool:
-    """Return whether an encoder's name is `FAMILY:FOLDER` with an existing folder, the user's own model."""
-    folder = encoder.partition(":")[2]
-    return bool(folder) and Path(folder).expanduser().is_dir()
-
-
-def _words_record(params: Params) -> StageRecord:
-    """Return `{"word_vectors": sha256}` of the file of word vectors in params.yaml; empty if no file is named."""
-    words = params.evaluation.word_vectors
-    return {} if words is None else {"word_vectors": sha256_once(words) if words.is_file() else None}
-
-
-def _digest(features: Path, dataset: str) -> str:
-    if not features.is_file():
-        raise UsageError(f"params.yaml: datasets.{dataset}.features: {features} is not a file; null encodes the images")
-    return sha256(features)
+def _features_digest(features: Path, dataset: str, earlier: Mapping[str, Any]) -> str:
+    if features.is_file():
+        return sha256_once(features)
+    if isinstance(digest := earlier.get("features"), str):  # on this machine there are only the results
+        return digest
+    raise UsageError(f"params.yaml: datasets.{dataset}.features: {features} is not a file; null encodes the images")
 
 
 def _method_modules(params: Params) -> set[str]:
     return {module_of(method_source(params.entry(name).kind)) for name in params.run.methods}
 
 
-def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the files on which pipeline stages depend: settings of params.yaml and hashes of code.
+def stamp(
+    params: Params,
+    dataset: str,
+    stage: str,
+    method: str | None = None,
+    seed: int | None = None,
+    paths: ArtifactPaths = ArtifactPaths(),
+    run: RunPaths | None = None,
+) -> Stamp:
+    """What the files of a stage should be made from: its settings and seed, and checksums of the files that it reads.
 
-    They are `plan/report.json`, `plan/DATASET/STAGE.json` and `plan/DATASET/METHOD/{train,evaluate}.json`. Raise
-    UsageError if a method has a wrong option, or a data set lacks an input that the method needs.
+    Args:
+        stage: prepare or extract of a data set, train or evaluate of a run.
+        run: files of the run, by default those in `artifacts/`.
     """
-    records = {"report.json": report_record(params, paths)}
-    for dataset in params.run.datasets:
-        for stage, record in dataset_records(params, dataset, paths).items():
-            records[f"{dataset}/{stage}.json"] = record
-        for method in params.run.methods:
-            for stage, record in run_records(params, dataset, method).items():
-                records[f"{dataset}/{method}/{stage}.json"] = record
-    check_options(params, params.run.datasets, params.run.methods, records, paths.checked_options)
-    write_json_folder(records, paths.plan)
+    inputs: dict[str, Any] = {}
+    made = settings(params, dataset, stage, method, paths)
+    if stage != "prepare":
+        inputs["manifest.csv"] = _checksum(paths.manifest(dataset))
+    if method is not None and seed is not None:
+        made["seed"] = seed
+        features = paths.features(dataset)
+        inputs["labels.json"] = _checksum(paths.labels(dataset))
+        inputs["features.h5"] = read_contents_digest(features) if features.is_file() else None
+        if stage == "evaluate":
+            inputs["checkpoint.safetensors"] = _checksum((run or paths.run(dataset, method, seed)).checkpoint)
+        elif members := params.entry(method).members:
+            every = params.method(method, dataset).to_dict().get("seeds") == "all"
+            seeds = params.run.seeds if every else (seed,)
+            files = {f"{name}-{n}": paths.run(dataset, name, n).checkpoint for name in members for n in seeds}
+            inputs["members"] = {name: _checksum(path) for name, path in files.items()}
+    return {**made, "inputs": inputs}
 
 
-def write_json_folder(records: dict[str, StageRecord], folder: Path) -> None:
-    """Replace all files of a folder by JSON files, given as path inside the folder -> content."""
-    with replace_folder(folder) as scratch:
-        for name, record in records.items():
-            write_json(scratch / name, record)
+def _checksum(path: Path) -> str | None:
+    return sha256_once(path) if path.is_file() else None
 
 
-def check_options(
-    params: Params, datasets: tuple[str, ...], methods: tuple[str, ...], records: dict[str, StageRecord], mark: Path
+def write(path: Path, made: Stamp, outputs: Iterable[Path] = ()) -> None:
+    """Write the stamp of files that a stage has written, with checksums of `outputs`, which lie beside it."""
+    write_json(path, {**made, "outputs": {file.name: sha256(file) for file in outputs}})
+
+
+def read(path: Path) -> Stamp | None:
+    """The stamp in a file; empty if it is damaged, None if there is no file."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def difference(path: Path, wanted: Stamp) -> str:
+    """How the artifact with the stamp `path` differs from `wanted`, in words; "" if it was made from just that.
+
+    Files that it was made from, and that are not on this machine, are not compared.
+    """
+    made = read(path)
+    if made is None:
+        return UNSTAMPED
+    outputs = made.pop("outputs", {})
+    if found := _first_difference("", made, json.loads(json.dumps(wanted))):
+        return found
+    for name, checksum in outputs.items():
+        if _checksum(path.parent / name) != checksum:
+            return f"its {name} is not the one that was written with {path.name}"
+    return ""
+
+
+def _first_difference(place: str, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    for key in sorted(made.keys() | wanted.keys(), key=lambda key: (key in ("inputs", "code"), key == "code", key)):
+        here, before, after = f"{place}{key}", made.get(key), wanted.get(key)
+        if before == after or (after is None and place.startswith("inputs.")):
+            continue
+        if here not in CHANGES and isinstance(before, Mapping) and isinstance(after, Mapping):
+            if found := _first_difference(f"{here}.", before, after):
+                return found
+            continue
+        if place == "inputs.members.":
+            return "a run that it combines was trained again"
+        known = CHANGES.get("code" if key == "code" else here)
+        return known or f"{here} is {before!r} instead of {after!r}"
+    return ""
+
+
+def run_difference(
+    params: Params,
+    dataset: str,
+    method: str,
+    seed: int,
+    paths: ArtifactPaths = ArtifactPaths(),
+    stages: Iterable[str] = ("train",),
+    run: RunPaths | None = None,
+) -> str:
+    """How a run differs from what params.yaml, its data and the code would make it; "" if it does not.
+
+    Args:
+        run: files of the run, by default those in `artifacts/`.
+    """
+    files = run or paths.run(dataset, method, seed)
+    for stage in stages:
+        if found := difference(files.stamp(stage), stamp(params, dataset, stage, method, seed, paths, files)):
+            return found
+    return ""
+
+
+def require_current_run(
+    params: Params,
+    dataset: str,
+    method: str,
+    seed: int,
+    paths: ArtifactPaths = ArtifactPaths(),
+    run: RunPaths | None = None,
 ) -> None:
-    """Check that methods' options are valid and data sets have the inputs that methods need; skip what passed before.
+    """Raise `DuplexError`, which names the command to train again, if a run is not what params.yaml would make it."""
+    if found := run_difference(params, dataset, method, seed, paths, run=run):
+        folder = (run or paths.run(dataset, method, seed)).root
+        raise DuplexError(
+            f"{folder} does not match {method} with seed {seed} in params.yaml: {found}; "
+            f"`duplex train --dataset {dataset} --method {method} --seed {seed}` trains it again"
+        )
 
-    Raises UsageError for a wrong option or a missing input. For a method kind that cannot be imported, prints a
-    warning: only runs of this kind fail.
 
-    records: contents of the plan files; nothing is checked if the same contents have passed before.
-    mark: file that stores the digest of the contents that passed.
+def data_difference(
+    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), stages: Iterable[str] = DATA_STAGES
+) -> str:
+    """Why a data set has to be prepared or extracted again, with the command; "" if it has not.
+
+    A manifest or a feature cache without a stamp comes from elsewhere and is taken as it is.
     """
-    digest = json_digest(records)
-    if mark.exists() and mark.read_text(encoding="utf-8") == digest:
-        return
-    problems = set()
-    for dataset in datasets:
-        for method in methods:
+    for stage in stages:
+        found = difference(paths.stamp(dataset, stage), stamp(params, dataset, stage, paths=paths))
+        if found and found != UNSTAMPED:
+            done = {"prepare": "prepared", "extract": "extracted"}[stage]
+            return (
+                f"{dataset} has to be {done} again: {found}; `duplex {stage} --dataset {dataset}` does that, and "
+                "`dvc repro` runs everything that depends on it"
+            )
+    return ""
+
+
+def require_data(
+    params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), stages: Iterable[str] = DATA_STAGES
+) -> None:
+    """Raise `DuplexError` if a data set has to be prepared or extracted again."""
+    if found := data_difference(params, dataset, paths, stages):
+        raise DuplexError(found)
+
+
+def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
+    """Write the files on which the stages of dvc.yaml depend: `plan/DATASET/STAGE.json`, `plan/DATASET/METHOD/…`.
+
+    Raises UsageError if a method has a wrong option, or a data set lacks an input that the method needs. For a method
+    kind that cannot be imported, prints a warning: only its own runs fail.
+    """
+    table = paths.ablations
+    ablations = {"ablations": sha256(table)} if table.is_file() else {}
+    records = {"report": {**ablations, "code": code_hash("report", modules=_method_modules(params))}}
+    for dataset in params.run.datasets:
+        for stage in (*DATA_STAGES, "inventory", "maps"):
+            records[f"{dataset}/{stage}"] = settings(params, dataset, stage, paths=paths)
+        for method in params.run.methods:
+            for stage in RUN_STAGES:
+                records[f"{dataset}/{method}/{stage}"] = settings(params, dataset, stage, method, paths)
             try:
                 require_inputs(params, dataset, method)  # which also checks the options
             except BrokenMethod as error:
-                problems.add(str(error))
-    for problem in sorted(problems):
-        print(f"duplex: {problem}", file=sys.stderr)
-    if not problems:
-        write_text(mark, digest)
+                print(error, file=sys.stderr)
+    with replace_folder(paths.plan) as scratch:
+        for name, record in records.items():
+            write_json(scratch / f"{name}.json", record)
 
 
 def load_planned(
     dataset: str, *stages: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Params:
-    """Load params.yaml for stages of the pipeline; raise `DuplexError` if it changed since the stage `plan` read it.
+    """Load params.yaml for stages of the pipeline; raise `DuplexError` if it or the code changed since `plan` ran.
 
-    Stages for which `plan` wrote no file, as in a script run by hand, are not checked.
-
-    dataset, method: what the stages are run for; method None for stages of the data set.
+    DVC would record the result under the plan's values. Stages without a plan, as in a script run by hand, are not
+    checked.
     """
     params = load_params()
-    folder = paths.plan / dataset / method if method else paths.plan / dataset
-    if any((folder / f"{stage}.json").is_file() for stage in stages):
-        records = run_records(params, dataset, method) if method else dataset_records(params, dataset, paths)
-        _compare({f"{stage}.json": records[stage] for stage in stages}, folder)
-    return params
-
-
-def _compare(records: Mapping[str, StageRecord], folder: Path) -> None:
-    for name, record in records.items():
-        file = folder / name
-        if file.is_file() and json.loads(file.read_text(encoding="utf-8")) != json.loads(json.dumps(record)):
+    for stage in stages:
+        file = paths.plan / dataset / (method or "") / f"{stage}.json"
+        found = difference(file, settings(params, dataset, stage, method, paths))
+        if found and found != UNSTAMPED:
             raise DuplexError(
-                f"params.yaml or the code has changed since {file} was written, so DVC would record this result under "
-                "other values; run `dvc repro` again"
+                f"params.yaml or the code has changed since {file} was written ({found}), so DVC would record this "
+                "result under other values; run `dvc repro` again"
             )
-
-
-def run_difference(record: Record, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> str:
-    """Return the first setting in which a trained run differs from params.yaml, as text; "" if there is none.
-
-    Not compared are values that are chosen in training, not in params.yaml: the number of blocks that `finetune: auto`
-    trains, and the runs of a product (a method that multiplies the probabilities of finished runs).
-
-    record: the settings that the run's checkpoint stores.
-    """
-    entry, options, finetune = params.entry(method), params.method(method, dataset), params.finetune(method, dataset)
-    stored = {"kind": record.kind, "seed": record.seed, "world": record.world, **vars(record.options)}
-    wanted = {"kind": entry.kind, "seed": seed, "world": entry.trained_for, **vars(options)}
-    if isinstance(options, CombinedOptions) and isinstance(record.options, CombinedOptions):
-        wanted.pop("members")
-        wanted_runs = combined_runs(options, seed, params.run.seeds)
-        if difference := _member_difference(record.options, wanted_runs, params, dataset, paths):
-            return difference
-    elif isinstance(finetune, AutoFinetune):
-        stored["finetune"], wanted["finetune"] = "auto" if record.recipes else record.finetune, "auto"
-    else:
-        stored["finetune"], wanted["finetune"] = record.finetune, finetune
-        training = params.training(dataset, method).result_settings()
-        wanted |= {name: training[name] for name in record.training.keys() & training.keys()}
-        stored |= record.training
-    manifest, trained_on = paths.manifest(dataset), record.training.get("manifest")
-    if trained_on is not None and manifest.is_file() and trained_on != sha256(manifest):
-        return "its images, labels or splits have changed"
-    features, trained_on = paths.features(dataset), record.training.get("features")
-    if trained_on is not None and features.is_file() and trained_on != read_contents_digest(features):
-        return "its features have changed"
-    if difference := _encoder_difference(record, params, dataset):
-        return difference
-    chosen_by = record.training.get("calibration")
-    if chosen_by is not None and "open" in (record.calibration or {}):
-        stored["calibration"], wanted["calibration"] = chosen_by, calibration_settings(params.evaluation)
-    for name, value in wanted.items():
-        if stored.get(name) != value:
-            return f"{name} is {stored.get(name)!r} instead of {value!r}"
-    return ""
-
-
-def require_current_run(
-    checkpoint: CheckpointHeader, params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths
-) -> None:
-    """Raise `DuplexError`, which names the command to train again, if a run was not trained as params.yaml says.
-
-    checkpoint: metadata of the run.
-    """
-    if difference := run_difference(checkpoint.record, params, dataset, method, seed, paths):
-        raise DuplexError(
-            f"{checkpoint.path} does not match {method} with seed {seed} in params.yaml: {difference}; "
-            f"`duplex train --dataset {dataset} --method {method} --seed {seed}` writes it again"
-        )
-
-
-def _encoder_difference(record: Record, params: Params, dataset: str) -> str:
-    """Return how the encoder or the word vectors of a checkpoint differ from those in params.yaml, as text, or ""."""
-    entry, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
-    wanted = {"name": entry.name, "tag": entry.weights or "", "precision": entry.precision}
-    for name, value in wanted.items():
-        if record.encoder.get(name) != value:
-            return f"its encoder's {name} is {record.encoder.get(name)!r} instead of {value!r}"
-    digest = sha256_once(words) if words is not None and words.is_file() else None
-    return "" if record.encoder.get(WORD_VECTORS) == digest else "its word vectors have changed"
-
-
-def metrics_difference(record: Record, metrics: Mapping[str, Any], params: Params, method: str) -> str:
-    """Return why a run's metrics on disk are not those that evaluation would write now, as text; "" if they are.
-
-    The metrics may be of another checkpoint, or measured with another `evaluation.protocol`, `worlds`, `k`, `bootstrap`
-    or `terms`. The last two are not compared if the metrics do not record them.
-
-    record: what the run's checkpoint stores. metrics: content of the run's metrics.json.
-    """
-    if (metrics.get("epoch"), metrics.get("val_auc")) != (record.epoch, 100 * record.val_auc):
-        return "its metrics.json is of another checkpoint"
-    for world in params.worlds(method):
-        if world not in metrics:
-            return f"it was not evaluated in the {world} world"
-        exact = "tied" in metrics[world]  # only the exact protocol measures the share of ties
-        if exact != (params.evaluation.protocol == "exact"):
-            return f"evaluation.protocol was {'exact' if exact else 'sampled'} instead of {params.evaluation.protocol}"
-        ks = [1, *sorted(int(name.removeprefix("top_")) for name in metrics[world] if name.startswith("top_"))]
-        if ks != sorted({1, *params.evaluation.k}):
-            return f"evaluation.k was {ks} instead of {list(params.evaluation.k)}"
-    for name, value in (("bootstrap", params.evaluation.bootstrap), ("terms", params.evaluation.terms)):
-        if metrics.get(name, value) != value:
-            return f"evaluation.{name} was {metrics[name]} instead of {value}"
-    return ""
-
-
-def combined_runs(options: CombinedOptions, seed: int, seeds: Sequence[int]) -> list[tuple[str, int]]:
-    """Method and seed of each run that a product with the seed `seed` combines; `seeds`: all of the project."""
-    return [(method, number) for method in options.of for number in (seeds if options.seeds == "all" else (seed,))]
-
-
-def _member_difference(
-    options: CombinedOptions, wanted: list[tuple[str, int]], params: Params, dataset: str, paths: ArtifactPaths
-) -> str:
-    """How the runs that a product combined differ from those on disk or from params.yaml, as text; "" if not at all."""
-    combined = {(member["method"], member["seed"]): member["fingerprint"] for member in options.members}
-    if list(combined) != wanted:
-        return "it combines other runs"
-    for (method, seed), fingerprint in combined.items():
-        checkpoint = read_checkpoint(paths.run(dataset, method, seed).checkpoint)
-        if checkpoint.fingerprint != fingerprint:
-            return f"{method} with seed {seed}, which it combines, was trained again"
-        if method not in params.methods:
-            continue
-        if difference := run_difference(checkpoint.record, params, dataset, method, seed, paths):
-            return f"{method} with seed {seed}, which it combines, does not match params.yaml: {difference}"
-    return ""
-
-
-IGNORED = (".gitignore", ".partial")  # ends of names
-
-
-def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Return method and seed of the run that the report's examples and maps use.
-
-    The method is the last trained one of `run:` with visual prototypes, else the last one; the seed is the first.
-    """
-    return run_with_prototypes(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
-
-
-def run_with_prototypes(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
-    """Return the last method listed in params.yaml that has a finished run with visual prototypes, and its first seed.
-
-    None if there is no such run. Methods with `shown_as` are skipped, since the report shows them under the name of
-    another method.
-    """
-    seed = params.run.seeds[0]
-    for name in reversed(params.run.methods):
-        checkpoint = paths.run(dataset, name, seed).checkpoint
-        if params.entry(name).shown_as is not None or not checkpoint.exists():
-            continue
-        if "visual" in read_record(checkpoint).inspectable:
-            return name, seed
-    return None
-
-
-def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the inventory of a data set's folder of artifacts: `files.json` (file -> sha256) and `featured.json`.
-
-    The latter names the run whose prototypes the maps show, with hashes of the files that the maps are computed from.
-    """
-    folder = paths.manifest(dataset).parent
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
-    out = paths.inventory(dataset)
-    write_json(out / "files.json", {path.relative_to(folder).as_posix(): sha256(path) for path in files})
-    record: dict[str, object] = {}
-    chosen = run_with_prototypes(params, dataset, paths)
-    if chosen is not None:
-        checkpoint = paths.run(dataset, *chosen).checkpoint
-        inputs = (checkpoint, paths.features(dataset), paths.manifest(dataset), paths.labels(dataset))
-        record = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}
-    write_json(out / "featured.json", record)
+    return params

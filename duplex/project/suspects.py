@@ -22,17 +22,16 @@ from numpy.typing import NDArray
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.data.images import thumbnail
-from duplex.data.sources import require_prepared
 from duplex.data.tables import read_manifest, read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.retrieval import most_similar
 from duplex.features.file import ROOT, Features, open_features
-from duplex.features.imported import require_imported
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.paths import unit
 from duplex.project.runs import best_run, folder_difference
+from duplex.project.stamps import require_data
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.trained import TrainedRun
 from duplex.report.blocks import Gallery, Group, Line, Report, ReportPart, ReportSection, Strip, Thumb, render_page
@@ -110,8 +109,7 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
         run: folder of the run; by default the data set's run with the best validation AUC.
     """
     paths = ArtifactPaths()
-    require_prepared(params.dataset(dataset).source, paths.source(dataset))
-    require_imported(params.dataset(dataset).features, paths.features(dataset))
+    require_data(params, dataset, paths)
     manifest, labels = read_manifest(paths.manifest(dataset)), LabelSpace.load(paths.labels(dataset))
     expected = {"manifest": sha256(paths.manifest(dataset)), ROOT: params.dataset(dataset).source.recorded_root}
     cache = open_features(paths.features(dataset), expect=expected)
@@ -179,7 +177,7 @@ def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str,
     if not isinstance(trained, TrainedRun):
         raise UsageError(f"{folder} is an export; name a run of {dataset}, or use --by knn")
     place = Path(trained.where)
-    if run is not None and (difference := folder_difference(trained.record, params, place, ArtifactPaths())):
+    if run is not None and (difference := folder_difference(params, place, ArtifactPaths())):
         print(f"duplex: {place} does not match params.yaml: {difference}", file=sys.stderr)
     inputs: dict[str, Any] = {"cls": torch.from_numpy(cls)}
     method = trained.method
@@ -220,7 +218,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     Raises:
         UsageError: if no label changes, for misspelt columns, and for text that cannot be a label.
     """
-    require_prepared(params.dataset(dataset).source, ArtifactPaths().source(dataset))
+    require_data(params, dataset)
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
         table = read_table(edited, tuple(OLD.values()))

@@ -1,9 +1,8 @@
 """Train and evaluate many runs in parallel processes that load inputs once. `dvc repro` would write the same files.
 
-Only missing runs are executed, then committed to DVC, so that `dvc repro` does not repeat them. An interrupted sweep
-resumes: a file in a run's folder marks the run as complete, and training continues after its last whole epoch.
-
-DVC commands that `duplex sweep` (training of many runs) needs: status, repro and commit.
+Only runs whose stamps (duplex/project/stamps.py) are missing or differ are executed. Complete ones are committed to
+DVC, so that `dvc repro` does not repeat them. An interrupted sweep resumes: finished runs have their stamps, and
+training continues after its last whole epoch.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,22 +24,13 @@ from typing import Any, Literal
 
 import torch
 
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params, require_method
 from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.project import stamps
-from duplex.project.trials import (
-    STAGES,
-    Executor,
-    Outcome,
-    RunId,
-    RunTask,
-    Task,
-    file_identity,
-    missing_stages,
-    stage_keys,
-)
+from duplex.project.stamps import DATA_STAGES, RUN_STAGES
+from duplex.project.trials import Executor, Outcome, RunId, RunTask, Task, find_missing
 from duplex.system.files import is_running
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
 from duplex.system.threads import Threads
@@ -185,32 +175,59 @@ def sweep(
     jobs: number of processes; None: one per GPU, or CPU cores divided by threads per run.
     """
     start, report = time.perf_counter(), SweepReport(len(runs))
-    repo = DvcRepo.at(paths.root.parent)
-    in_pipeline = set(grid(params, None, None, None))
-    tracked = [run for run in runs if repo and run in in_pipeline]
-    changed = _changed_stages(repo, params, tracked, paths) if repo and tracked else {}
-    to_repro = {run: [stage for stage in STAGES if run.stage(stage) in changed] for run in tracked}
-    tasks = make_tasks(params, runs, paths, lambda run: paths.run(run.dataset, run.method, run.seed).root)
-    missing = missing_tasks(tasks, to_repro)
-    report.complete = len(tasks) - len(missing)
+    repo, datasets = DvcRepo.at(paths.root.parent), list(dict.fromkeys(run.dataset for run in runs))
+    in_pipeline = set(grid(params, None, None, None)) if repo else set()
+    tracked = [run for run in runs if run in in_pipeline]
     report.outside_pipeline = len(runs) - len(tracked) if repo else 0
-    succeeded: set[RunId] = set()
-    for combines in (False, True):
-        turn = [task for task in missing if task.run.combines is combines]
-        if turn:
+    if repo and tracked:
+        _extract_missing(repo, dict.fromkeys(run.dataset for run in tracked), paths)
+        repo.require_free(paths.plan)  # a stage that is running would be recorded under the new plan
+        stamps.plan_stage(params, paths)
+    for dataset in datasets:
+        require_features(dataset, paths)
+        stamps.require_data(params, dataset, paths)
+    failed: set[RunId] = set()
+    for combines in (False, True):  # products multiply runs of the first turn
+        turn = [run for run in runs if run.combines is combines]
+        missing = find_missing(params, turn, paths)
+        report.complete += len(turn) - len(missing)
+        if missing:
             wanted = {params.training(run.dataset, run.method).threads for run in runs}
-            succeeded |= execute(task_executor(params, wanted, jobs, engine, paths), turn, report)
-    failed = {task.run for task in missing} - succeeded
-    to_commit = [task for task in tasks if to_repro.get(task.run) and task.run not in failed]
-    if repo and to_commit and not is_unchanged(params, paths):
-        report.not_committed = CHANGED_PARAMS
-    elif repo and to_commit:
-        repo.commit(commit_targets(to_commit, changed))
-        for task in to_commit:
-            RunPaths(task.out).sweep_mark.unlink(missing_ok=True)
-        report.committed = len(to_commit)
+            succeeded = execute(task_executor(params, wanted, jobs, engine, paths), missing, report)
+            failed |= {task.run for task in missing} - succeeded
+    if repo and (complete := [run for run in tracked if run not in failed]):
+        _commit(repo, params, complete, report, paths)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def require_features(dataset: str, paths: ArtifactPaths) -> None:
+    """Raise `DuplexError`, which names the command to run, if a data set was not prepared or extracted."""
+    for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
+        if not path(dataset).exists():
+            raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
+
+
+def _extract_missing(repo: DvcRepo, datasets: Iterable[str], paths: ArtifactPaths) -> None:
+    if absent := [f"extract@{name}" for name in datasets if not paths.features(name).exists()]:
+        repo.repro(absent)
+
+
+def _commit(repo: DvcRepo, params: Params, runs: Sequence[RunId], report: SweepReport, paths: ArtifactPaths) -> None:
+    """Record complete runs in dvc.lock, with the features that they were made from, where DVC has other files."""
+    datasets = dict.fromkeys(run.dataset for run in runs)
+    earlier = [f"{stage}@{name}" for name in datasets for stage in DATA_STAGES]
+    products = ["product"] if params.run.products else []
+    changed = repo.changed(["plan", *earlier, *RUN_STAGES, *products])
+    to_commit = [run for run in runs if any(run.stage(stage) in changed for stage in RUN_STAGES)]
+    made = [stage for stage in earlier if stage in changed]
+    if not to_commit and not made:
+        return
+    if not is_unchanged(params, paths):
+        report.not_committed = CHANGED_PARAMS
+        return
+    repo.commit(["plan", *made, *commit_targets(to_commit, changed)])
+    report.committed = len(to_commit)
 
 
 def is_unchanged(params: Params, paths: ArtifactPaths) -> bool:
@@ -219,34 +236,6 @@ def is_unchanged(params: Params, paths: ArtifactPaths) -> bool:
         return load_params(paths.root.parent / "params.yaml") == params
     except DuplexError:  # half-edited
         return False
-
-
-def make_tasks(
-    params: Params, runs: Sequence[RunId], paths: ArtifactPaths, out: Callable[[RunId], Path]
-) -> list[RunTask]:
-    """Return a task per run, with the digests of its inputs and options by which finished stages are recognised.
-
-    out: function from a run to the folder of its files.
-    """
-    files = {dataset: file_identity(dataset, paths) for dataset in dict.fromkeys(run.dataset for run in runs)}
-    pairs = dict.fromkeys((run.dataset, run.method) for run in runs)
-    keys = {(dataset, method): stage_keys(params, dataset, method, files[dataset]) for dataset, method in pairs}
-    return [RunTask(run, out(run), keys[run.dataset, run.method]) for run in runs]
-
-
-def missing_tasks(tasks: Sequence[RunTask], to_repro: Mapping[RunId, Collection[str]] | None = None) -> list[RunTask]:
-    """Return the tasks whose runs are not complete, with `train` set to False if only evaluation is missing.
-
-    `to_repro`: run -> stages that DVC would run, for runs that DVC tracks; their other stages count as complete.
-    """
-    missing = []
-    for task in tasks:
-        stages, outdated = missing_stages(task), (to_repro or {}).get(task.run, STAGES)
-        if "train" not in outdated:
-            stages = tuple(stage for stage in stages if stage in outdated)
-        if stages:
-            missing.append(replace(task, train="train" in stages))
-    return missing
 
 
 def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> set[RunId]:
@@ -268,16 +257,16 @@ def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> s
     return succeeded
 
 
-def commit_targets(tasks: Sequence[RunTask], changed: Collection[str]) -> list[str]:
-    """Return the DVC stages to commit after `tasks`: `plan` (options and code hashes), and the stages of their runs.
+def commit_targets(runs: Sequence[RunId], changed: Collection[str]) -> list[str]:
+    """The DVC stages of `runs` to commit.
 
-    `train`, `evaluate` and `product` (of combined runs) replace names of single runs (`train@DATASET-METHOD-SEED`) if
-    no other run has changed: DVC then writes dvc.lock once instead of once per stage.
+    `train`, `evaluate` and `product` replace names of single runs (`train@DATASET-METHOD-SEED`) if no other run has
+    changed: DVC then writes dvc.lock once instead of once per stage.
     """
-    stages = list(dict.fromkeys(task.run.stage(stage) for stage in STAGES for task in tasks))
+    stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
-    return ["plan", *(stages if others else groups)]
+    return stages if others else groups
 
 
 def task_executor(
@@ -339,27 +328,3 @@ def run_in_processes(tasks: Sequence[Task], executor: Executor, jobs: int, gpus:
     finally:
         for worker in workers:
             worker.kill()  # files are replaced whole, so a process may be killed at any moment
-
-
-def _changed_stages(repo: DvcRepo, params: Params, runs: Sequence[RunId], paths: ArtifactPaths) -> dict[str, object]:
-    """Extract missing features, write the plan (files that stages depend on), and return the stages that DVC would run.
-
-    Raises DuplexError if features differ from those that DVC tracks: DVC would repeat all runs that use them.
-    """
-    datasets = dict.fromkeys(run.dataset for run in runs)
-    absent = [f"extract@{name}" for name in datasets if not paths.features(name).exists()]
-    if absent:
-        repo.repro(absent)
-    repo.require_free(paths.plan)  # a stage that is running would be recorded under the new plan
-    stamps.plan_stage(params, paths)
-    earlier = [f"{stage}@{name}" for name in datasets for stage in ("prepare", "extract")]
-    products = ["product"] if params.run.products else []
-    changed = repo.changed(["plan", *earlier, *STAGES, *products])
-    for name in datasets:
-        differing = [stage for stage in (f"prepare@{name}", f"extract@{name}") if stage in changed]
-        if differing:
-            raise DuplexError(
-                f"dvc.lock does not have the files of {' and '.join(differing)}; run `dvc repro extract@{name}` to "
-                f"make them again, or `dvc commit -f {' '.join(differing)}` to keep them as they are"
-            )
-    return changed

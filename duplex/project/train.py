@@ -5,6 +5,7 @@ It writes the checkpoint of the best epoch and the training history. Whatever el
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -20,10 +21,10 @@ from duplex.encoders.base import resolve_device
 from duplex.errors import UsageError
 from duplex.methods.registry import find_method
 from duplex.options import AutoFinetune, CombinedOptions
-from duplex.project.stamps import combined_runs, require_current_run, run_records
+from duplex.project import stamps
 from duplex.system.files import json_digest, sole_writer, write_json
-from duplex.training.checkpoint import WORD_VECTORS, load_members, read_checkpoint
-from duplex.training.inputs import LoadInputs, RunInputs, load_inputs, require_inputs
+from duplex.training.checkpoint import load_members, read_checkpoint
+from duplex.training.inputs import LoadInputs, load_inputs, require_inputs
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.run import MethodSpec, reproducible, train_run
@@ -48,6 +49,7 @@ def train_stage(
         load: function that loads features and labels, by default from disk.
     """
     out = out or paths.run(dataset, method, seed)
+    stamps.require_data(params, dataset, paths)
     require_inputs(params, dataset, method)
     spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
@@ -59,7 +61,10 @@ def train_stage(
             members = load_members(spec.options, out.root, inputs.context(), inputs.encoder)
             inputs = replace(inputs, members=members)
         with sole_writer(out.checkpoint, "training"):
-            key = _resume_key(params, dataset, method, seed, inputs, device)
+            stamp = stamps.stamp(params, dataset, "train", method, seed, paths)
+            is_gpu = device.type == "cuda"
+            machine = torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads()  # decides the last bits
+            key = json_digest({**stamp, "machine": machine, "torch": torch.__version__})
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
             auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
             if isinstance(auto, AutoFinetune):
@@ -73,6 +78,7 @@ def train_stage(
                 log = open_log(spec.training.log, log_folder(spec.training.log, dataset, method, seed))
                 run = train_run(spec, inputs, seed, device, params.evaluation, resume, TrainingHooks(log=log))
             run.write(out)
+            stamps.write(out.stamp("train"), stamp, [out.checkpoint, out.history])
             out.unfinished_training.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
             if out.root == paths.run(dataset, method, seed).root and not inputs.members:
@@ -99,10 +105,11 @@ def with_members(
         raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
     members = []
     finetunes = []
-    for method, number in combined_runs(options, seed, params.run.seeds):
+    numbers = params.run.seeds if options.seeds == "all" else (seed,)
+    for method, number in itertools.product(options.of, numbers):
         checkpoint = read_checkpoint(paths.run(dataset, method, number).checkpoint)
         if method in params.methods:
-            require_current_run(checkpoint, params, dataset, method, number, paths)
+            stamps.require_current_run(params, dataset, method, number, paths)
         record = checkpoint.record
         if record.world != spec.trained_for or not set(spec.worlds) <= set(record.calibration or {}):
             raise UsageError(
@@ -123,18 +130,3 @@ def with_members(
         )
     largest = max(finetunes, key=lambda finetune: finetune.blocks, default=None)  # its block inputs serve all members
     return replace(spec, options=replace(options, members=tuple(members)), finetune=largest)
-
-
-def _resume_key(params: Params, dataset: str, method: str, seed: int, inputs: RunInputs, device: torch.device) -> str:
-    """Digest of everything that training depends on; saved training resumes only if its digest is equal."""
-    is_gpu = device.type == "cuda"
-    key = {
-        **run_records(params, dataset, method)["train"],
-        "seed": seed,
-        "inputs": inputs.identity,
-        "words": inputs.encoder.get(WORD_VECTORS),
-        "labels": inputs.labels.to_dict(),
-        "device": torch.cuda.get_device_name(device) if is_gpu else torch.get_num_threads(),  # decide the last bits
-        "torch": torch.__version__,
-    }
-    return json_digest(key)

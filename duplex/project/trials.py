@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import traceback
+from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.errors import DuplexError
-from duplex.project import stages
-from duplex.project.stamps import run_records
+from duplex.project.stages import evaluate_stage
+from duplex.project.stamps import RUN_STAGES, run_difference
 from duplex.project.train import train_stage
-from duplex.system.files import json_digest, sha256, write_text
 from duplex.training.inputs import InputsCache, LoadInputs
-
-STAGES = ("train", "evaluate")
-OUTPUTS = {"train": ("checkpoint", "history"), "evaluate": ("metrics", "curve", "predictions")}
 
 
 @dataclass(frozen=True)
@@ -48,60 +43,27 @@ class RunId:
 
 @dataclass(frozen=True)
 class RunTask:
-    """A run of the pipeline to train or evaluate, with digests by which finished stages are recognised."""
+    """A run of the pipeline to train or evaluate."""
 
     run: RunId
-    out: Path  # folder of its files
-    keys: dict[str, str]  # stage -> digest of everything that the stage depends on
     train: bool = True  # False: its checkpoint is up to date, only evaluation is missing
 
     def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> None:
-        run, files = self.run, RunPaths(self.out)
-        mark: dict[str, object] = {"run": str(run)}
+        run = self.run
         if self.train:
-            files.sweep_mark.unlink(missing_ok=True)
-            train_stage(params, run.dataset, run.method, run.seed, paths, files, load)
-        for stage in STAGES:
-            if stage == "evaluate":
-                stages.evaluate_stage(params, run.dataset, run.method, run.seed, paths, files, load)
-            mark[stage] = [self.keys[stage], _hashes(self.out, stage)]
-            write_text(files.sweep_mark, json.dumps(mark) + "\n")
+            train_stage(params, run.dataset, run.method, run.seed, paths, load=load)
+        evaluate_stage(params, run.dataset, run.method, run.seed, paths, load=load)
 
 
-def stage_keys(params: Params, dataset: str, method: str, files: dict[str, Any]) -> dict[str, str]:
-    """Return stage -> digest of everything that the stages `train` and `evaluate` of a run depend on.
-
-    files: hashes of the data set's files, the result of `file_identity`.
-    """
-    records = run_records(params, dataset, method)
-    train = {"record": records["train"], "files": files, "torch": torch.__version__}
-    evaluate = {**train, "evaluate": records["evaluate"]}
-    return {"train": json_digest(train), "evaluate": json_digest(evaluate)}
-
-
-def file_identity(dataset: str, paths: ArtifactPaths) -> dict[str, Any]:
-    """Return file -> hash of its content, for the files that all runs of a data set read.
-
-    For the feature cache, size and modification time replace the hash. Raises `DuplexError` if a file is missing.
-    """
-    for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
-        if not path(dataset).exists():
-            raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
-    cache = paths.features(dataset).stat()
-    small = {path.name: sha256(path) for path in (paths.manifest(dataset), paths.labels(dataset))}
-    return {**small, "cache": [cache.st_size, cache.st_mtime_ns]}
-
-
-def missing_stages(task: RunTask) -> tuple[str, ...]:
-    """Return the stages ("train", "evaluate") that a run still needs: never executed in a sweep, or inputs changed."""
-    try:
-        mark = json.loads(RunPaths(task.out).sweep_mark.read_text(encoding="utf-8"))
-        if mark["run"] != str(task.run):  # copied from another run
-            return STAGES
-        complete = [name for name in STAGES if mark[name] == [task.keys[name], _hashes(task.out, name)]]
-    except (OSError, ValueError, KeyError, TypeError):
-        complete = []
-    return () if len(complete) == len(STAGES) else ("evaluate",) if complete == ["train"] else STAGES
+def find_missing(params: Params, runs: Iterable[RunId], paths: ArtifactPaths) -> list[RunTask]:
+    """A task for each run of which something is missing, or was made from anything else than it should be."""
+    tasks = []
+    for run in runs:
+        for stage in RUN_STAGES:
+            if run_difference(params, run.dataset, run.method, run.seed, paths, (stage,)):
+                tasks.append(RunTask(run, train=stage == "train"))
+                break
+    return tasks
 
 
 class Task(Protocol):
@@ -146,7 +108,3 @@ class Executor:
                 if os.environ.get("DUPLEX_DEBUG"):
                     output.write(traceback.format_exc())
             return Outcome(task, None, output.getvalue(), error)
-
-
-def _hashes(out: Path, stage: str) -> list[str]:
-    return [sha256(getattr(RunPaths(out), name)) for name in OUTPUTS[stage]]

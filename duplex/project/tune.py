@@ -22,10 +22,11 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
 from duplex.encoders.base import resolve_device
 from duplex.errors import UsageError
-from duplex.project.sweep import Engine, refuse_duplicates, task_executor
-from duplex.project.trials import Outcome, file_identity, stage_keys
+from duplex.project import stamps
+from duplex.project.sweep import Engine, refuse_duplicates, require_features, task_executor
+from duplex.project.trials import Outcome
 from duplex.report.aggregate import standard_error
-from duplex.system.files import sole_writer
+from duplex.system.files import json_digest, sole_writer
 from duplex.system.processes import ProgressBar
 from duplex.training.inputs import LoadInputs
 from duplex.training.run import MethodSpec, reproducible
@@ -120,6 +121,8 @@ def tune(
     rows = [(method, settings) for method in methods for settings in grid]
     for method, settings in rows:
         MethodSpec.of(params, dataset, method).with_settings(settings)  # raises for a wrong setting
+    require_features(dataset, paths)
+    stamps.require_data(params, dataset, paths)
     folder = paths.trials / dataset
     with sole_writer(folder / "tune", "tuning"):
         folders = {method: _folder(params, dataset, method, paths, folder) for method in methods}
@@ -132,8 +135,8 @@ def tune(
 
 def _folder(params: Params, dataset: str, method: str, paths: ArtifactPaths, parent: Path) -> Path:
     """The folder of a method's trials; trials that were made from other data, options or code are deleted."""
-    key = stage_keys(params, dataset, method, file_identity(dataset, paths))["train"]
-    folder = parent / method / key[:16]
+    stamp = stamps.stamp(params, dataset, "train", method, 0, paths)
+    folder = parent / method / json_digest({**stamp, "torch": torch.__version__})[:16]
     for other in folder.parent.glob("*"):
         if other != folder:
             shutil.rmtree(other)

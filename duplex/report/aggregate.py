@@ -239,7 +239,7 @@ class Results:
 
     datasets: tuple[DatasetResults, ...]
     metrics_file: str = "artifacts/summary.json"
-    ablations_file: str = "ablations/metrics.json"
+    ablations_file: str = "ablations/artifacts/summary.json"
     seeds: tuple[int, ...] = ()
     not_evaluated: Mapping[str, Sequence[str]] = field(default_factory=dict)  # data set -> names of runs
 

@@ -1,8 +1,8 @@
-"""Plug-ins: classes found by name through the entry points of this package and of others; and hashes of code.
+"""Plug-ins, which are classes found by name through entry points; and hashes of the code that results depend on.
 
-The code of a stage is that of its modules in `STAGES`, with all that they import from the parts of this package in
-`FOLLOWED`; a method and the encoder's family are added by their modules. A plug-in counts with its whole top-level
-package. Syntax trees without docstrings are hashed: edits of comments, docstrings and formatting change no hash.
+The code of a stage is that of the modules and folders in `STAGES`. A method and the encoder's family count with their
+own module and what it imports from `methods/` and `encoders/`, a plug-in with its whole top-level package. Syntax trees
+without docstrings are hashed: edits of comments, docstrings and formatting change no hash.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, reduce
 from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
@@ -75,108 +74,85 @@ def load_plugin(
 
 
 STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of modules
-    "prepare": ("data/sources", "data/tables"),
-    "extract": ("features/extract", "features/imported"),
+    "prepare": ("labels", "data/contents", "data/czsl", "data/images", "data/sources", "data/tables"),
     "shapes": ("data/shapes",),  # beside `prepare` and `extract`, for the data set whose images it draws
-    "train": ("training/run", "training/recipes"),
-    "recipe": ("training/run",),  # one training of `duplex fit`
-    "evaluate": ("training/run",),
-    "ablations": ("report/aggregate",),  # their table
-    "inventory": ("training/checkpoint",),
+    "extract": ("data/images", "encoders/base", "encoders/image_blocks", "encoders/vision_ops", "features"),
+    "train": (
+        *("labels", "options", "training", "features/file", "features/tokens", "system/threads"),
+        *("encoders/base", "encoders/image_blocks", "encoders/prompt_tree", "encoders/text", "encoders/vision_ops"),
+        *("evaluation/accumulate", "evaluation/confidence", "evaluation/feasibility"),
+        *("methods/base", "methods/finetuned"),
+    ),
+    "evaluate": ("training/run", "training/scoring", "training/inputs", "evaluation", "methods/base"),
+    "inventory": (),
     "maps": ("project/runs", "report/figures"),
-    "report": ("project/report", "project/runs", "report"),
+    "report": ("report", "project/report", "project/runs"),
 }
-FOLLOWED = (  # what decides numbers: no messages, no places of files, no settings, whose values are recorded instead
-    "labels",
-    "options",
-    "data",
-    "encoders",
-    "evaluation",
-    "features",
-    "methods",
-    "report",
-    "system/threads",
-    "training",
-)
-NOT_FOLLOWED = ("data/shapes",)  # although it is in a folder of `FOLLOWED`
+FOLLOWED = ("encoders", "methods")  # rooms from which the imports of a method or encoder count
 
 PACKAGE = Path(__file__).parents[1]
-UNKNOWN_CODE = "unknown"  # instead of the hash of a class whose source cannot be found
+UNKNOWN_CODE = "unknown"  # instead of the hash of a class without a file, as in a notebook
 IRRELEVANT_FIELDS = {"ctx", "kind", "type_comment", "type_ignores", "type_params"}  # of nodes of a syntax tree
 Files = dict[str, Path]  # by their paths below the folder in which their package lies
 
 
 def code_hash(*stages: str, modules: Iterable[str] = ()) -> str:
-    """Hash of the code of stages, keys of `STAGES`, and of modules of this package or of plug-ins."""
+    """Hash of the code of stages (keys of `STAGES`), and of modules such as those of a method and an encoder family."""
     return _digest(code_files(*stages, modules=modules))
 
 
 def code_files(*stages: str, modules: Iterable[str] = ()) -> Files:
     files: Files = {}
-    for part in (part for stage in stages for part in STAGES[stage]):
-        files |= _package_files(part)
     for module in modules:
-        files |= _package_files(_part(module)) if _is_own(module) else plugin_files(module)
-    waiting = list(files.values())
-    while waiting:
-        parts = {_part(name) for name in _parse(waiting.pop().read_bytes())[1] if _is_own(name)}
-        for part in filter(_is_followed, parts):
-            more = {key: path for key, path in _module_file(part).items() if key not in files}
-            files |= more
-            waiting += more.values()
+        files |= _with_imports(_room_file(module) or plugin_files(module), _room_file)
+    for part in (part for stage in stages for part in STAGES[stage]):
+        found = _files_of([PACKAGE / part, PACKAGE / f"{part}.py"], PACKAGE.parent)
+        if not found:
+            raise FileNotFoundError(f"{PACKAGE / part}, whose code is to be hashed, does not exist")
+        files |= found
     return files
 
 
-def plugin_hash(module: str, plugin: type | None = None) -> str | None:
-    """Hash of a plug-in's own code, without that of this package; None for a module of this package.
-
-    Of a class without files, as in a notebook, the cells are hashed that define it and its base classes.
-    """
-    if _is_own(module):
+def plugin_hash(module: str) -> str | None:
+    """Hash of a plug-in's own code, without that of this package; None for a module of this package."""
+    if module.partition(".")[0] == PACKAGE.name:
         return None
     files = plugin_files(module)
-    if files:
-        return _digest(files)
-    return UNKNOWN_CODE if plugin is None else _cells_hash(plugin)
+    return _digest(files) if files else UNKNOWN_CODE
 
 
 def plugin_files(module: str) -> Files:
     """The files of a module's top-level package and, unless it is installed, of what it imports from beside it."""
     places = _places(module.partition(".")[0])
-    files = _files_of(places)
     folders = [place.parent for place in places if not {"site-packages", "dist-packages"}.intersection(place.parts)]
-    waiting, seen = list(files.values()), {PACKAGE.name}
+
+    def beside(name: str) -> Files:
+        top = name.partition(".")[0]
+        if top == PACKAGE.name:
+            return {}
+        return _files_of(folder / file for folder in folders for file in (top, f"{top}.py"))
+
+    return _with_imports(_files_of(places), beside)
+
+
+def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
+    """Files with all that they import, directly or not; `find`: from a module's name to its files, or to none."""
+    waiting = list(files.values())
     while waiting:
-        names = {name.partition(".")[0] for name in _parse(waiting.pop().read_bytes())[1]} - seen
-        seen |= names
-        beside = [folder / file for folder in folders for name in names for file in (name, f"{name}.py")]
-        more = {key: path for key, path in _files_of(beside).items() if key not in files}
-        files |= more
-        waiting += more.values()
+        for name in _parse(waiting.pop().read_bytes())[1]:
+            more = {key: path for key, path in find(name).items() if key not in files}
+            files |= more
+            waiting += more.values()
     return files
 
 
-def _is_own(module: str) -> bool:
-    return module.partition(".")[0] == PACKAGE.name
-
-
-def _part(module: str) -> str:
-    return module.partition(".")[2].replace(".", "/")
-
-
-def _is_followed(part: str) -> bool:
-    return part not in NOT_FOLLOWED and any(part == each or part.startswith(f"{each}/") for each in FOLLOWED)
-
-
-def _package_files(part: str) -> Files:
-    files = _files_of([PACKAGE / part], PACKAGE.parent) | _module_file(part)
-    if not files:
-        raise FileNotFoundError(f"{PACKAGE / part}, whose code is to be hashed, does not exist")
-    return files
-
-
-def _module_file(part: str) -> Files:
-    return _files_of([PACKAGE / f"{part}.py", PACKAGE / part / "__init__.py"], PACKAGE.parent)
+def _room_file(module: str) -> Files:
+    """The file of a module of this package in one of the rooms `FOLLOWED`."""
+    package, *parts = module.split(".")
+    if package != PACKAGE.name or parts[0] not in FOLLOWED:
+        return {}
+    place = PACKAGE.joinpath(*parts)
+    return _files_of([place.with_suffix(".py"), place / "__init__.py"], PACKAGE.parent)
 
 
 def _files_of(places: Iterable[Path], root: Path | None = None) -> Files:
@@ -197,20 +173,6 @@ def _places(top: str) -> list[Path]:
         return [Path(folder) for folder in spec.submodule_search_locations]
     file = getattr(sys.modules.get(top), "__file__", None) if spec is None else spec.origin
     return [Path(file)] if file and Path(file).is_file() else []
-
-
-def _cells_hash(plugin: type) -> str:
-    code = []
-    for each in plugin.__mro__:
-        if each.__module__ != plugin.__module__:
-            continue
-        functions = [inspect.unwrap(value) for value in vars(each).values() if inspect.isfunction(value)]
-        try:
-            cell, _ = inspect.findsource(functions[0])
-        except (IndexError, OSError):
-            return UNKNOWN_CODE
-        code.append(_parse("".join(cell).encode())[0])
-    return hashlib.sha256("".join(code).encode()).hexdigest()
 
 
 def _digest(files: Files) -> str:

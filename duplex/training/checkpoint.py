@@ -17,7 +17,7 @@ from duplex.errors import DuplexError
 from duplex.evaluation.confidence import UNFITTED, Confidence
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, MethodContext
-from duplex.methods.registry import find_method, make_method, method_source, parse_options
+from duplex.methods.registry import make_method, method_source, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions, Options
 from duplex.system.plugins import UNKNOWN_CODE, module_of, plugin_hash
 from duplex.training.model_file import ModelHeader, read_header, read_tensors, write_model
@@ -151,7 +151,7 @@ def load_checkpoint(
     check_inputs(path, record, context.labels, encoder)
     plugin = record.training.get("plugin")
     if plugin is not None:
-        current = plugin_hash(module_of(method_source(record.kind)), find_method(record.kind))
+        current = plugin_hash(module_of(method_source(record.kind)))
         if UNKNOWN_CODE in (plugin, current):
             print(
                 f"duplex: the code of {record.kind!r} cannot be compared with that when {path} was trained, since its "

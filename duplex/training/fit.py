@@ -136,9 +136,8 @@ def _entry(data: Dataset, method: str | type[Method[Any]]) -> tuple[str, MethodE
         return method.__name__, MethodEntry(kind=_kind_of(method))
     if not isinstance(method, str):
         raise UsageError(f"method is {shown(method)}; expected a name or a subclass of Method")
-    known = {**data.params.methods, **data.params.ablations}
-    if method in known:
-        return method, known[method]
+    if method in data.params.methods:
+        return method, data.params.methods[method]
     if ":" not in method:
         require(method, dict.fromkeys([*data.params.methods, *installed_methods()]), "method")
     return method, MethodEntry(kind=method)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
-from duplex.data.sources import require_prepared
 from duplex.data.tables import (
     COLUMNS,
     checked_cells,
@@ -36,7 +35,6 @@ from duplex.encoders.image_blocks import last_blocks, require_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
 from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, open_features
-from duplex.features.imported import require_imported
 from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
 from duplex.labels import SPLITS, Bools, Ints, LabelSpace, UnknownLabel, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
@@ -257,8 +255,6 @@ class Data:
 def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
     """A data set of params.yaml; `DuplexError` if its source or features changed after they were prepared or read."""
     entry = params.dataset(dataset)
-    require_prepared(entry.source, paths.source(dataset))
-    require_imported(entry.features, paths.features(dataset))
     place = paths.manifest(dataset)
     manifest, labels = read_manifest(place), LabelSpace.load(paths.labels(dataset))
     digest = sha256(place)

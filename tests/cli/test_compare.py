@@ -28,7 +28,7 @@ def margins(project) -> dict[str, np.ndarray]:
     first = rng.normal(size=IMAGES).round(2)
     second = first + np.where(is_seen(), 0.3, -0.3) + rng.normal(scale=0.3, size=IMAGES)
     second[:4] = np.nan, np.nan, np.inf, -np.inf
-    margins_by_method = {"static": first, "duplex": second}
+    margins_by_method = {"duplex_static": first, "duplex": second}
     for method, margin in margins_by_method.items():
         save(method, predictions(margin))
     return margins_by_method
@@ -52,7 +52,7 @@ def save(method: str, table: pd.DataFrame, dataset: str = "shapes", seed: int = 
     _write(table, path)
 
 
-def run(*words: str, methods: tuple[str, str] = ("static", "duplex")) -> str:
+def run(*words: str, methods: tuple[str, str] = ("duplex_static", "duplex")) -> str:
     done = CliRunner().invoke(app, ["compare", "--dataset", "shapes", "--methods", *methods, *words])
     if done.exception is not None:  # an exit code, raised from the error
         raise done.exception.__context__ or done.exception
@@ -70,19 +70,19 @@ def check_differences(report: dict[str, Any], expected: dict[str, Difference]) -
 def test_a_report_equals_the_comparison_of_the_margins(margins):
     report = json.loads(run("--json"))
     seen = is_seen()
-    a, b = (Margins(margin[seen], margin[~seen], seen) for margin in (margins["static"], margins["duplex"]))
+    a, b = (Margins(margin[seen], margin[~seen], seen) for margin in (margins["duplex_static"], margins["duplex"]))
     expected = compare(a, b)
     assert list(report["difference"]) == ["seen", "unseen", "hm", "auc"]
     check_differences(report, expected)
     assert report["difference"]["auc"]["value"] > 0 and report["difference"]["seen"]["value"] < 0
-    assert (report["first"], report["second"], report["images_seen"]) == ("static", "duplex", IMAGES // 2)
+    assert (report["first"], report["second"], report["images_seen"]) == ("duplex_static", "duplex", IMAGES // 2)
 
 
 def test_the_order_of_rows_has_no_effect_and_that_of_methods_changes_the_sign(margins):
     before = json.loads(run("--json"))["difference"]
     save("duplex", predictions(margins["duplex"]).sample(frac=1, random_state=0))
     assert json.loads(run("--json"))["difference"] == before
-    back = json.loads(run("--json", methods=("duplex", "static")))["difference"]
+    back = json.loads(run("--json", methods=("duplex", "duplex_static")))["difference"]
     assert all(back[name]["value"] == pytest.approx(-before[name]["value"]) for name in before)
 
 
@@ -103,9 +103,9 @@ def test_without_unseen_images_only_s_is_compared(margins):
     [
         (("--world", "half"), "unknown world 'half'"),
         (("--world", "open"), "no images of the open world; add open to evaluation.worlds"),
-        (("--seed", "7"), "duplex train --dataset shapes --method static --seed 7"),
+        (("--seed", "7"), "duplex train --dataset shapes --method duplex_static --seed 7"),
         (("--dataset", "none"), "unknown data set 'none'"),
-        (("--methods", "static", "magic"), "unknown method 'magic'"),
+        (("--methods", "duplex_static", "magic"), "unknown method 'magic'"),
     ],
 )
 def test_missing_runs_and_unknown_names_are_reported_in_one_line(margins, words, message):
@@ -134,7 +134,7 @@ def test_files_that_cannot_be_compared_are_refused(margins, change, message):
 def test_margins_that_differ_in_the_ninth_digit_are_no_ties(margins):
     close = np.where(is_seen(), 12.3456789, 12.3456780)
     save("duplex", predictions(close))
-    save("static", predictions(np.full(IMAGES, 12.3456789)))
+    save("duplex_static", predictions(np.full(IMAGES, 12.3456789)))
     assert json.loads(run("--json"))["difference"]["auc"]["value"] == pytest.approx(50)
 
 
@@ -147,7 +147,7 @@ def splits(margins) -> list[list[list[Margins]]]:
         write_dataset(name, {"source": source, "encoder": {"name": "tiny"}, "training": training}, run=False)
     found: list[list[list[Margins]]] = []
     rng = np.random.default_rng(1)
-    for gain, method in ((0.0, "static"), (0.4, "duplex")):
+    for gain, method in ((0.0, "duplex_static"), (0.4, "duplex")):
         found.append([])
         for images, name in zip((60, 90), SPLITS, strict=True):
             seen = is_seen(images)

@@ -15,7 +15,7 @@ from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import open_features
 from duplex.project import stamps
-from duplex.project.stamps import dataset_records
+from duplex.project.stamps import settings
 from tests.commands import Command
 
 WIDTH = 12
@@ -90,13 +90,13 @@ def test_a_named_encoder_lends_its_text_tower(project: Path, command: Command, t
 
 def test_other_features_make_the_extraction_run_again(project: Path, command: Command, table: pd.DataFrame):
     command("data", "add", "mine", "table.csv", "--features", "X.npy")
-    before = dataset_records(load_params(), "mine")["extract"]
-    assert dataset_records(load_params(), "mine")["extract"] == before
+    before = settings(load_params(), "mine", "extract")
+    assert settings(load_params(), "mine", "extract") == before
     np.save(project / "X.npy", features(table) + 1)
-    assert dataset_records(load_params(), "mine")["extract"] != before
+    assert settings(load_params(), "mine", "extract") != before
     (project / "X.npy").unlink()
     with pytest.raises(DuplexError, match=r"X\.npy is not a file"):
-        dataset_records(load_params(), "mine")
+        settings(load_params(), "mine", "extract")
     assert "X.npy: missing" in command("doctor").out
 
 
@@ -192,12 +192,12 @@ def test_images_of_equal_features_stay_in_one_split(project: Path, command: Comm
     twice.drop(columns="split").to_csv(project / "twice.csv", index=False)
     np.save(project / "X.npy", values)
     np.savez(project / "X.npz", features=values[::-1], images=twice["image"].to_numpy().astype(str)[::-1])
-    before = dataset_records(load_params(), "shapes")["prepare"].keys()
+    before = settings(load_params(), "shapes", "prepare").keys()
     result = command("data", "add", "mine", "twice.csv", "--features", f"X{form}")
     assert result.code == 0
     assert f"{len(table)} images have the same features as another image" in result.out
     assert "in two splits" not in result.out
-    assert dataset_records(load_params(), "mine")["prepare"].keys() == before | {"features"}
+    assert settings(load_params(), "mine", "prepare").keys() == before | {"features"}
     assert command("data", "split", "mine", "--splits", "1", "--no-run").code == 0
     for name in ("mine", "mine-split1"):
         assert command("prepare", "--dataset", name).code == 0

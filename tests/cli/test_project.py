@@ -42,7 +42,7 @@ def test_init_writes_a_project(tmp_path):
         for dependency in re.findall(r"- (pipeline/\S+)", text):
             assert (folder / dependency).is_file()
     assert run(*DUPLEX, "params", "--check", folder=folder).returncode == 0
-    for place, stage in ((folder, "train@shapes-duplex-0"), (folder / "ablations", "ablate@static")):
+    for place, stage in ((folder, "train@shapes-duplex-0"), (folder / "ablations", "train@shapes-static-0")):
         stages = run(*DVC, "stage", "list", "--name-only", folder=place)
         assert stages.returncode == 0 and stage in stages.stdout.split(), stages.stderr
     status = run("git", "status", "--porcelain", "--untracked-files=all", folder=folder).stdout

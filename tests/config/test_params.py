@@ -78,12 +78,18 @@ def test_the_world_of_a_method_is_not_inherited():
     params = load_params(SHIPPED)
     assert (params.entry("duplex").worlds, params.entry("duplex_open").worlds) == (("closed",), ("open",))
     assert params.entry("duplex_open").trained_for == "open"
-    assert params.entry("static").worlds == ("closed", "open")
+    assert params.entry("duplex_static").worlds == ("closed", "open")
     assert params.method("duplex_open") == params.method("duplex")
 
 
 def test_an_ablation_is_a_method_with_changed_options():
-    params = load_params(SHIPPED)
+    params = load_params(SHIPPED.parent / "ablations" / "params.yaml")
+    main = load_params(SHIPPED)
+    for name in ("cso", "duplex", "duplex_additive"):
+        assert params.methods[name] == main.methods[name]
+    same = {"source": main.dataset("shapes").source}
+    assert params.dataset("shapes").model_copy(update=same) == main.dataset("shapes")
+    assert (params.evaluation, params.extraction) == (main.evaluation, main.extraction)
     assert params.method("static").graph is False
     assert params.method("static").momentum == params.method("duplex").momentum
     assert params.method("update_batch").unseen_rows == "random"
@@ -128,8 +134,8 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("device: auto", "device: [", ["not YAML"]),
         ("device: auto", "device: auto\nfoo: 1", ["foo", "unknown key"]),
         ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
-        ("static: {extends: duplex", "static: {extends: duplicate", ["ablations.static.extends", "duplex"]),
-        ("static: {", "csp: {", ["csp", "both a method and an ablation"]),
+        ("{extends: duplex, graph", "{extends: duplicate, graph", ["methods.duplex_static.extends", "duplex"]),
+        ("{extends: duplex, graph: false}", "{extends: cso, graph: true}", ["static.graph", "unknown key"]),
         ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "reserved"]),
         ("num_workers: auto", "num_workers: -1", ["extraction.num_workers", "auto", "-1"]),
         ("max_bad: 0.01", "max_bad: 2", ["extraction.max_bad"]),
@@ -140,7 +146,8 @@ def test_an_ablation_is_a_method_with_changed_options():
             ["evaluation.worlds", "duplex_open is for the open world alone"],
         ),
         ("word_vectors: null", "word_vectors: none.txt", ["evaluation.word_vectors", "none.txt is not a file"]),
-        ("  static: {", "  ../../x: {", ["ablations", "'../../x'"]),
+        ("  cds: {", "  ../../x: {", ["methods", "'../../x'"]),
+        ("  ade: {", "  a/b: {", ["methods", "'a/b'"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_key(tmp_path, old, new, words):

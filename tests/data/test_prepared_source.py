@@ -1,8 +1,7 @@
-"""A source that changed after `prepare` is noticed by single commands and by the records of the pipeline."""
+"""A source that changed after `prepare` is noticed."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +11,15 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.data.sources import require_prepared, source_record, write_source
+from duplex.data.sources import source_record
 from duplex.data.tables import read_manifest, write_manifest
 from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions
 from duplex.project import doctor
 from duplex.project.doctor import DoctorFinding
 from duplex.project.stages import extract, prepare
-from duplex.project.stamps import dataset_records
+from duplex.project.stamps import DATA_STAGES, data_difference, require_data, settings
 from duplex.project.suspects import rank_suspects, relabelled_manifest
-from duplex.training.inputs import load_inputs
 from tests.data.makers import make_folder, make_standard, make_table
 
 
@@ -47,48 +45,50 @@ def edit(source: SourceOptions) -> None:
     file.write_text(file.read_text() + "\n")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "null", "{"])
-def test_a_damaged_record_is_refused_until_it_is_written_again(source, tmp_path, content) -> None:
-    file = tmp_path / "own" / "source.json"
-    write_source(source, file)
-    file.write_text(content)
-    with pytest.raises(DuplexError, match=r"source\.json is damaged; `duplex prepare --dataset own` writes it again"):
-        require_prepared(source, file)
-    write_source(source, file)
-    require_prepared(source, file)
+@pytest.fixture
+def prepared(source: SourceOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+    """Parameters with the source as the data set `own`, prepared; its project is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    params = with_source(load_params(Path(__file__).parents[2] / "params.yaml"), source)
+    prepare(params, "own")
+    return params
 
 
-def test_a_changed_source_is_refused_until_it_is_prepared_again(source: SourceOptions, tmp_path: Path) -> None:
-    file = tmp_path / "own" / "source.json"
-    require_prepared(source, file)  # a manifest from elsewhere
-    write_source(source, file)
-    require_prepared(source, file)
+def with_source(params: Params, source: SourceOptions) -> Params:
+    own = params.datasets.get("own") or params.dataset("shapes")
+    return params.model_copy(update={"datasets": {"own": own.model_copy(update={"source": source})}})
+
+
+def test_a_changed_source_is_refused_until_it_is_prepared_again(prepared: Params, source: SourceOptions) -> None:
+    require_data(prepared, "own")
     edit(source)
-    with pytest.raises(DuplexError, match=r"own: .* has changed since .*`duplex prepare --dataset own`"):
-        require_prepared(source, file)
-    write_source(source, file)
-    require_prepared(source, file)
-    with pytest.raises(DuplexError, match=r"`source: \{resplit\}` in params\.yaml has changed"):
-        require_prepared(replace(source, resplit=1), file)
+    with pytest.raises(DuplexError, match=r"own has to be prepared again: .*`duplex prepare --dataset own`"):
+        require_data(prepared, "own")
+    prepare(prepared, "own")
+    require_data(prepared, "own")
+    assert "source.resplit" in data_difference(with_source(prepared, replace(source, resplit=1)), "own")
+    stamp = ArtifactPaths().stamp("own", "prepare")
+    for content in ("", "[]", "null", "{"):
+        stamp.write_text(content)
+        assert data_difference(prepared, "own")
+    stamp.unlink()
+    require_data(prepared, "own")  # a manifest from elsewhere
 
 
-def test_a_source_on_another_machine_keeps_its_record(source: SourceOptions, tmp_path: Path) -> None:
-    file = tmp_path / "own" / "source.json"
-    write_source(source, file)
-    before = json.loads(file.read_text())
+def test_a_source_on_another_machine_keeps_its_stamp(prepared: Params, source: SourceOptions) -> None:
+    before = settings(prepared, "own", "prepare")
     shutil.rmtree(source.root)
-    require_prepared(source, file)
-    assert source_record(source, file) == before and before["content"] is not None
+    require_data(prepared, "own")
+    assert settings(prepared, "own", "prepare") == before and before["source"]["content"] is not None
 
 
-def test_a_changed_table_is_noticed_without_its_images(tmp_path: Path) -> None:
-    table, file = make_table(tmp_path / "csv", ".csv", split=True), tmp_path / "own" / "source.json"
+def test_a_changed_table_is_noticed_without_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, table = table_project(tmp_path, monkeypatch)
+    prepare(params, "own")
     source = SourceOptions("table", tmp_path / "images on another machine", table)
-    write_source(source, file)
-    require_prepared(source, file)
+    before = settings(with_source(params, source), "own", "prepare")
     edit(source)
-    with pytest.raises(DuplexError, match="has changed since"):
-        require_prepared(source, file)
+    assert settings(with_source(params, source), "own", "prepare") != before
 
 
 def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path: Path) -> None:
@@ -96,34 +96,26 @@ def test_images_in_other_bytes_or_other_order_of_listing_are_no_change(tmp_path:
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     for image in (tmp_path / "b").rglob("*.*"):
         image.write_bytes(b"")
-    records = [source_record(SourceOptions("folder", tmp_path / name), tmp_path / "none") for name in "ab"]
+    records = [source_record(SourceOptions("folder", tmp_path / name)) for name in "ab"]
     assert records[0]["content"] == records[1]["content"]
 
 
 def test_images_of_other_sizes_in_a_folder_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params, _ = table_project(tmp_path, monkeypatch)
-    paths, root = ArtifactPaths(), tmp_path / "pictures"
+    root = tmp_path / "pictures"
     make_folder(root, "nested")
-    source = SourceOptions("folder", root)
-    own = params.dataset("own").model_copy(update={"source": source})
-    params = params.model_copy(update={"datasets": {"own": own}})
-    write_source(source, paths.source("own"))
-    before = dataset_records(params, "own", paths)
+    params = with_source(params, SourceOptions("folder", root))
+    prepare(params, "own")
+    extract(params, "own")
     shutil.copytree(root, tmp_path / "copy")
     shutil.rmtree(root)
-    assert dataset_records(params, "own", paths) == before, "the images are not on this machine"
+    require_data(params, "own")  # the images are not on this machine
     (tmp_path / "copy").rename(root)
-    require_prepared(source, paths.source("own"))
-    assert dataset_records(params, "own", paths) == before
+    require_data(params, "own")
     image = next(root.rglob("*.png"))
     image.write_bytes(image.read_bytes() + b" ")
-    with pytest.raises(DuplexError, match=f"{root} has changed since"):
-        require_prepared(source, paths.source("own"))
-    after = dataset_records(params, "own", paths)
-    assert {stage for stage in before if before[stage] != after[stage]} == {"prepare", "extract"}
-    record = json.loads(paths.source("own").read_text())
-    paths.source("own").write_text(json.dumps({key: record[key] for key in record if key != "sizes"}))
-    require_prepared(source, paths.source("own"))  # a record of an earlier version
+    for stage in DATA_STAGES:
+        assert "its image files have changed" in data_difference(params, "own", stages=[stage])
 
 
 def table_project(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Path]:
@@ -140,19 +132,15 @@ def test_every_reader_of_the_manifest_refuses_and_the_pipeline_runs_prepare_agai
     paths = ArtifactPaths()
     prepare(params, "own", paths)
     extract(params, "own", paths)
-    load_inputs(params, "own", paths)
     assert "rows, 0 unreadable" in cache_finding(params).message
-    before = dataset_records(params, "own", paths)
-    assert dataset_records(params, "own", paths) == before
     edit(SourceOptions("table", table.parent, table))
-    for read in (load_inputs, extract):
-        with pytest.raises(DuplexError, match="has changed since `duplex prepare` read it"):
+    for read in (require_data, extract):
+        with pytest.raises(DuplexError, match="has to be prepared again"):
             read(params, "own", paths)
-    assert "has changed since `duplex prepare` read it" in cache_finding(params).remedy
-    after = dataset_records(params, "own", paths)
-    assert {stage for stage in before if before[stage] != after[stage]} == {"prepare"}
+    assert "has to be prepared again" in cache_finding(params).remedy
+    assert data_difference(params, "own", stages=["extract"]) == ""
     prepare(params, "own", paths)
-    load_inputs(params, "own", paths)
+    require_data(params, "own", paths)
     table.write_text(table.read_text().replace("test", "val", 1))
     prepare(params, "own", paths)
     assert "cannot be used" in cache_finding(params).message, "the features are those of another manifest"
@@ -166,16 +154,14 @@ def test_images_of_another_folder_need_another_extraction(tmp_path, monkeypatch,
     shutil.copytree(table.parent, other)
     own = params.dataset("own").model_copy(update={"source": SourceOptions("table", other, table)})
     moved = params.model_copy(update={"datasets": {"own": own}})
-    before, after = dataset_records(params, "own", paths), dataset_records(moved, "own", paths)
-    assert {stage for stage in before if before[stage] != after[stage]} == {"prepare", "extract"}
     prepare(moved, "own", paths)
-    with pytest.raises(DuplexError, match=r"another folder of images .*; `duplex extract --dataset own` makes it"):
-        load_inputs(moved, "own", paths)
-    assert "another folder of images" in cache_finding(moved).remedy
+    with pytest.raises(DuplexError, match=r"own has to be extracted again: images.root is .*`duplex extract --dataset"):
+        require_data(moved, "own", paths)
+    assert "images.root" in cache_finding(moved).remedy
     report = extract(moved, "own", paths)
     assert report.resumed == report.rows, "the same images lie in both"
     assert f"another folder of images ({table.parent} → {other}); extracting again" in capsys.readouterr().err
-    load_inputs(moved, "own", paths)
+    require_data(moved, "own", paths)
 
 
 def cache_finding(params: Params) -> DoctorFinding:
@@ -198,7 +184,7 @@ def test_lists_of_suspects_and_corrections_need_the_current_source(tmp_path, mon
         lambda: relabelled_manifest(params, "own", Path("edited.csv")),
         lambda: rank_suspects(params, "own", "knn"),
     ):
-        with pytest.raises(DuplexError, match="has changed since `duplex prepare` read it"):
+        with pytest.raises(DuplexError, match="has to be prepared again"):
             work()
 
 

@@ -8,7 +8,7 @@ import pytest
 from duplex.errors import DuplexError, UsageError
 from duplex.features import imported
 from duplex.features.file import ALL_ZERO, NOT_FINITE, PartialCache, open_features
-from duplex.features.imported import import_features, require_imported
+from duplex.features.imported import import_features
 from tests.features.test_store import opened_in
 
 
@@ -99,15 +99,3 @@ def test_names_saved_as_objects_are_refused_with_the_remedy(tmp_path: Path) -> N
     np.savez(tmp_path / "x.npz", features=np.ones((2, 3), np.float32), images=np.array(["a", "b"], dtype=object))
     with pytest.raises(UsageError, match=r"images holds Python objects; save `images\.astype\(str\)`"):
         import_features(tmp_path / "x.npz", 2, "0", tmp_path / "c.h5", ["a", "b"])
-
-
-def test_a_cache_is_compared_only_with_a_file_of_features_that_exists(tmp_path: Path) -> None:
-    np.save(tmp_path / "f.npy", np.ones((2, 3), np.float32))
-    require_imported(None, tmp_path / "features.h5")
-    require_imported(tmp_path / "f.npy", tmp_path / "features.h5")  # no cache yet
-    import_features(tmp_path / "f.npy", 2, "m", tmp_path / "features.h5")
-    require_imported(tmp_path / "absent.npy", tmp_path / "features.h5")
-    require_imported(tmp_path / "f.npy", tmp_path / "features.h5")
-    np.save(tmp_path / "g.npy", np.zeros((2, 3), np.float32))
-    with pytest.raises(DuplexError, match="has changed since `duplex extract`"):
-        require_imported(tmp_path / "g.npy", tmp_path / "features.h5")

@@ -20,7 +20,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.file import open_features
 from duplex.project import stages, stamps
 from duplex.project.stages import extract, prepare
-from duplex.project.stamps import run_records
+from duplex.project.stamps import settings
 from duplex.project.sweep import grid, sweep
 from duplex.project.train import train_stage
 from duplex.project.trials import RunId
@@ -189,10 +189,6 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
         (lambda r: r["methods"]["both"].update(of=[1, "csp"]), "both.of is .*; expected a list of names"),
         (lambda r: r["methods"]["both"].update(members=[]), "both.members: training fills it in"),
         (lambda r: r["methods"]["both"].update(per_dataset={"own": {"of": ["csp"]}}), "per_dataset.own.of"),
-        (
-            lambda r: r["ablations"].update(twice={"extends": "both"}),
-            "ablations.twice: an ablation cannot combine runs",
-        ),
     ],
 )
 def test_wrong_products_in_params_yaml_are_refused(project: Path, change: Any, message: str) -> None:
@@ -207,7 +203,7 @@ def test_wrong_products_in_params_yaml_are_refused(project: Path, change: Any, m
 def test_the_record_of_a_product_changes_with_its_members(params: Params) -> None:
     stamps.plan_stage(params)
     record = json.loads((ArtifactPaths().plan / "own/both/train.json").read_text())
-    assert record["members"]["csp"] == run_records(params, "own", "csp")["train"]
+    assert record["members"]["csp"] == settings(params, "own", "train", "csp")
     assert params.run.methods == ("csp", "closed_form", "both", "csp_seeds")
 
 

@@ -19,13 +19,13 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.project import stages
 from duplex.project import sweep as sweep_module
-from duplex.project.sweep import DvcRepo, commit_targets, grid, missing_tasks, run_in_processes, sweep
+from duplex.project.sweep import DvcRepo, commit_targets, grid, run_in_processes, sweep
 from duplex.project.train import train_stage
-from duplex.project.trials import Executor, Outcome, RunId, RunTask, missing_stages
+from duplex.project.trials import Executor, Outcome, RunId, RunTask
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import load_inputs
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
@@ -94,31 +94,6 @@ def test_only_missing_stages_are_executed(params):
     assert read_record(copy.checkpoint).seed == 1, "a copy of another seed's run is not complete"
 
 
-@pytest.mark.parametrize(
-    ("outdated", "stages"),
-    [
-        (None, ("train", "evaluate")),
-        ((), None),
-        (("evaluate",), ("evaluate",)),
-        (("train",), ("train", "evaluate")),
-        (("train", "evaluate"), ("train", "evaluate")),
-    ],
-)
-def test_stages_that_dvc_would_not_run_count_as_complete(tmp_path, outdated, stages):
-    task = RunTask(RunId("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})
-    missing = missing_tasks([task], {} if outdated is None else {task.run: outdated})
-    assert [("train", "evaluate") if each.train else ("evaluate",) for each in missing] == ([stages] if stages else [])
-
-
-@pytest.mark.parametrize("mark", ["", "[]", "null", '{"train": 3}', '{"train": ["other", []], "evaluate": []}'])
-def test_an_invalid_or_outdated_mark_is_ignored(tmp_path, mark):
-    for name in FILES:
-        (tmp_path / name).write_text(name)
-    RunPaths(tmp_path).sweep_mark.write_text(mark)
-    task = RunTask(RunId("d", "m", 0), tmp_path, {"train": "t", "evaluate": "e"})
-    assert missing_stages(task) == ("train", "evaluate")
-
-
 def test_stages_use_the_threads_of_their_training_options(params):
     used, before = [], torch.get_num_threads()
 
@@ -156,7 +131,7 @@ class KilledBySeed1(Executor):
 
 @pytest.mark.slow
 def test_a_process_that_dies_fails_its_current_run_only(params):
-    tasks = [RunTask(RunId("own", "csp", seed), Path("out"), {}) for seed in range(4)]
+    tasks = [RunTask(RunId("own", "csp", seed)) for seed in range(4)]
     results = run_in_processes(tasks, KilledBySeed1(params, ArtifactPaths(), 1), 1, [])
     errors = {result.task.run.seed: result.error for result in results}
     assert [seed for seed, error in errors.items() if error is None] == [0, 2, 3]
@@ -172,7 +147,7 @@ class PrintsEnvironment(Executor):
 def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    tasks = [RunTask(RunId("own", "csp", seed), Path("out"), {}) for seed in range(2)]
+    tasks = [RunTask(RunId("own", "csp", seed)) for seed in range(2)]
     results = run_in_processes(tasks, PrintsEnvironment(params, ArtifactPaths(), 1), 2, ["4", "7"])
     assert {result.output for result in results} <= {"('4', 'passive', 2)", "('7', 'passive', 2)"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
@@ -207,10 +182,10 @@ def test_a_sweep_killed_at_random_moments_and_resumed_leaves_the_same_bytes(proj
 
 
 def start_until_saved(project: Path, *words: str) -> subprocess.Popen[str]:
-    """Start `duplex sweep`; return when it has saved the state of a training or the mark of a finished run."""
+    """Start `duplex sweep`; return when it has saved the state of a training or the stamp of a finished run."""
 
     def saved() -> set[tuple[str, int]]:
-        files = [*project.rglob("training.partial"), *project.rglob("swept.partial")]
+        files = [*project.rglob("training.partial"), *project.rglob("*.stamp.json")]
         return {(str(path), path.stat().st_mtime_ns) for path in files if path.exists()}
 
     before, running, began = saved(), start(*words), time.monotonic()
@@ -265,25 +240,22 @@ def finished_report(*words: str) -> dict[str, int]:
     return json.loads(out)
 
 
-def test_what_is_committed_covers_single_runs_groups_and_products(tmp_path):
-    def task(method: str, combines: bool = False) -> RunTask:
-        return RunTask(RunId("own", method, 0, combines), tmp_path, {})
-
-    csp, both = task("csp"), task("both", combines=True)
+def test_what_is_committed_covers_single_runs_groups_and_products():
+    csp, both = RunId("own", "csp", 0), RunId("own", "both", 0, combines=True)
     of_csp = {"train@own-csp-0", "evaluate@own-csp-0"}
-    assert commit_targets([csp], of_csp) == ["plan", "train", "evaluate"]
-    assert set(commit_targets([csp], {*of_csp, "train@own-cso-1"})) == {"plan", *of_csp}
-    assert commit_targets([csp], {*of_csp, "product@own-both-0"}) == ["plan", "train", "evaluate"]
-    assert commit_targets([csp, both], {*of_csp, "product@own-both-0"}) == ["plan", "train", "product", "evaluate"]
-    assert commit_targets([both], {"product@own-both-0", "product@own-both-1"}) == ["plan", "product@own-both-0"]
+    assert commit_targets([csp], of_csp) == ["train", "evaluate"]
+    assert set(commit_targets([csp], {*of_csp, "train@own-cso-1"})) == of_csp
+    assert commit_targets([csp], {*of_csp, "product@own-both-0"}) == ["train", "evaluate"]
+    assert commit_targets([csp, both], {*of_csp, "product@own-both-0"}) == ["train", "product", "evaluate"]
+    assert commit_targets([both], {"product@own-both-0", "product@own-both-1"}) == ["product@own-both-0"]
 
 
 def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, params, monkeypatch):
     run, committed = RunId("own", "csp", 0, False), list[list[str]]()
-    repo = SimpleNamespace(commit=committed.append)
+    changed = {"extract@own", "train@own-csp-0", "evaluate@own-csp-0"}
+    repo = SimpleNamespace(commit=committed.append, changed=lambda _: changed, require_free=lambda _: None)
     monkeypatch.setattr(sweep_module.DvcRepo, "at", lambda folder: repo)
     monkeypatch.setattr(sweep_module, "grid", lambda *_: [run])
-    monkeypatch.setattr(sweep_module, "_changed_stages", lambda *_: {"train@own-csp-0", "evaluate@own-csp-0"})
     before = (project / "params.yaml").read_text()
     (project / "params.yaml").write_text(before.replace("bootstrap: 20", "bootstrap: 21"))
     for edited in (None, "run: [half"):
@@ -293,7 +265,8 @@ def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, p
         assert str(report.not_committed).startswith("params.yaml has changed since the sweep started, so no run")
         assert (committed, report.committed) == ([], 0)
     (project / "params.yaml").write_text(before)
-    assert sweep(params, [run], 1, "local").committed == 1 and len(committed) == 1
+    assert sweep(params, [run], 1, "local").committed == 1
+    assert committed == [["plan", "extract@own", "train", "evaluate"]]  # features made by hand are committed, too
 
 
 @pytest.mark.long
@@ -306,12 +279,10 @@ def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "dvc.yaml", project / "dvc.yaml")
     dvc = [sys.executable, "-m", "dvc"]
-    committed = [*dvc, "commit", "-fq", "prepare", "extract"]
-    for words in (["git", "init", "-q", "."], [*dvc, "init", "-q"], [*dvc, "repro", "-q", "plan"], committed):
+    for words in (["git", "init", "-q", "."], [*dvc, "init", "-q"]):
         subprocess.run(words, check=True, env=ENVIRONMENT)
     assert DvcRepo.at(project) == DvcRepo(project)
     assert finished_report("--methods", "csp", "--seeds", "0")["committed"] == 1
-    assert not list(project.rglob("swept.partial"))
     report = finished_report()
     assert [report[key] for key in ("runs", "complete", "executed", "committed")] == [4, 1, 3, 3]
     before = files(project / "artifacts")
@@ -320,12 +291,6 @@ def test_dvc_repro_runs_no_stage_of_a_finished_sweep(project, monkeypatch):
     )
     assert re.findall("Running stage '(.*)'", done.stdout) == ["plan"]
     assert files(project / "artifacts") == before
-    (project / "artifacts/own/features.h5").touch()
-    (project / "artifacts/own/labels.json").write_text("{}")
-    stale = start()
-    _, err = stale.communicate()
-    assert stale.returncode == 1
-    assert "prepare@own" in err and "`dvc repro extract@own` to make them again" in err
 
 
 @pytest.mark.slow

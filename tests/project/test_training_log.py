@@ -9,7 +9,7 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
-from duplex.project.stamps import run_records
+from duplex.project.stamps import settings
 from duplex.project.train import train_stage
 
 
@@ -31,5 +31,5 @@ def test_the_pipeline_writes_the_log_and_the_same_checkpoint(params, project):
 
 
 def test_another_log_is_no_reason_to_train_again(params):
-    plain, logged = (run_records(each, "own", "csp") for each in (params, with_log(params, "tensorboard")))
-    assert plain == logged and "log" not in plain["train"]["training"]
+    plain, logged = (settings(each, "own", "train", "csp") for each in (params, with_log(params, "tensorboard")))
+    assert plain == logged and "log" not in plain["training"]

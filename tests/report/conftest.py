@@ -9,7 +9,7 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.project import report, stamps
+from duplex.project import report, runs
 from tests.commands import command
 from tests.projects import built_once, inside, make_project
 from tests.report.browser import Browser, find_chromium
@@ -35,7 +35,7 @@ def finished_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     def build(folder: Path) -> None:
         params = make_project(folder, seeds=(0, 1))
         with inside(folder):
-            stamps.inventory_stage(params, "own", paths)
+            runs.inventory_stage(params, "own", paths)
             report.maps_stage(params, "own", paths)
             report.report_stage(params, paths)
 

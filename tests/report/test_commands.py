@@ -38,7 +38,9 @@ def test_retrieve_lists_images_of_both_prototypes(command, project):
         assert cosines == sorted(cosines, reverse=True)
         assert all((project.folder / "pictures" / hit["image"]).is_file() for hit in hits)
         assert all(hit["right"] == (hit["label"] == "red star") for hit in hits)
-    said = command("retrieve", "Red  Star", "--dataset", "own", "--top", "3").out.splitlines()
+    done = command("retrieve", "Red  Star", "--dataset", "own", "--top", "3")
+    said = done.out.splitlines()
+    assert said, done
     assert len(said) == 4 and said[0].split() == ["semantic", "prototype", "visual", "prototype"]
 
 

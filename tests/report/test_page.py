@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from ruamel.yaml import YAML
 
-from duplex.project import report, stamps
+from duplex.project import report, runs
 from duplex.report import blocks
 from duplex.report.blocks import Chart, Mark, Series, draw, render_markdown, render_page
 from tests.projects import inside
@@ -167,7 +167,7 @@ def test_labels_are_shown_without_images(project, copy):
 def test_methods_without_prototypes_have_a_page_without_maps(project, copy):
     run = project.params.run.model_copy(update={"methods": ("clip",)})
     params = project.params.model_copy(update={"run": run})
-    stamps.inventory_stage(params, "own", project.paths)
+    runs.inventory_stage(params, "own", project.paths)
     assert json.loads((project.paths.inventory("own") / "featured.json").read_text()) == {}
     report.maps_stage(params, "own", project.paths)
     text = report.report_stage(params, project.paths).read_text()

@@ -18,6 +18,7 @@ from duplex.report.images import RetrievedTexts
 from duplex.report.report import dataset_section
 from duplex.report.tables import published_table
 from tests.projects import SHIPPED
+from tests.subprocesses import ROOT
 
 BENCHMARKS = tables.read_package_yaml("quoted.yaml")["benchmarks"]
 
@@ -171,7 +172,7 @@ def test_an_ablation_table_has_the_rows_that_were_run():
         ["L_c^t", "5.0"],
         ["L_c^h + L_c^t + L_s + L_o", "9.0"],
     ]
-    assert losses.rows[2].cells[4].source == "ablations/metrics.json#/shapes/duplex_five/closed/auc"
+    assert losses.rows[2].cells[4].source == "ablations/artifacts/summary.json#/shapes/duplex_five/closed/auc"
     assert found["Inference terms"] is None
 
 
@@ -198,8 +199,8 @@ def test_lambda_is_drawn_if_two_values_were_run():
 
 
 def test_every_row_of_the_ablation_tables_exists_in_params():
-    params, spec = load_params(SHIPPED), tables.read_package_yaml("tables.yaml")
-    known = {**params.methods, **params.ablations}
+    params, spec = load_params(ROOT / "ablations/params.yaml"), tables.read_package_yaml("tables.yaml")
+    known = {**load_params(SHIPPED).methods, **params.methods}
     for entry in spec["tables"]:
         for row in entry["rows"]:
             names = [row["run"]] if isinstance(row["run"], str) else row["run"]
@@ -237,8 +238,11 @@ def test_the_gain_of_the_graph_is_the_difference_of_both_ablations():
     table = tables.graph_table(whole, whole.datasets[0])
     assert isinstance(table, Table)
     assert [column.title for column in table.columns] == ["group", "codebook without graph", "with graph", "gain"]
-    assert texts(table) == [["head", "80.0", "79.5", "-0.5"], ["tail", "41.0", "45.2", "+4.2"]]
-    assert table.rows[1].cells[2].source == "ablations/metrics.json#/own~1x/duplex_five/groups/tail"
+    assert texts(table) == [
+        ["head", "80.0", "79.5", "-0.5"],
+        ["tail", "41.0", "45.2", "+4.2"],
+    ]
+    assert table.rows[1].cells[2].source == "ablations/artifacts/summary.json#/own~1x/duplex_five/groups/tail"
     parts = {part.title: part.blocks for part in dataset_section(whole, whole.datasets[0], ()).parts}
     assert parts["Training frequency"][-1] == table
     for one in (graph_results("static"), graph_results("duplex_five"), graph_results()):
@@ -261,7 +265,7 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
         ["tail", "–", "41.0", "45.2", "+4.2"],
         ["seen", "1,500", "41.0", "43.0", "+2.0"],
     ]
-    assert table.rows[2].cells[3].source == "ablations/metrics.json#/own/duplex_five/closed/seen"
+    assert table.rows[2].cells[3].source == "ablations/artifacts/summary.json#/own/duplex_five/closed/seen"
     assert table.rows[0].cells[1].source == "m.json#/groups/head/test_images"
     without, data = graph_results("static", "duplex_five"), graph_results("static").datasets[0]
     assert tables.curve_ends_table(without, data) is None

@@ -1,0 +1,323 @@
+"""Which artifacts are stale after which change, and what commands and stages do about it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from duplex.artifacts import ArtifactPaths
+from duplex.cli import app
+from duplex.config.params import MethodEntry, Params, load_params
+from duplex.errors import DuplexError, UsageError
+from duplex.features.file import read_contents_digest
+from duplex.project import report, runs, stages, stamps
+from duplex.project.runs import best_run
+from duplex.project.stages import extract, prepare
+from duplex.project.stamps import DATA_STAGES, RUN_STAGES, data_difference, load_planned, run_difference, settings
+from duplex.project.suspects import rank_suspects
+from duplex.project.train import train_stage
+from tests.features.conftest import update_checksums
+from tests.projects import inside, make_project
+from tests.subprocesses import ENVIRONMENT, ROOT
+
+PLUGIN = "from duplex.methods.prompts import PromptMethod\n\n\nclass Mine(PromptMethod):\n    pass\n"
+CSP = ArtifactPaths().run("own", "csp", 0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    make_project(folder, seeds=(0, 1), methods=("clip", "csp"), epochs=1)
+    text = (folder / "params.yaml").read_text()
+    text = text.replace("\nmethods:\n", '\nmethods:\n  mine: {kind: "mine_for_stamps:Mine", extends: clip}\n', 1)
+    text = text.replace("word_vectors: null", "word_vectors:", 1)
+    (folder / "params.yaml").write_text(text)
+    (folder / "mine_for_stamps.py").write_text(PLUGIN)
+    with inside(folder):
+        train_stage(load_params(), "own", "mine", 0)
+        stages.evaluate_stage(load_params(), "own", "mine", 0)
+    return folder
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a project with evaluated runs, as the current folder."""
+    folder = tmp_path / "project"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "mine_for_stamps", raising=False)
+    return folder
+
+
+def edit(file: str, old: str, new: str) -> None:
+    text = Path(file).read_text()
+    assert old in text
+    Path(file).write_text(text.replace(old, new))
+
+
+def stale() -> set[str]:
+    """The stages whose files are not those that they should be; runs with seed 0."""
+    params = load_params()
+    found = {stage for stage in DATA_STAGES if data_difference(params, "own", stages=[stage])}
+    for method in ("clip", "csp", "mine"):
+        for stage in RUN_STAGES:
+            if run_difference(params, "own", method, 0, stages=[stage]):
+                found.add(f"{stage} {method}")
+    return found
+
+
+def relabel() -> None:
+    table = pd.read_csv("pictures.csv")
+    table["state"] = table["state"].replace({"red": "blue", "blue": "red"})
+    table.to_csv("pictures.csv", index=False)
+
+
+def relabel_and_prepare() -> None:
+    relabel()
+    prepare(load_params(), "own")
+
+
+def change_features() -> None:
+    with h5py.File("artifacts/own/features.h5", "r+") as file:
+        file["cls"][:] = np.asarray(file["cls"])[::-1]
+        update_checksums(file)
+
+
+TRAIN = {"train clip", "train csp", "train mine"}
+EVALUATE = {"evaluate clip", "evaluate csp", "evaluate mine"}
+CHANGES: list[tuple[Callable[[], object], set[str]]] = [
+    (lambda: edit("params.yaml", "num_workers: auto", "num_workers: 1"), set()),
+    (lambda: edit("params.yaml", "seeds:\n  - 0", "seeds:\n  - 2\n  - 0"), set()),
+    (lambda: edit("params.yaml", "epochs: 1\n", "epochs: 3\n"), TRAIN),
+    (lambda: edit("params.yaml", "bootstrap: 20", "bootstrap: 21"), EVALUATE),
+    (lambda: edit("params.yaml", "thresholds: 50", "thresholds: 5"), TRAIN | EVALUATE),
+    (lambda: edit("params.yaml", "name: tiny\n    training", "name: tiny\n      precision: bf16\n    training"),
+     {"extract"} | TRAIN | EVALUATE),
+    (lambda: edit("params.yaml", "batch_size: 64\n  num_workers", "batch_size: 32\n  num_workers"), {"extract"}),
+    (lambda: edit("params.yaml", "word_vectors:", "word_vectors: pictures.csv"), TRAIN | EVALUATE),
+    (lambda: edit("mine_for_stamps.py", "    pass", '    """A docstring."""  # a comment\n\n    pass'), set()),
+    (lambda: edit("mine_for_stamps.py", "    pass", "    factor = 2"), {"train mine", "evaluate mine"}),
+    (relabel, {"prepare"}),
+    (relabel_and_prepare, {"extract"} | TRAIN | EVALUATE),
+    (change_features, TRAIN | EVALUATE),
+    (lambda: CSP.metrics.write_text("{}"), {"evaluate csp"}),
+    (CSP.metrics.unlink, {"evaluate csp"}),
+    (lambda: CSP.stamp("train").unlink(), {"train csp"}),
+    (lambda: CSP.stamp("train").write_text("{"), {"train csp"}),
+    (lambda: shutil.copy(ArtifactPaths().run("own", "csp", 1).checkpoint, CSP.checkpoint),
+     {"train csp", "evaluate csp"}),
+    (lambda: shutil.copytree(ArtifactPaths().run("own", "csp", 1).root, CSP.root, dirs_exist_ok=True),
+     {"train csp", "evaluate csp"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "expected"), CHANGES)
+def test_a_change_makes_just_the_artifacts_stale_that_depend_on_it(
+    project: Path, change: Callable[[], object], expected: set[str]
+) -> None:
+    assert stale() == set()
+    change()
+    assert stale() == expected
+
+
+def test_files_of_encoders_count(project: Path) -> None:
+    folder, weights = project / "enc", project / "weights.pt"
+    folder.mkdir()
+    for path in (folder / "open_clip_model.safetensors", weights):
+        path.write_text("before")
+    params = load_params()
+    for path, encoder in (
+        (folder / "open_clip_model.safetensors", {"name": f"local-dir:{folder}"}),
+        (weights, {"name": "ViT-B-32", "weights": str(weights)}),
+    ):
+        given = with_encoder(params, **encoder)
+        before = [settings(given, "own", "extract"), settings(given, "own", "train", "csp")]
+        path.write_text("after, of another size")
+        after = [settings(given, "own", "extract"), settings(given, "own", "train", "csp")]
+        assert before[0] != after[0] and before[1] != after[1]
+
+
+def with_encoder(params: Params, **values: object) -> Params:
+    entry = params.datasets["own"]
+    entry = entry.model_copy(update={"encoder": entry.encoder.model_copy(update=values)})
+    return params.model_copy(update={"datasets": {**params.datasets, "own": entry}})
+
+
+def with_evaluation(params: Params, **values: object) -> Params:
+    return params.model_copy(update={"evaluation": params.evaluation.model_copy(update=values)})
+
+
+def test_files_that_are_not_on_this_machine_are_not_compared(project: Path) -> None:
+    for path in ("pictures", "pictures.csv", "artifacts/own/features.h5"):
+        (shutil.rmtree if path == "pictures" else Path.unlink)(Path(path))  # type: ignore[operator]
+    assert stale() == set()
+
+
+def test_the_report_depends_on_the_results_of_ablations(project: Path) -> None:
+    def planned() -> str:
+        stamps.plan_stage(load_params())
+        return Path("artifacts/plan/report.json").read_text()
+
+    before, results = planned(), ArtifactPaths().ablations
+    results.parent.mkdir(parents=True)
+    results.write_text("{}")
+    assert planned() != before
+
+
+# What commands do
+
+
+def compare() -> str:
+    """What `duplex compare` prints on stderr."""
+    done = CliRunner().invoke(app, ["compare", "--dataset", "own", "--methods", "clip", "csp"])
+    if done.exception is not None:
+        raise done.exception.__context__ or done.exception
+    return done.stderr
+
+
+def test_stale_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    edit("params.yaml", "\n  csp:\n", "\n  csp:\n    training: {epochs: 3}\n")
+    assert best_run(params=load_params()).files.root.parent.name == "clip"
+    csp = "duplex: artifacts/own/csp/{} does not match params.yaml: training.epochs is 1 instead of 3\n"
+    assert capfd.readouterr().err == csp.format(0) + csp.format(1)
+    edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
+    with pytest.raises(UsageError, match=r"no run in .* matches params\.yaml; run `dvc repro`, or name one"):
+        best_run(params=load_params())
+    assert best_run().files.root.is_dir()
+
+
+def test_stale_runs_are_not_queried_or_evaluated(project: Path) -> None:
+    assert runs.load_queried_run(load_params(), "own", "csp", 0)
+    edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
+    match = r"does not match csp with seed 0 in params\.yaml: training.epochs is 1 instead of 3; `duplex train"
+    with pytest.raises(DuplexError, match=match):
+        runs.load_queried_run(load_params(), "own", "csp", 0)
+    with pytest.raises(DuplexError, match=match):
+        stages.evaluate_stage(load_params(), "own", "csp", 0)
+
+
+def test_suspects_by_a_named_run_of_other_settings_say_so(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    expected = rank_suspects(load_params(), "own", "run", CSP.root)
+    assert capfd.readouterr().err == ""
+    edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
+    for place in (CSP.root, CSP.checkpoint):
+        assert rank_suspects(load_params(), "own", "run", place).equals(expected)
+        assert f"{CSP.root} does not match params.yaml: training.epochs is 1" in capfd.readouterr().err
+    shutil.copytree(CSP.root, project.parent / "elsewhere")
+    assert rank_suspects(load_params(), "own", "run", project.parent / "elsewhere").equals(expected)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project: Path) -> None:
+    params, features = load_params(), ArtifactPaths().features("own")
+    contents = read_contents_digest(features)
+    pictures = sorted(project.glob("pictures/**/*.png"))
+    for first, second in zip(pictures[:40], pictures[-40:], strict=True):
+        shutil.copyfile(second, first)
+    extract(params, "own", fresh=True)
+    assert read_contents_digest(features) != contents
+    with pytest.raises(DuplexError, match=r"does not match csp with seed 0 in params\.yaml: its features have changed"):
+        stages.evaluate_stage(params, "own", "csp", 0)
+
+
+def test_stale_results_are_reported(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    report.report_stage(load_params())
+    assert compare() == "" and capfd.readouterr().err == ""
+    run = ArtifactPaths().run("own", "csp", 1).root
+    for name in ("metrics.json", "predictions.csv", "curve.csv"):
+        shutil.copy(ArtifactPaths().run("own", "clip", 1).root / name, run / name)
+    expected = "its metrics.json is not the one that was written with evaluate.stamp.json"
+    assert f"own/csp/1 does not match csp with seed 1 in params.yaml: {expected}" in compare()
+    report.warn_of_outdated(with_evaluation(load_params(), bootstrap=21), ArtifactPaths())
+    assert "does not match clip in params.yaml: evaluation.bootstrap is 20 instead of 21" in capfd.readouterr().err
+    done = CliRunner().invoke(app, ["metrics"])
+    assert "artifacts/summary.json does not match the runs in artifacts; `duplex report`" in done.stderr
+
+
+def test_doubled_lines_and_rounded_margins_are_not_compared(project: Path) -> None:
+    table = pd.read_csv(CSP.predictions)
+    for changed, message in (
+        (pd.concat([table, table]), "lists an image twice"),
+        (table.assign(margin=table["margin"].round(0)), r"gives an AUC of .*, but metrics\.json says"),
+    ):
+        changed.to_csv(CSP.predictions, index=False)
+        with pytest.raises(DuplexError, match=message):
+            compare()
+
+
+def test_results_of_a_changed_source_are_not_compared(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    relabel()
+    with pytest.raises(DuplexError, match=r"own has to be prepared again: its table.*`duplex prepare --dataset own`"):
+        compare()
+    report.warn_of_outdated(load_params(), ArtifactPaths())
+    assert "own has to be prepared again" in capfd.readouterr().err
+
+
+def test_a_product_of_stale_members_is_refused(project: Path) -> None:
+    params = load_params()
+    params = params.model_copy(
+        update={"methods": {**params.methods, "both": MethodEntry("product", {"of": ["clip", "csp"]})}}
+    )
+    train_stage(params, "own", "both", 0)
+    stages.evaluate_stage(params, "own", "both", 0)
+    other = with_evaluation(params, thresholds=7)
+    with pytest.raises(DuplexError, match=r"clip/0 does not match clip with seed 0 in params.yaml: calibration.thresh"):
+        train_stage(other, "own", "both", 0)
+    with pytest.raises(DuplexError, match=r"does not match both with seed 0 in params.yaml: calibration.thresholds"):
+        stages.evaluate_stage(other, "own", "both", 0)
+    edit("artifacts/own/csp/0/train.stamp.json", '"epochs": 1', '"epochs": 2')
+    CSP.checkpoint.write_bytes(ArtifactPaths().run("own", "csp", 1).checkpoint.read_bytes())
+    assert run_difference(params, "own", "both", 0) == "a run that it combines was trained again"
+    CSP.checkpoint.unlink()
+    assert run_difference(params, "own", "both", 0) == ""
+
+
+# What stages of the pipeline do
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [("epochs: 1\n", "epochs: 3\n", "train"), ("bootstrap: 20", "bootstrap: 30", "evaluate"),
+     ("batch_size: 64\n  num_workers", "batch_size: 32\n  num_workers", "extract"),
+     ("table: pictures.csv", "table: pictures.csv\n      resplit: 1", "prepare")],
+)  # fmt: skip
+def test_a_stage_refuses_values_of_its_own_that_changed_since_the_plan(
+    project: Path, old: str, new: str, changed: str
+) -> None:
+    stamps.plan_stage(load_params())
+    methods = {"train": "csp", "evaluate": "csp", "prepare": None, "extract": None}
+    edit("params.yaml", old, new)
+    for stage, method in methods.items():
+        if stage == changed:
+            with pytest.raises(DuplexError, match=rf"the code has changed since .*{stage}.json.*`dvc repro` again"):
+                load_planned("own", stage, method=method)
+        else:
+            assert load_planned("own", stage, method=method) == load_params()
+    shutil.rmtree("artifacts/plan")
+    assert load_planned("own", changed, method=methods[changed]) == load_params()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("prepare", ["own"]), ("extract", ["own"]), ("train", ["own", "csp", "0"]), ("evaluate", ["own", "csp", "0"]),
+     ("product", ["own", "csp", "0"])],
+)  # fmt: skip
+def test_each_script_of_the_pipeline_compares_its_plan(project: Path, script: str, words: list[str]) -> None:
+    stamps.plan_stage(load_params())
+    for file in Path("artifacts/plan/own").rglob("*.json"):
+        file.write_text("{}")
+    done = subprocess.run(
+        [sys.executable, ROOT / "pipeline" / f"{script}.py", *words], env=ENVIRONMENT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "run `dvc repro` again" in done.stderr
