@@ -57,7 +57,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("training/loop", TRAIN),
         ("training/scoring", {*TRAIN, "evaluate duplex"}),
         ("methods/base", {*TRAIN, "evaluate duplex", "report"}),
-        ("methods/finetuned", TRAIN),
+        ("methods/finetuned", {*TRAIN, "evaluate duplex", "report"}),
         ("methods/duplex", {"train duplex", "evaluate duplex", "report"}),
         ("methods/prompts", {"train duplex", "train prompts", "evaluate duplex", "report"}),  # which duplex extends
         ("methods/closed_form", {"train closed_form", "report"}),
