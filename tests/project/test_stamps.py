@@ -266,7 +266,7 @@ def test_results_of_a_changed_source_are_not_compared(project: Path, capfd: pyte
 def test_a_product_of_stale_members_is_refused(project: Path) -> None:
     params = load_params()
     params = params.model_copy(
-        update={"methods": {**params.methods, "both": MethodEntry("product", {"of": ["clip", "csp"]})}}
+        update={"methods": {**params.methods, "both": MethodEntry(kind="product", of=["clip", "csp"])}}
     )
     train_stage(params, "own", "both", 0)
     stages.evaluate_stage(params, "own", "both", 0)
