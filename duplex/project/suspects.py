@@ -218,7 +218,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     Raises:
         UsageError: if no label changes, for misspelt columns, and for text that cannot be a label.
     """
-    require_data(params, dataset)
+    require_data(params, dataset, stages=["prepare"])
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
     try:
         table = read_table(edited, tuple(OLD.values()))

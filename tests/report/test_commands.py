@@ -16,7 +16,8 @@ from duplex.report.figures import Scene, compute_maps
 def test_report_prints_the_page_and_opens_it_on_request(command, project, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or False)
-    assert command("report").out.strip() == "artifacts/report/index.html"
+    done = command("report")
+    assert done.out.strip() == "artifacts/report/index.html", done.err
     assert not opened
     done = command("report", "--open")
     assert opened == [project.page.resolve().as_uri()]
@@ -121,4 +122,4 @@ def test_compare_equals_the_difference_of_metrics(command, project, world):
     for name, gain in found["difference"].items():
         assert gain["value"] == pytest.approx(after[name] - before[name], abs=1e-6)
         assert gain["interval"][0] <= gain["value"] <= gain["interval"][1]
-    assert command("compare", "--dataset", "own", "--methods", "clip", "static").code == 1
+    assert command("compare", "--dataset", "own", "--methods", "clip", "csp").code == 1

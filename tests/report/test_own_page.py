@@ -180,7 +180,7 @@ def test_a_run_on_other_labels_is_named_with_the_command_that_trains_it(project,
         labels = json.loads(project.paths.labels("own").read_text())
         labels["states"].append(labels["objects"][0])
         project.paths.labels("own").write_text(json.dumps(labels))
-        with pytest.raises(DuplexError, match=r"other labels .* \(`duplex train --dataset own --method \w+ --seed \d`"):
+        with pytest.raises(DuplexError, match=r"no run .* matches params.yaml; .*`duplex train --dataset own"):
             report.own_page_stage(project.params, "own", project.paths)
 
 
@@ -203,8 +203,8 @@ def test_the_report_names_runs_of_other_settings(project, capsys) -> None:
     changed = project.params.model_copy(update={"methods": {**project.params.methods, method: entry}})
     report.report_stage(changed, project.paths, write_metrics=False)
     lines = capsys.readouterr().err.splitlines()
-    assert any(f"does not match {method} in params.yaml: learning_rate is" in line for line in lines), lines
+    assert any(f"does not match {method} in params.yaml: training.learning_rate is" in line for line in lines), lines
     sampled = project.params.evaluation.model_copy(update={"protocol": "sampled"})
     report.report_stage(project.params.model_copy(update={"evaluation": sampled}), project.paths, write_metrics=False)
-    assert "evaluation.protocol was exact instead of sampled" in capsys.readouterr().err
+    assert "evaluation.protocol is 'exact' instead of 'sampled'" in capsys.readouterr().err
     report.report_stage(project.params, project.paths)
