@@ -152,7 +152,9 @@ def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -
     with pytest.raises(DuplexError, match=r"artifacts/own/closed_form/1/checkpoint.safetensors does not exist"):
         train_stage(params, "own", "both", 1)
     shutil.copy(run.checkpoint, (other := ArtifactPaths().run("own", "csp", 1)).checkpoint)
-    with pytest.raises(DuplexError, match=r"does not match csp with seed 1 in params\.yaml: seed is 0 instead of 1"):
+    with pytest.raises(
+        DuplexError, match=r"does not match csp with seed 1 in params\.yaml: its checkpoint.safetensors is not the one"
+    ):
         train_stage(params, "own", "csp_seeds", 1)
     assert other.checkpoint.exists()
     record = YAML(typ="safe").load((project / "params.yaml").read_text())
@@ -169,7 +171,7 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
     pairs = record["pairs"]["test"]
     record["pairs"]["test"] = sorted([*pairs, next(c for c in range(192) if c not in pairs)])
     labels.write_text(json.dumps(record))  # those of the runs and one pair more
-    with pytest.raises(DuplexError, match="was trained on other labels than those of the data set"):
+    with pytest.raises(DuplexError, match="its states, objects or pairs have changed"):
         train_stage(params, "own", "both", 0)
     record["pairs"]["test"] = pairs[:-1]
     labels.write_text(json.dumps(record))
