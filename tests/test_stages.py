@@ -287,7 +287,7 @@ def test_feasibility_uses_the_word_vectors_of_a_file(folder, params, paths):
     train_stage(changed, "own", "clip", 0, paths)
     other = stages.evaluate_stage(changed, "own", "clip", 0, paths)["open"]["threshold"]
     assert other != own
-    with pytest.raises(DuplexError, match="calibration.word_vectors is .*words.txt"):
+    with pytest.raises(DuplexError, match=r"calibration.word_vectors is .*words.txt"):
         stages.evaluate_stage(params, "own", "clip", 0, paths)
     model = paths.run("own", "clip", 0).root
     wanted = Recognizer.load(model, device="cpu", word_vectors=words).candidates("open")
