@@ -171,10 +171,6 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
     labels.write_text(json.dumps(record))  # those of the runs and one pair more
     with pytest.raises(DuplexError, match="its states, objects or pairs have changed"):
         train_stage(params, "own", "both", 0)
-    record["pairs"]["test"] = pairs[:-1]
-    labels.write_text(json.dumps(record))
-    with pytest.raises(DuplexError, match=r"labels.json does not list all pairs of .*; `duplex prepare --dataset own`"):
-        train_stage(params, "own", "both", 0)
 
 
 @pytest.mark.parametrize(
