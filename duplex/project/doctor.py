@@ -100,7 +100,6 @@ def _device() -> Iterator[DoctorFinding]:
 
 
 def _seconds(device: str, precision: str, size: int) -> float:
-    """The shortest time of up to 20 products of square matrices, which end after half a second."""
     a = torch.randn(size, size, device=device).to(dtype_of(precision))
     times: list[float] = []
     with float32_arithmetic(precision):
@@ -110,7 +109,6 @@ def _seconds(device: str, precision: str, size: int) -> float:
 
 
 def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
-    """Encoder weights, images and feature cache; a missing file is a problem only in data sets of `run.datasets`."""
     entry = params.datasets[name]
     required = name in params.run.datasets
     yield from _weights(name, entry, required)

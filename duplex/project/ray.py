@@ -1,8 +1,7 @@
 """Encode images in shards (parts of a feature cache) and execute runs on a Ray cluster.
 
-Each GPU has one actor; without GPUs, actors use CPU slots. Ray restarts an actor that dies. The shard
-that it encoded is resumed from the unfinished file; a run that it executed is reported as failed. The same command,
-called again, skips finished shards and runs. All nodes must see the same files at the same paths.
+Each GPU has one actor; without GPUs, actors use CPU slots. Ray restarts an actor that dies; its unfinished shard is
+resumed, its run is reported as failed. All nodes must see the same files at the same paths.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class RemoteWorker:
     """Ray actor that builds a function once, such as one with an encoder, and calls it for each of its tasks."""
 
     def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str | None = None) -> None:
-        """Create the function to call with tasks; `create` returns it. `folder`: working folder to change to."""
         keep_freed_memory()
         if folder is not None:
             os.chdir(folder)
@@ -48,7 +46,7 @@ class RemoteWorker:
 def shard_extractor(
     entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
-    """Load an encoder; return a function that encodes one shard of `images`, given as `(index, number of shards)`."""
+    """A function with an encoder, which encodes the shard `(index, number of shards)` of `images`."""
     device = resolve_device(device)
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
@@ -57,7 +55,7 @@ def shard_extractor(
 def extract_dataset_on_ray(
     params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
 ) -> list[ExtractionReport]:
-    """Encode a data set's images on Ray into one feature cache; return row counts and unreadable images per shard."""
+    """Encode a data set's images on Ray into one feature cache; row counts and unreadable images per shard."""
     paths = ArtifactPaths()
     cache = out or paths.features(dataset)
     stamp = stamps.stamp(params, dataset, "extract", paths=paths)
@@ -83,9 +81,9 @@ def extract_on_ray(
     progress: bool = True,
     **options: Any,
 ) -> list[ExtractionReport]:
-    """Encode images on Ray into shards (parts) of the cache `out`; return row counts and unreadable images per shard.
+    """Encode images, relative to `root`, on Ray into shards of the cache `out`.
 
-    images: paths relative to `root`. options: further arguments of `features.extraction.extract`.
+    options: further arguments of `features.extraction.extract`.
     """
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
@@ -109,10 +107,7 @@ def extract_on_ray(
 
 
 def run_on_ray(tasks: Sequence[Task], executor: Executor, jobs: int | None, cpus: int) -> Iterator[Outcome]:
-    """Execute tasks on a Ray cluster and yield each outcome when it is ready.
-
-    `jobs`: number of actors, of `cpus` CPU slots each; None: as many as the cluster has room for.
-    """
+    """Execute tasks on `jobs` actors (None: all that fit) of `cpus` CPU slots each; yield each outcome when ready."""
     ray = connect()
     count, resources = _actor_slots(ray, executor.params.device != "cpu", cpus)
     actor_class = ray.remote(**resources, max_restarts=-1)(RemoteWorker)
@@ -126,7 +121,7 @@ def run_on_ray(tasks: Sequence[Task], executor: Executor, jobs: int | None, cpus
 
 
 def connect() -> Any:
-    """Return the `ray` module, connected to the cluster of RAY_ADDRESS or to one that it starts on this machine."""
+    """The `ray` module, connected to the cluster of RAY_ADDRESS or to one that it starts on this machine."""
     try:
         import ray
     except ImportError as error:
@@ -137,7 +132,7 @@ def connect() -> Any:
 
 
 def run_on_actors(ray: Any, actors: list[Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Give each idle Ray actor the next task; yield tasks with their finished futures. Kill the actors at the end."""
+    """Give each idle actor the next task; yield tasks with their finished futures. Kill the actors at the end."""
     waiting, idle = deque(tasks), deque(actors)
     busy: dict[Any, tuple[Any, Any]] = {}
     try:
@@ -155,10 +150,7 @@ def run_on_actors(ray: Any, actors: list[Any], tasks: Sequence[Any]) -> Iterator
 
 
 def _actor_slots(ray: Any, gpu_allowed: bool, cpus: int) -> tuple[int, dict[str, int]]:
-    """Return the number of actors that fit into the Ray cluster, and the resources per actor.
-
-    Without GPUs one CPU slot stays free: actors on every slot can starve Ray's own tasks.
-    """
+    """Without GPUs one CPU slot stays free: actors on every slot can starve Ray's own tasks."""
     resources = ray.cluster_resources()
     if gpu_allowed and resources.get("GPU", 0) > 0:
         return int(resources["GPU"]), {"num_cpus": 1, "num_gpus": 1}
@@ -167,7 +159,7 @@ def _actor_slots(ray: Any, gpu_allowed: bool, cpus: int) -> tuple[int, dict[str,
 
 
 def _shard_report(ray: Any, future: Any) -> ExtractionReport:
-    """Return an actor's extraction report (counts, bad images), or raise its `DuplexError` without Ray's traceback."""
+    """An actor's report, or its `DuplexError` without Ray's traceback."""
     try:
         report: ExtractionReport = ray.get(future)
         return report

@@ -63,10 +63,8 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
     """Write the report and the aggregated metrics of every run that params.yaml names: the path of its HTML page.
 
-    A data set without evaluated runs is left out of the page, unless no data set has any.
-
-    Args:
-        write_metrics: also write `artifacts/metrics.json`, which git tracks, as the pipeline's stage does.
+    A data set without evaluated runs is left out, unless no data set has any. `write_metrics`: also write
+    `artifacts/metrics.json`, which git tracks.
     """
     runs, not_evaluated = evaluated_runs(params, paths)
     warn_of_outdated(params, paths)
@@ -131,7 +129,7 @@ def with_datasets(params: Params, evaluated: Set[str]) -> Params:
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
     """The metrics of each seed by method, and the names of the runs without any.
 
-    Metrics of a method with `shown_as: NAME` are those of NAME, in the worlds of the method's option `world`.
+    Metrics of a method with `shown_as: NAME` are those of NAME, in the worlds of its option `world`.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -217,10 +215,7 @@ def training_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
-    """Parts with examples, errors, nearest images and maps of one run, and the JSON files that they cite, by name.
-
-    A missing file becomes a note.
-    """
+    """Parts with examples, errors, nearest images and maps of one run, and the JSON files that they cite, by name."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
@@ -308,10 +303,7 @@ def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
 def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
     """Write the page of a data set to `artifacts/pages`: its path.
 
-    The page shows the answers of the run with the best validation AUC, with the labelled pairs as candidates.
-
-    Raises:
-        UsageError: without a trained run that matches params.yaml.
+    It shows the run with the best validation AUC; UsageError without a trained run that matches params.yaml.
     """
     entry = params.dataset(dataset)
     hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"

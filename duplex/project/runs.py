@@ -61,13 +61,13 @@ def best_run(
     hint: str = "name one",
     params: Params | None = None,
 ) -> SavedRun:
-    """Return the run with the best validation AUC among those calibrated for `world`; the first by name if equal.
+    """The run with the best validation AUC among those calibrated for `world`; the first by name if equal.
 
-    Without `world` ("closed" or "open"), runs calibrated for the closed world are preferred.
+    Without `world`, runs calibrated for the closed world are preferred.
 
     dataset: a name, or `*` for all.
     hint: end of the error message, which tells the user how to name a run.
-    params: runs that do not match these are left out, each with a line on stderr; None: all runs are considered.
+    params: runs that do not match these are left out, each with a line on stderr.
     """
     root = paths.root
     outdated = 0
@@ -149,17 +149,14 @@ def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = Artifac
 
 
 def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
-    """Return the data set of a run, taken from its path; None if the path is not in `artifacts/`."""
+    """The data set of a run, taken from its path; None if the path is not in `artifacts/`."""
     root = paths.root.resolve()
     folder = run.resolve()
     return folder.relative_to(root).parts[0] if root in folder.parents else None
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Return the facts of a run for its model card: metrics and the data set's counts, if their files exist.
-
-    name: title of the card. repository: OWNER/NAME on the Hugging Face hub.
-    """
+    """Facts for a model card with the title `name`; metrics and counts if their files exist."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
     files = RunPaths(folder).metrics, folder.parent.parent / "statistics.json"
@@ -171,9 +168,9 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 def training_images(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
 ) -> Neighbours:
-    """Return the readable training images of a data set with their cached features.
+    """The readable training images of a data set with their cached features.
 
-    check: function of the features that raises if they do not belong to the trained model.
+    check: raises if the features do not belong to the trained model.
     """
     manifest = read_manifest(paths.manifest(dataset))
     features = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
@@ -191,7 +188,7 @@ class FeaturedRun:
     root: Path  # folder of the images
 
     def retrieval_context(self) -> RetrievalContext:
-        """Return the method and test images as a `RetrievalContext`, the argument of nearest-image searches."""
+        """The method and test images, for nearest-image searches."""
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
         thumbnails = thumbnails_under(self.root)
@@ -203,9 +200,7 @@ def load_featured_run(
 ) -> FeaturedRun:
     """Load a run's trained method and its test images with labels and features, on the CPU.
 
-    Raises `DuplexError` if the run was trained on other labels or features; the message names the command to train it.
-
-    current: raise `DuplexError` also if the run was trained with other settings than those of params.yaml.
+    Raises `DuplexError` if the run was trained on other labels or features or, with `current`, with other settings.
     """
     path = paths.run(dataset, method, seed).checkpoint
     checkpoint = read_checkpoint(path)
@@ -227,7 +222,7 @@ def load_featured_run(
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load the trained run of a method and seed, with test images; by default the run whose images the report shows.
+    """Load the run of a method and seed with its test images; by default the run whose images the report shows.
 
     Raises `DuplexError` if the run was trained with other settings than those of params.yaml.
     """
@@ -239,13 +234,13 @@ def load_queried_run(params: Params, dataset: str, method: str | None, seed: int
 
 
 def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
-    """Return the `top` test images nearest to a pair's prototypes: kind (`semantic` or `visual`) -> images."""
+    """The `top` test images nearest to a pair's prototypes: kind (`semantic` or `visual`) -> images."""
     context = source.retrieval_context()
     return prototype_hits(context, find_pair(context.labels, text), top)
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
-    """Return the composition that a text such as "striped heart" names; it may be unseen."""
+    """The composition that a text such as "striped heart" names; it may be unseen."""
     wanted = prompt_name(text)
     states, objects = (list(map(prompt_name, names)) for names in (labels.states, labels.objects))
     for m, state in enumerate(states):
@@ -261,7 +256,7 @@ def find_pair(labels: LabelSpace, text: str) -> int:
 
 
 def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int) -> list[Hit]:
-    """Return the `top` test images nearest to one image's state part joined with another image's object part."""
+    """The `top` test images nearest to one image's state part joined with another image's object part."""
     opened = [_read(path) for path in images]
     context = source.retrieval_context()
     factors = context.method.factors
@@ -278,7 +273,6 @@ def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, 
 
 
 def _with_factors(params: Params, dataset: str) -> str:
-    """Return advice for an error message: the trained methods whose features have a state and an object part."""
     paths, seed = ArtifactPaths(), params.run.seeds[0]
     checkpoints = {name: paths.run(dataset, name, seed).checkpoint for name in params.run.methods}
     able = [name for name, file in checkpoints.items() if _has_factors(file)]

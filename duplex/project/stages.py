@@ -1,9 +1,4 @@
-"""Write a data set's manifest, labels and statistics; the images of the embedded benchmark `shapes` are drawn first.
-
-Encode the images of a data set into its feature cache: the pipeline's stage `extract`.
-
-Evaluate one run on the test split: write metrics, the seen-unseen curve, and predictions per image.
-"""
+"""The pipeline's stages for one data set or run: prepare (manifest, labels, statistics), extract and evaluate."""
 
 from __future__ import annotations
 
@@ -53,10 +48,7 @@ from duplex.training.run import (
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a data set's manifest, labels and statistics.
-
-    Prints notes on rows of the source that were left out.
-    """
+    """Write a data set's manifest, labels and statistics; print notes on rows of the source that were left out."""
     source, stamp = params.dataset(dataset).source, stamps.stamp(params, dataset, "prepare", paths=paths)
     data = load_source(source, feature_keys(params.dataset(dataset).features, source))
     for note, count in data.notes.items():
@@ -107,10 +99,6 @@ def _encode_images(
 def _import_features(
     params: Params, dataset: str, paths: ArtifactPaths, features: Path, out: Path, options: Mapping[str, Any]
 ) -> ExtractionReport:
-    """Write the feature cache of a data set whose features come from a file; nothing is encoded.
-
-    Raises UsageError if `options` ask for only some of the images (`shard`, `limit`).
-    """
     if given := [key for key in ("shard", "limit") if options.get(key) is not None]:
         raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave {given[0]} out")
     began, manifest = time.monotonic(), paths.manifest(dataset)
@@ -125,7 +113,7 @@ def _import_features(
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
     """Encode a random sample of a cache's images again; return their number and worst cosine to the cached features.
 
-    path: the cache. dataset: by default the data set of params.yaml to which the cache belongs.
+    dataset: by default the data set of params.yaml to which the cache belongs.
     """
     paths = ArtifactPaths()
     places = {paths.features(name).resolve(): name for name in params.datasets}
@@ -139,10 +127,7 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
 
 
 def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """Return a data set's image paths and the keyword arguments for encoding them.
-
-    Missing images of the embedded benchmark `shapes` are drawn first.
-    """
+    """A data set's image paths, missing images of `shapes` drawn first, and keyword arguments for encoding them."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     stamps.require_data(params, dataset, paths, ("prepare",))
@@ -166,9 +151,9 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
 
 
 def write_extraction_summary(cache: Path) -> None:
-    """Write `extraction.json` beside a data set's feature cache: the cache's size in bytes, and unreadable images.
+    """Write `extraction.json` beside a data set's feature cache: its size in bytes, and unreadable images.
 
-    Nothing is written for a cache in another place than the pipeline's. A stamp of an earlier cache is deleted.
+    Nothing is written for a cache in another place. A stamp of an earlier cache is deleted.
     """
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
@@ -198,9 +183,7 @@ def evaluate_stage(
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> dict[str, Any]:
-    """Evaluate a trained run on the test split, in the closed and open world; write the results, return the metrics.
-
-    Worlds that the method's option `world` or `evaluation.worlds` in params.yaml excludes are skipped.
+    """Evaluate a trained run on the test split, in each world that params.yaml allows; write and return the metrics.
 
     out: paths of the checkpoint and of the results, by default the run's own folder.
     load: function that loads features and labels, by default from disk.

@@ -1,9 +1,8 @@
 """Stamps: what an artifact was made from, written beside it, to tell whether it still is what it should be.
 
 A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that they name; a hash of
-the stage's code (`duplex.system.plugins`); and checksums of the files that the stage reads and writes. `stamp` says
-what an artifact should be made from, `difference` whether it was. The first two parts are also written as a file per
-stage by the stage `plan`, on which the stages of dvc.yaml depend (docs/sweep.md).
+the stage's code (`duplex.system.plugins`); and checksums of the files that the stage reads and writes. The first two
+parts are also written as a file per stage by the stage `plan`, on which the stages of dvc.yaml depend (docs/sweep.md).
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ def settings(
 
     Options of a method are those that params.yaml gives; their defaults are part of the code.
 
-    Args:
-        stage: prepare, extract, inventory or maps of a data set; train or evaluate of a method, with any seed.
+    stage: prepare, extract, inventory or maps of a data set; train or evaluate of a method, with any seed.
     """
     if method is not None:
         return _run_settings(params, dataset, stage, method, paths)
@@ -100,7 +98,7 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
 
 
 def _encoder_settings(encoder: EncoderParams) -> Stamp:
-    """An encoder's entry in params.yaml, with checksums of the weights or of the folder (`FAMILY:FOLDER`) it names."""
+    """The entry, with checksums of the weights or of the folder (`FAMILY:FOLDER`) it names."""
     files = [Path(encoder.weights).expanduser()] if encoder.weights is not None else []
     if folder := encoder.name.partition(":")[2]:
         files += sorted(Path(folder).expanduser().glob("*"))
@@ -129,11 +127,9 @@ def stamp(
     paths: ArtifactPaths = ArtifactPaths(),
     run: RunPaths | None = None,
 ) -> Stamp:
-    """What the files of a stage should be made from: its settings and seed, and checksums of the files that it reads.
+    """What the files of a stage should be made from: its settings, seed, and checksums of the files that it reads.
 
-    Args:
-        stage: prepare or extract of a data set, train or evaluate of a run.
-        run: files of the run, by default those in `artifacts/`.
+    stage: prepare or extract of a data set, train or evaluate of a run.
     """
     inputs: dict[str, Any] = {}
     made = settings(params, dataset, stage, method, paths)
@@ -175,10 +171,7 @@ def read(path: Path) -> Stamp | None:
 
 
 def difference(path: Path, wanted: Stamp) -> str:
-    """How the artifact with the stamp `path` differs from `wanted`, in words; "" if it was made from just that.
-
-    Files that it was made from, and that are not on this machine, are not compared.
-    """
+    """How an artifact differs from `wanted`, in words, or ""; inputs not on this machine are not compared."""
     made = read(path)
     if made is None:
         return UNSTAMPED
@@ -216,11 +209,7 @@ def run_difference(
     stages: Iterable[str] = ("train",),
     run: RunPaths | None = None,
 ) -> str:
-    """How a run differs from what params.yaml, its data and the code would make it; "" if it does not.
-
-    Args:
-        run: files of the run, by default those in `artifacts/`.
-    """
+    """How a run differs from what params.yaml, its data and the code would make it; "" if it does not."""
     files = run or paths.run(dataset, method, seed)
     for stage in stages:
         if found := difference(files.stamp(stage), stamp(params, dataset, stage, method, seed, paths, files)):
@@ -236,7 +225,7 @@ def require_current_run(
     paths: ArtifactPaths = ArtifactPaths(),
     run: RunPaths | None = None,
 ) -> None:
-    """Raise `DuplexError`, which names the command to train again, if a run is not what params.yaml would make it."""
+    """Raise `DuplexError`, with the command to train again, if a run is not what params.yaml would make it."""
     if found := run_difference(params, dataset, method, seed, paths, run=run):
         folder = (run or paths.run(dataset, method, seed)).root
         raise DuplexError(
@@ -274,8 +263,8 @@ def require_data(
 def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write the files on which the stages of dvc.yaml depend: `plan/DATASET/STAGE.json`, `plan/DATASET/METHOD/…`.
 
-    Raises UsageError if a method has a wrong option, or a data set lacks an input that the method needs. For a method
-    kind that cannot be imported, prints a warning: only its own runs fail.
+    Raises UsageError for a wrong option or a data set that lacks an input of a method. A method kind that cannot be
+    imported gets a warning: only its own runs fail.
     """
     table = paths.ablations
     ablations = {"ablations": sha256(table)} if table.is_file() else {}
@@ -300,8 +289,7 @@ def load_planned(
 ) -> Params:
     """Load params.yaml for stages of the pipeline; raise `DuplexError` if it or the code changed since `plan` ran.
 
-    DVC would record the result under the plan's values. Stages without a plan, as in a script run by hand, are not
-    checked.
+    DVC would record the result under the plan's values. Stages without a plan are not checked.
     """
     params = load_params()
     for stage in stages:

@@ -1,9 +1,8 @@
 """Rank the images of a data set by how likely their labels are wrong, and apply corrected labels.
 
-Labels are judged by margins: the score of an image's label minus that of the best other label. The lower the margin,
-the more suspicious the label. Images are divided into folds, so that an image is not scored by itself: its score for a
-label is the cosine with the label's prototype, the mean of the unit features of the label's images in the other folds.
-`knn` replaces prototypes by votes of the nearest images of other folds, weighted by cosine.
+Labels are judged by margins: the score of an image's label minus that of the best other label. An image's score for a
+label is the cosine with the label's prototype, the mean of the unit features of the label's images in other folds
+(random parts). `knn` replaces prototypes by votes of the nearest images of other folds, weighted by cosine.
 """
 
 from __future__ import annotations
@@ -57,9 +56,7 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
 
     Args:
         features: unit features of the images [n, d].
-        labels: class of each image [n].
         way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
-        folds: number of parts that the images are divided into at random.
     """
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
@@ -84,7 +81,7 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
 
 
 def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Cosine [B, K] of each query with the mean of each of K classes; -inf for a class without images."""
+    """[B, K]; -inf for a class without images."""
     sums = np.zeros((count, features.shape[1]))
     sizes = np.bincount(labels, minlength=count)
     np.add.at(sums, labels, features)
@@ -93,7 +90,7 @@ def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """Share [B, K] of the votes of the nearest images; -inf for an absent class."""
+    """[B, K]; -inf for an absent class."""
     near, cosines = most_similar(queries, features, NEIGHBOURS)
     votes = np.zeros((len(queries), count))
     rows = np.repeat(np.arange(len(queries)), near.shape[1])
@@ -102,12 +99,7 @@ def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
-    """A table of a data set's readable images, the labels most likely wrong first.
-
-    Args:
-        way: "run" scores labels by a trained run's features, "knn" by the nearest cached features.
-        run: folder of the run; by default the data set's run with the best validation AUC.
-    """
+    """A table of a data set's readable images, the labels most likely wrong first; `run`: by default the best run."""
     paths = ArtifactPaths()
     require_data(params, dataset, paths)
     manifest, labels = read_manifest(paths.manifest(dataset)), LabelSpace.load(paths.labels(dataset))
@@ -128,12 +120,8 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
     """`table` with rank, label margins and better labels, the labels most likely wrong first.
 
-    Images are ordered by the sum of their three margins, each divided by its standard deviation. The better state or
-    object is the label itself unless its margin is negative. The labels are listed twice: one copy is for editing, the
-    other shows which labels changed.
-
-    Args:
-        margins_by_kind: margins of the labels `composition`, `state` and `object`.
+    Images are ordered by the sum of their margins for `composition`, `state` and `object`, each divided by its standard
+    deviation. The labels are listed twice: one copy is for editing, the other shows which labels changed.
     """
     out = table[["image", "state", "object", "split"]].copy()
     for name, kind in margins_by_kind.items():
@@ -165,7 +153,6 @@ def write_suspects_page(path: Path, title: str, rows: Iterable[Mapping[str, Any]
 
 
 def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
-    """Unit features [n, d] of the images by which compositions, states and objects are judged: three arrays."""
     cls = cache.cls[rows]
     plain = cls / np.maximum(np.linalg.norm(cls, axis=1, keepdims=True), 1e-12)
     if way == "knn":
@@ -213,10 +200,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     """The manifest with the labels of the table `edited`, which `duplex data suspects` wrote and the user corrected.
 
     Rows whose columns `old_state` and `old_object` differ from the manifest are left out: they may undo a correction.
-    Other columns are ignored.
-
-    Raises:
-        UsageError: if no label changes, for misspelt columns, and for text that cannot be a label.
+    Raises UsageError if no label changes, for misspelt columns, and for text that cannot be a label.
     """
     require_data(params, dataset, stages=["prepare"])
     manifest = read_manifest(ArtifactPaths().manifest(dataset))
@@ -254,7 +238,6 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
 
 
 def _outdated(corrected: pd.DataFrame, present: pd.DataFrame) -> list[str]:
-    """The images whose label in the data set has changed since the list was made, to another than the corrected one."""
     other = pd.Series(False, corrected.index)
     for name, old in OLD.items():
         if old in corrected:

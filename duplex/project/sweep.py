@@ -1,8 +1,7 @@
 """Train and evaluate many runs in parallel processes that load inputs once. `dvc repro` would write the same files.
 
-Only runs whose stamps (duplex/project/stamps.py) are missing or differ are executed. Complete ones are committed to
-DVC, so that `dvc repro` does not repeat them. An interrupted sweep resumes: finished runs have their stamps, and
-training continues after its last whole epoch.
+Only runs whose stamps are missing or differ are executed, and complete ones are committed to DVC, so that `dvc repro`
+does not repeat them. An interrupted sweep resumes after the last whole epoch.
 """
 
 from __future__ import annotations
@@ -47,20 +46,20 @@ class DvcRepo:
 
     @classmethod
     def at(cls, folder: Path) -> DvcRepo | None:
-        """Return the DVC pipeline in a folder; None without a dvc.yaml, outside of a DVC repository, or without DVC."""
+        """The DVC pipeline in a folder; None without a dvc.yaml, outside of a DVC repository, or without DVC."""
         place = folder.resolve()
         in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
         return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """Return stage -> what has changed (DVC's JSON), for the stages among `targets` that DVC would run again."""
+        """Stage -> what has changed (DVC's JSON), for the stages among `targets` that DVC would run again."""
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
     def require_free(self, path: Path) -> None:
         """Raise `DuplexError` if a running DVC command reads or writes files below `path`.
 
-        DVC lists such files in its file `rwlock`: {"read": {path: [holder, ...]}, "write": {path: holder}}.
+        DVC's file `rwlock`: {"read": {path: [holder, ...]}, "write": {path: holder}}.
         """
         place = self.folder.resolve()
         root = next(parent for parent in (place, *place.parents) if (parent / ".dvc").is_dir())
@@ -102,9 +101,6 @@ class DvcRepo:
 
 
 def _reason(errors: str | None, code: int) -> str:
-    """Return why a DVC command failed: the last line of `errors` that begins with `ERROR:`, else all of `errors`.
-
-    errors: what it wrote to stderr. code: its exit code, which is the reason if it wrote nothing."""
     lines = [line for line in (errors or "").splitlines() if line.strip()]
     marked = [line.removeprefix("ERROR:") for line in lines if line.startswith("ERROR:")]
     text = " ".join((marked[-1] if marked else " ".join(lines)).split())
@@ -143,7 +139,7 @@ class SweepReport:
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[RunId]:
-    """Return all combinations of data sets, methods and seeds as runs; None means those under `run:` in params.yaml."""
+    """All combinations of data sets, methods and seeds as runs; None means those under `run:` in params.yaml."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
@@ -161,7 +157,7 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError if a value is in `values` twice; `thing` is the message's word for a value, such as "seed"."""
+    """Raise UsageError if a value is in `values` twice; `thing` is the message's word, such as "seed"."""
     for value in values:
         if list(values).count(value) > 1:
             raise UsageError(f"the {thing} {value} is named twice; remove one")
@@ -170,10 +166,7 @@ def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
 def sweep(
     params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
 ) -> SweepReport:
-    """Train and evaluate all missing runs, commit them to DVC, and return how many were executed and which failed.
-
-    jobs: number of processes; None: one per GPU, or CPU cores divided by threads per run.
-    """
+    """Train and evaluate all missing runs, commit them to DVC, and return how many were executed and which failed."""
     start, report = time.perf_counter(), SweepReport(len(runs))
     repo, datasets = DvcRepo.at(paths.root.parent), list(dict.fromkeys(run.dataset for run in runs))
     in_pipeline = set(grid(params, None, None, None)) if repo else set()
@@ -214,7 +207,6 @@ def _extract_missing(repo: DvcRepo, datasets: Iterable[str], paths: ArtifactPath
 
 
 def _commit(repo: DvcRepo, params: Params, runs: Sequence[RunId], report: SweepReport, paths: ArtifactPaths) -> None:
-    """Record complete runs in dvc.lock, with the features that they were made from, where DVC has other files."""
     datasets = dict.fromkeys(run.dataset for run in runs)
     earlier = [f"{stage}@{name}" for name in datasets for stage in DATA_STAGES]
     products = ["product"] if params.run.products else []
@@ -231,7 +223,7 @@ def _commit(repo: DvcRepo, params: Params, runs: Sequence[RunId], report: SweepR
 
 
 def is_unchanged(params: Params, paths: ArtifactPaths) -> bool:
-    """Return whether params.yaml still has the content with which the sweep started."""
+    """Whether params.yaml still has the content with which the sweep started."""
     try:
         return load_params(paths.root.parent / "params.yaml") == params
     except DuplexError:  # half-edited
@@ -239,10 +231,7 @@ def is_unchanged(params: Params, paths: ArtifactPaths) -> bool:
 
 
 def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> set[RunId]:
-    """Train and evaluate runs with a progress bar, count them in `report`, and return the runs that succeeded.
-
-    tasks: what to train and evaluate. engine: function that executes tasks and yields their results.
-    """
+    """Train and evaluate runs with a progress bar, count them in `report`, and return the runs that succeeded."""
     succeeded: set[RunId] = set()
     with ProgressBar("runs", len(tasks)) as bar:
         for result in engine(tasks):
@@ -258,10 +247,9 @@ def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> s
 
 
 def commit_targets(runs: Sequence[RunId], changed: Collection[str]) -> list[str]:
-    """The DVC stages of `runs` to commit.
+    """The DVC stages of `runs` to commit, the whole stage in place of single runs if no other run has changed.
 
-    `train`, `evaluate` and `product` replace names of single runs (`train@DATASET-METHOD-SEED`) if no other run has
-    changed: DVC then writes dvc.lock once instead of once per stage.
+    DVC then writes dvc.lock once instead of once per stage.
     """
     stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
@@ -275,7 +263,6 @@ def task_executor(
     """The function that executes tasks: in local processes or, for `engine="ray"`, on a Ray cluster.
 
     wanted: numbers of CPU threads of the tasks; `auto` counts as PyTorch's default number.
-    jobs: number of processes; None: one per GPU or, without GPUs, CPU cores divided by the largest of `wanted`.
     """
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
     executor = Executor(params, paths, torch.get_num_threads())
@@ -288,10 +275,7 @@ def task_executor(
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
-    """Return the number of worker processes, and the GPUs that they share.
-
-    By default there is one process per GPU or, without GPUs, one per `threads` CPU cores.
-    """
+    """The number of processes (default: one per GPU or per `threads` CPU cores), and the GPUs that they share."""
     gpus: list[str] = []
     if resolve_device(device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -301,10 +285,7 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
 
 
 def run_in_processes(tasks: Sequence[Task], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
-    """Execute `tasks` in `jobs` processes, which share the `gpus`; yield results as they are ready.
-
-    A process that dies fails its current task only.
-    """
+    """Execute `tasks`, yield results as they are ready; a process that dies fails its current task only."""
     create = partial(getattr, executor, "execute")
     workers = []
     for n in range(min(jobs, len(tasks))):

@@ -1,7 +1,4 @@
-"""The pipeline's stage `train`: one method on one data set with one seed, from params.yaml to a checkpoint.
-
-It writes the checkpoint of the best epoch and the training history. Whatever else it needs is in `duplex.training`.
-"""
+"""The pipeline's stage `train`: one method on one data set with one seed, from params.yaml to a checkpoint."""
 
 from __future__ import annotations
 
@@ -42,11 +39,7 @@ def train_stage(
     """Train a method on a data set with a seed and save its best epoch by validation AUC, as params.yaml says.
 
     Bias and feasibility threshold are calibrated on validation images. Interrupted training continues after its last
-    whole epoch.
-
-    Args:
-        out: paths to write to, by default the run's own folder.
-        load: function that loads features and labels, by default from disk.
+    whole epoch. `out`: by default the run's own folder.
     """
     out = out or paths.run(dataset, method, seed)
     stamps.require_data(params, dataset, paths)
@@ -96,11 +89,7 @@ def with_members(
     paths: ArtifactPaths,
     folder: Path,
 ) -> MethodSpec:
-    """A product's spec with references to the finished runs that it combines, which must match params.yaml.
-
-    Args:
-        folder: of the product, from which the paths of the runs start.
-    """
+    """A product's spec with references, relative to its `folder`, to the finished runs that it combines."""
     if spec.finetune is not None:
         raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
     members = []

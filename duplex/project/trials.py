@@ -34,10 +34,7 @@ class RunId:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """The name in dvc.yaml of this run's stage `name`, "train" or "evaluate".
-
-        A run that multiplies the probabilities of finished runs has a single stage, `product`, in place of both.
-        """
+        """The name in dvc.yaml of this run's stage; a product of finished runs has a single one, `product`."""
         return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
 

@@ -1,7 +1,7 @@
 """Search for settings of methods by validation AUC, in parallel processes that load inputs once.
 
-Test images are never scored, and no files of the pipeline are written: each combination of settings and seed is a trial
-in `artifacts/trials.partial`, so an interrupted search, or a larger one, trains only what is missing.
+Test images are never scored. Each combination of settings and seed is a trial in `artifacts/trials.partial`, so an
+interrupted search, or a larger one, trains only what is missing.
 """
 
 from __future__ import annotations
@@ -65,12 +65,10 @@ class TuningRow:
 
     @cached_property
     def errors(self) -> list[str]:
-        """Why trials failed."""
         return [outcome.error for outcome in self.outcomes if outcome.error is not None]
 
     @property
     def results(self) -> list[TrialResult]:
-        """Results of the trials that succeeded."""
         return [outcome.value for outcome in self.outcomes if outcome.error is None]
 
     @property
@@ -104,10 +102,7 @@ def tune(
     paths: ArtifactPaths = ArtifactPaths(),
     engine: Engine = "local",
 ) -> list[TuningRow]:
-    """Train every method with every combination of settings and every seed; return a row per method and combination.
-
-    choices: setting (name of a training option or of an option of the methods) -> values to try.
-    """
+    """Train methods with every combination of `choices` (setting -> values) and seed; one row for all seeds."""
     for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
         if not values:
             raise UsageError(f"there is no {thing} to try; name at least one")
@@ -134,7 +129,7 @@ def tune(
 
 
 def _folder(params: Params, dataset: str, method: str, paths: ArtifactPaths, parent: Path) -> Path:
-    """The folder of a method's trials; trials that were made from other data, options or code are deleted."""
+    """Trials that were made from other data, options or code are deleted."""
     stamp = stamps.stamp(params, dataset, "train", method, 0, paths)
     folder = parent / method / json_digest({**stamp, "torch": torch.__version__})[:16]
     for other in folder.parent.glob("*"):
@@ -155,7 +150,6 @@ def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
 def _run(
     params: Params, tasks: Sequence[TuningTask], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> list[Outcome]:
-    """The outcomes of trials, in their order."""
     wanted = {task.spec(params).training.threads for task in tasks}
     execute = task_executor(params, wanted, jobs, engine, paths)
     found: dict[str, Outcome] = {}
