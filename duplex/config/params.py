@@ -332,6 +332,8 @@ class Params(ParamsSection):
     def _check_products(self) -> None:
         """Check that methods that combine finished runs are in `run.products`, the runs' methods in `run.methods`."""
         for name, entry in self.methods.items():
+            if entry.members and "members" in entry.options:
+                raise UsageError(f"params.yaml: methods.{name}.members: training fills it in; remove it")
             for member in entry.members:
                 place = f"params.yaml: methods.{name}.of:"
                 if self.entry(require_method(member, self.methods, f" in {place}")).members:
