@@ -24,7 +24,8 @@ from duplex import Recognizer, load_encoder
 from duplex.data.images import read_image
 from duplex.encoders.base import Encoder
 from duplex.labels import LabelSpace
-from duplex.recognition.trained import FORMAT, ExportedModel
+from duplex.recognition.trained import ExportedModel
+from duplex.training.model_file import ModelHeader
 
 STATES, OBJECTS, PROCESSES = 18, 23, 5
 
@@ -70,16 +71,18 @@ def recognizer_of(encoder: Encoder) -> Recognizer:
         "state_of": compositions // OBJECTS,
         "object_of": compositions % OBJECTS,
     }
-    config = {
-        "format": FORMAT,
+    fields = {
         "kind": "prompts",
         "world": "closed",
         "labels": labels.to_dict(),
         "calibration": {"bias": 0.0},
         "confidence": {},
+        "finetune": None,
         "encoder": {**encoder.identity.to_dict(), "name": encoder.name, "tag": "", "text_precision": "fp32"},
     }
-    model = ExportedModel(Path("random"), config, tensors, torch.device("cpu"))
+    model = ExportedModel(
+        ModelHeader(Path("random/model"), "export", fields, "", "random"), tensors, torch.device("cpu")
+    )
     model.backbone.towers["image"] = encoder
     return Recognizer(model)
 

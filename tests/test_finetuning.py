@@ -229,7 +229,7 @@ def test_the_report_shows_finetuned_features(project) -> None:
 def test_training_and_evaluation_from_the_disk_equal_those_from_memory(project, monkeypatch) -> None:
     wanted = stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths)
     held = train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "held", 0))
-    monkeypatch.setattr(inputs_module, "read_tokens", lambda path, name, limit: read_tokens(path, name, 0))
+    monkeypatch.setattr(inputs_module, "read_tokens", lambda path, name, limit, rows: read_tokens(path, name, 0, rows))
     assert stages.evaluate_stage(project.params(), "own", "deep", 0, project.paths) == wanted
     streamed = train_stage(project.params(), "own", "deep", 0, project.paths, project.paths.run("own", "streamed", 0))
     assert streamed.history == held.history  # so few images are one block, in the order that those in memory have
@@ -266,7 +266,7 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
         ({"adapter": "lora"}, r"methods\.deep\.finetune\.blocks: missing"),
         ({"blocks": 1, "adapter": "full", "width": 4}, r"adapter: full has no width"),
         ({"block": 1}, r"methods\.deep\.finetune\.block: unknown key; known: blocks, adapter"),
-        (3, r"methods\.deep\.finetune is 3"),
+        (3, r"methods\.deep\.finetune: expected a table .*it is 3"),
     ],
 )
 def test_an_invalid_finetune_entry_is_reported(project, tmp_path: Path, finetune, message) -> None:

@@ -212,6 +212,8 @@ def init(folder: Path) -> list[str]:
     steps = [f"{len(files)} files in {folder}"]
     with report_write_errors(folder):
         _write(folder, files)
+        for name in LINKED:  # the pipeline of the ablations is that of the project
+            (folder / "ablations" / name).symlink_to(Path("..") / name)
         if not inside:
             _run(["git", "init", "--quiet"], folder)
             steps.append("git init")
@@ -236,8 +238,6 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    for name in LINKED:  # the pipeline of the ablations is that of the project
-        (folder / "ablations" / name).symlink_to(Path("..") / name)
 
 
 def _text(name: str) -> str:

@@ -29,11 +29,11 @@ def test_metrics_without_any_run_name_the_command_that_makes_one(project, comman
         assert command("metrics", *words).refused("no run of params.yaml is evaluated yet; `dvc repro`")
 
 
-def test_prepare_writes_four_files(project, command, monkeypatch):
+def test_prepare_writes_a_manifest_with_its_stamp(project, command, monkeypatch):
     monkeypatch.setattr("duplex.project.stages.ensure_images", lambda *_: None)  # it would draw 6,000 images
     assert command("prepare", "--dataset", "shapes").code == 0
     written = {path.name for path in (project / "artifacts" / "shapes").iterdir()}
-    assert written == {"manifest.csv", "labels.json", "statistics.json", "source.json"}
+    assert written == {"manifest.csv", "labels.json", "statistics.json", "prepare.stamp.json"}
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**63)])

@@ -108,8 +108,8 @@ def test_features_replaced_after_extract_are_refused(project: Path, command: Com
     np.save(project / "X.npy", features(table) + 1)
     for stage in ("train", "evaluate"):
         result = command(stage, *words)
-        assert result.refused("X.npy has changed since `duplex extract`", "`duplex extract --dataset mine`")
-    assert "X.npy has changed since" in command("doctor").out
+        assert result.refused("its file of features has changed", "`duplex prepare --dataset mine`")
+    assert "its file of features has changed" in command("doctor").out
     assert command("extract", "--dataset", "mine").code == 0
     assert command("train", *words).code == 0
     (project / "X.npy").unlink()

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.cli import app
-from duplex.config.params import load_params
+from duplex.config.params import MethodEntry, load_params
 from duplex.errors import UsageError
 from duplex.project import tune as tuning
 from duplex.project.train import train_stage
@@ -60,8 +60,8 @@ def test_three_rates_and_two_seeds_of_a_method_and_a_plug_in(with_plugin):
 
 
 def test_a_trial_is_the_run_that_the_pipeline_would_train(params, tmp_path):
-    entry = dataclasses.replace(params.methods["csp"], training={"learning_rate": 0.003}, options=dict(
-        params.methods["csp"].options, template="an image of"))  # fmt: skip
+    record = params.methods["csp"].model_dump()
+    entry = MethodEntry(**{**record, "training": {"learning_rate": 0.003}, "template": "an image of"})
     changed = params.model_copy(update={"methods": {**params.methods, "csp": entry}})
     train_stage(changed, "own", "csp", 5, ArtifactPaths(), RunPaths(tmp_path / "out"))
     record = read_record(tmp_path / "out" / "checkpoint.safetensors")
