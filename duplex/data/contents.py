@@ -190,7 +190,7 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
 def split_by_content(
     frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
 ) -> SplitResult:
-    """Assign rows to train, val and test like `make_split`, but keep images of equal content, a key each, in one split.
+    """Assign rows to splits like `make_split`, but keep equal images together; `contents` has one key per row.
 
     Equal images with different pairs go to the split of the held-out pair, or else to training. They stay apart if a
     seen pair would lose its last training image, or if two of the pairs are held out for different splits.

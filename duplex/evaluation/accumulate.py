@@ -40,7 +40,7 @@ CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Adjacent columns of an ordered block of scores that belong to one group."""
+    """Neighbouring columns of one group, in a block of scores whose columns were ordered by group."""
 
     group: int
     span: slice  # in the ordered block

@@ -55,7 +55,7 @@ def headline(values: Mapping[str, Any]) -> str:
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A metric as a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`, without what is None."""
+    """A metric as a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`; missing parts are left out."""
     line = f"{name}{number(estimate['value']):>6}"
     if estimate["interval"] is not None:
         low, high = estimate["interval"]

@@ -28,7 +28,7 @@ def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
 
 
 def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """`nearest` for vectors of unit length, in their own precision."""
+    """Like `nearest`, for vectors that have unit length already; computed in their own precision."""
     k = min(k, len(gallery))
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
     cosines = np.empty((len(queries), k), np.result_type(queries, gallery))

@@ -134,7 +134,7 @@ class FeatureFile:
 
 
 def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function from images to one key per image, equal for equal features in a file; None if there is no file."""
+    """A function that returns one key per image, equal where features in the file `path` are; None without `path`."""
     return None if path is None else partial(feature_row_keys, path, source.table is not None)
 
 

@@ -127,7 +127,7 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
-    """A perceptron embeds images, a graph network compositions."""
+    """Embeds images by a perceptron and compositions by a graph network."""
 
     def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
         super().__init__(context, options, trained_words=False)

@@ -112,7 +112,7 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Index [B] of the prototype of an image's group to which optimal transport assigns it."""
+    """The prototype [B], among the K of its group, to which optimal transport assigns each image."""
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 

@@ -147,7 +147,7 @@ class LocalCandidates:
 def aggregate(
     nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, messages: tuple[Message, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Weighted mean of messages per candidate [C, d], and which get any [C]: weights may underflow (Eq. 15-16)."""
+    """Weighted mean of the messages to each candidate [C, d] (Eq. 15-16), and a mask [C] of those that receive any."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion) for kind in messages]
     for more, more_weight in others:
         total, weight = total + more, weight + more_weight

@@ -127,7 +127,7 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
 
 
 def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """A data set's image paths, missing images of `shapes` drawn first, and keyword arguments for encoding them."""
+    """A data set's image paths, and keyword arguments for encoding them; first draws images that `shapes` lacks."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     stamps.require_data(params, dataset, paths, ("prepare",))

@@ -375,7 +375,7 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
-    """A data set's numbers of states, objects, pairs and images."""
+    """Counts of a data set's states, objects, pairs and images, its cache's size, and its unreadable images."""
     if data.statistics is None:
         return Note("The data set has no statistics.", f"dvc repro prepare@{data.name}")
     places: dict[str, tuple[str, ...]] = {"states": ("states",), "objects": ("objects",)}

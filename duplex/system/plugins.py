@@ -136,7 +136,7 @@ def plugin_files(module: str) -> Files:
 
 
 def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
-    """Files with all that they import, directly or not; `find`: from a module's name to its files, or to none."""
+    """`files` with the files of all that they import, directly or not; `find` gives the files of a module's name."""
     waiting = list(files.values())
     while waiting:
         for name in _parse(waiting.pop().read_bytes())[1]:

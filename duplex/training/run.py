@@ -524,7 +524,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
     """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
-    They are measured at bias 0, and with seen groups among seen pairs, unseen pairs among unseen ones.
+    Each is measured at bias 0, among all candidates, and among only the seen (unseen) ones for seen (unseen) pairs.
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     test = inputs.examples["test"].compositions.cpu().numpy()

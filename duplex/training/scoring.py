@@ -84,9 +84,9 @@ class ScoringTask:
             yield rows, checked_scores(self.name, scores, rows.stop - rows.start, len(self.candidates))
 
     def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
-        """As `blocks`, but as `(slice of images, index of the first candidate, float32 scores [b, w])`.
+        """All scores in blocks `(slice of images, index of the first candidate, float32 scores [b, w])`.
 
-        Candidates are split too if one image's scores are too many for memory.
+        Unlike `blocks`, it also splits the candidates, if the scores of one image are too many for memory.
         """
         if self.score_blocks is None:
             yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
