@@ -176,17 +176,17 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.unique(_composition_numbers(_two_columns(listed), names))
 
     def composition_scores(self, X: Any) -> Floats:
-        """Log probability of each candidate pair for each image [n, C], in the order of `candidates_`."""
+        """Log probability of each candidate pair for each row of `X` [n, C], in the order of `candidates_`."""
         return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
 
     def predict(self, X: Any) -> Array:
-        """State and object [n, 2] of the likeliest candidate pair for each image."""
+        """State and object [n, 2] of the likeliest candidate pair for each row of `X`."""
         best = self._by_blocks(X, lambda scores: scores.argmax(-1))
         labels: Array = self.candidates_[best]
         return labels[:, 0] if self.single_column_ else labels
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of states [n, M] and of objects [n, N]; for a single column of labels, one array."""
+        """Probabilities of states [n, M] and of objects [n, N] for the rows of `X`; for one column of labels, one array."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
         m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects
@@ -199,7 +199,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return parts if self.width_ == 2 else parts[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Share of images whose state and object are both right, weighted by `sample_weight` [n]."""
+        """Share of the rows of `X` for which state and object of `y` are both found, weighted by `sample_weight` [n]."""
         predicted = self.predict(X)
         _checked_columns(y, self.label_names_, "y")
         labels = np.asarray(y)

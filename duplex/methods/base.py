@@ -202,7 +202,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register an empty buffer [0, *shape], to which `start` or a checkpoint may give any length."""
+        """Register an empty buffer `name` [0, *shape] of type `dtype`; `start` or a checkpoint may give it any length."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
@@ -214,7 +214,7 @@ class Method(nn.Module, Generic[OptionsT]):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """State index and object index of each composition number."""
+        """State index and object index of each of the `compositions`."""
         return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
 
     @classmethod
@@ -223,7 +223,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers from all training images before the first epoch, unless a checkpoint is loaded."""
+        """Compute buffers from all training images, `train`, before the first epoch, unless a checkpoint is loaded."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups for the optimiser: dicts with `params` and perhaps `lr`; none if nothing is trained."""
@@ -248,10 +248,10 @@ class Method(nn.Module, Generic[OptionsT]):
         """Update buffers that depend on parameters, after each step of the optimiser."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers that depend on image features, after every epoch, in evaluation mode."""
+        """Recompute buffers that depend on the features of `train`, after every epoch, in evaluation mode."""
 
     def after_epoch(self, epoch: int) -> None:
-        """Update what depends on the number of epochs trained (from 1), such as a margin, before validation."""
+        """Update what depends on `epoch`, the number of epochs trained (from 1), such as a margin, before validation."""
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         """Choose settings by validation AUC after training, such as weights in the score, and store them in buffers.
@@ -278,11 +278,11 @@ class Method(nn.Module, Generic[OptionsT]):
         return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function that yields the summands of the scores [B, C] by name, or None if the scores are no sum."""
+        """A function that yields the summands of the scores [B, C] for `candidates` by name; None if they are no sum."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Probability of each candidate per image [B, C]; excluded candidates have the score -inf."""
+        """Probability of each candidate per image [B, C], from `scores` [B, C]; excluded candidates have the score -inf."""
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:

@@ -99,7 +99,7 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """A recognizer with more candidates, such as `"rusty kettle"` or `("rusty", "kettle")`; words may be new."""
+        """A recognizer with `compositions` as more candidates: `"rusty kettle"` or `("rusty", "kettle")`; words may be new."""
         pairs = as_pairs([compositions] if isinstance(compositions, str) else compositions, self.labels)
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
@@ -157,14 +157,14 @@ class Recognizer:
 
     @initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
-        """Scores [B, C] for `candidates(world)`, as the evaluation computes them; arguments as for a call."""
+        """Scores [B, C] of `images` for `candidates(world)`, as the evaluation has them, `batch_size` images at once."""
         candidates = self.candidates(world)
         scores = [candidates.scorer(inputs) for inputs in self._inputs(images, batch_size)]
         return torch.cat([torch.zeros(0, len(candidates), device=self.device), *scores])
 
     @initial_modes()
     def candidates(self, world: World | None = None) -> Candidates:
-        """The compositions that answers are chosen from, with the function that scores them."""
+        """The compositions of a `world` that answers are chosen from, with the function that scores them."""
         if not self.worlds:
             raise UsageError(f"{self.trained.where} was calibrated for no world; train again")
         world = self.worlds[0] if world is None else world
@@ -208,7 +208,7 @@ class Recognizer:
             yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """The model's inputs for images after the encoder's `image_transform`, uint8 [3, R, R] each."""
+        """The model's inputs for the `pixels` of images after the encoder's `image_transform`, uint8 [3, R, R] each."""
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
     @property
