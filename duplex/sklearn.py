@@ -186,7 +186,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return labels[:, 0] if self.single_column_ else labels
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of states [n, M] and of objects [n, N] for the rows of `X`; for one column of labels, one array."""
+        """Probabilities of states [n, M] and objects [n, N] for the rows of `X`; one array for one column of labels."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
         m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects
@@ -199,7 +199,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return parts if self.width_ == 2 else parts[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Share of the rows of `X` for which state and object of `y` are both found, weighted by `sample_weight` [n]."""
+        """Share of the rows of `X` whose state and object in `y` are both found, weighted by `sample_weight`."""
         predicted = self.predict(X)
         _checked_columns(y, self.label_names_, "y")
         labels = np.asarray(y)

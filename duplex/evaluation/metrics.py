@@ -434,8 +434,10 @@ def measure(
     Args:
         competitors: the result of `ScoreAccumulator.competitors`.
         k: an image is right if its pair is among the best k.
-        states, objects: state and object of each column [C], for their accuracies.
-        rounds, seed: bootstrap over images for the intervals of S, U and HM; 0 rounds: none.
+        states: state of each column [C], for the accuracy of states.
+        objects: object of each column [C], for the accuracy of objects.
+        rounds: resamples of images for the intervals of S, U and HM; 0: no intervals.
+        seed: of the resamples.
     """
     rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)

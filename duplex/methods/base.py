@@ -202,7 +202,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register an empty buffer `name` [0, *shape] of type `dtype`; `start` or a checkpoint may give it any length."""
+        """Register an empty buffer `name` [0, *shape] of type `dtype`; `start` may give it any length."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
@@ -251,7 +251,7 @@ class Method(nn.Module, Generic[OptionsT]):
         """Recompute buffers that depend on the features of `train`, after every epoch, in evaluation mode."""
 
     def after_epoch(self, epoch: int) -> None:
-        """Update what depends on `epoch`, the number of epochs trained (from 1), such as a margin, before validation."""
+        """Update what depends on `epoch`, the number of epochs trained, such as a margin, before validation."""
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         """Choose settings by validation AUC after training, such as weights in the score, and store them in buffers.
@@ -278,11 +278,11 @@ class Method(nn.Module, Generic[OptionsT]):
         return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function that yields the summands of the scores [B, C] for `candidates` by name; None if they are no sum."""
+        """A function that yields the summands of the scores of `candidates` by name; None if they are no sum."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Probability of each candidate per image [B, C], from `scores` [B, C]; excluded candidates have the score -inf."""
+        """Probability of each candidate per image, from `scores` [B, C]; excluded candidates have -inf."""
         return scores.softmax(-1)
 
     def likelihood(self) -> Tensor | None:

@@ -99,7 +99,7 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """A recognizer with `compositions` as more candidates: `"rusty kettle"` or `("rusty", "kettle")`; words may be new."""
+        """A recognizer with `compositions` such as `"rusty kettle"` as more candidates; words may be new."""
         pairs = as_pairs([compositions] if isinstance(compositions, str) else compositions, self.labels)
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
@@ -135,7 +135,9 @@ class Recognizer:
 
         Args:
             paths: image files; a file that cannot be read as an image gives an `UnreadableImage`.
-            top, world, batch_size: as for a call of the recognizer.
+            top: as for a call of the recognizer.
+            world: likewise.
+            batch_size: likewise.
             num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
         """
         candidates = self.candidates(world)
@@ -157,7 +159,7 @@ class Recognizer:
 
     @initial_modes()
     def scores(self, images: Any, world: World | None = None, batch_size: int = BATCH) -> Tensor:
-        """Scores [B, C] of `images` for `candidates(world)`, as the evaluation has them, `batch_size` images at once."""
+        """Scores [B, C] of `images` for `candidates(world)`, computed for `batch_size` images at once."""
         candidates = self.candidates(world)
         scores = [candidates.scorer(inputs) for inputs in self._inputs(images, batch_size)]
         return torch.cat([torch.zeros(0, len(candidates), device=self.device), *scores])
