@@ -209,7 +209,7 @@ def test_a_sweep_executes_members_before_their_products(params: Params, project:
     runs = grid(params, None, ["both", "csp", "closed_form"], [0])
     assert [run.combines for run in runs] == [True, False, False]
     report = sweep(params, runs, 2, "local")
-    assert report.failed == {} and report.executed == 3
+    assert report.failed == {} and (report.executed, report.complete) == (2, 1)  # closed_form is there
     assert ArtifactPaths().run("own", "both", 0).metrics.exists()
     assert sweep(params, runs, 1, "local").complete == 3
 

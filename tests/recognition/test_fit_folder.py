@@ -22,7 +22,7 @@ from duplex.training import trials
 from duplex.training.checkpoint import read_record
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first
-from tests.subprocesses import ENVIRONMENT, duplex, start_duplex
+from tests.subprocesses import duplex, start_duplex
 
 pytestmark = pytest.mark.slow
 SCHEDULE = f"schedule-{fit.MINUTES:g}.json"
@@ -92,7 +92,7 @@ def test_a_second_fit_trains_and_decodes_nothing_and_gives_the_same_bytes(fitted
 def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp_path, monkeypatch, stage):
     model, _ = fitted
     out = tmp_path / "model"
-    monkeypatch.setitem(ENVIRONMENT, "XDG_CACHE_HOME", str(tmp_path / "features"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "features"))
     process = start_duplex("fit", drawn, "--encoder", "tiny", "--out", out)
     limit = time.monotonic() + 120
     while not list(tmp_path.rglob(stage)) and process.poll() is None and time.monotonic() < limit:
