@@ -35,7 +35,9 @@ def copy_project(project: Path) -> None:
     run(project, sys.executable, "-m", "dvc", "init", "-q")
     yaml = YAML()
     params = yaml.load(project / "params.yaml")
-    params["run"] = {"datasets": ["shapes"], "methods": ["cso"], "products": [], "seeds": [0]}
+    for key, values in {"datasets": ["shapes"], "methods": ["cso"], "products": [], "seeds": [0]}.items():
+        params["run"][key].clear()  # the lists keep their form: each on one line
+        params["run"][key].extend(values)
     params["extraction"]["num_workers"] = 0
     params["evaluation"]["bootstrap"] = 20
     yaml.dump(params, project / "params.yaml")

@@ -105,6 +105,6 @@ def test_a_fit_encodes_again_and_an_update_is_refused(
         encode(cache, job)
 
     monkeypatch.setattr(extract, "_encode_pending", counted)
-    fit.fit_folder(root, out, encoder="mine", say=lambda _: None)
+    fit.fit_folder(root, out, encoder="mine", say=lambda _: None, force=True)
     assert len(encoded) == 1
     update_model(out, tmp_path / "more", tmp_path / "again", say=lambda _: None)
