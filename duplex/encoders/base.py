@@ -15,7 +15,6 @@ import json
 import os
 import re
 import tempfile
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,7 +60,6 @@ FORM = "local-dir:FOLDER"  # name of an open_clip encoder whose weights are in a
 TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
 WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the preferred one first
 Config = dict[str, Any]
-warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm in notebooks; no bar here needs its widget
 
 
 @dataclass(frozen=True)
