@@ -10,7 +10,6 @@ stubs replace both. Do not compile timm's NaFlex models in this process.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -41,7 +40,6 @@ def ensure_torchvision() -> bool:
 
 def import_open_clip() -> None:
     """Import open_clip and timm without torch's compiler."""
-    warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm in notebooks; no bar here is a widget
     ensure_torchvision()
     with _compiler_deferred():
         import open_clip  # noqa: F401
