@@ -101,6 +101,7 @@ def _import_features(
 ) -> ExtractionReport:
     if given := [key for key in ("shard", "limit") if options.get(key) is not None]:
         raise UsageError(f"{dataset} has imported features, {features}, so nothing is encoded; leave {given[0]} out")
+    stamps.require_data(params, dataset, paths, ("prepare",))
     began, manifest = time.monotonic(), paths.manifest(dataset)
     images = read_manifest(manifest)["image"].tolist()
     import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad)

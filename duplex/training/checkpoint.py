@@ -152,7 +152,7 @@ def load_checkpoint(
     plugin = record.training.get("plugin")
     if plugin is not None:
         current = plugin_hash(module_of(method_source(record.kind)))
-        if plugin != current and UNKNOWN_CODE in (plugin, current):
+        if UNKNOWN_CODE in (plugin, current):
             print(
                 f"duplex: the code of {record.kind!r} cannot be compared with that when {path} was trained, since its "
                 "source is unknown; put the class into a module",

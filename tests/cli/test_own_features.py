@@ -110,8 +110,9 @@ def test_features_replaced_after_extract_are_refused(project: Path, command: Com
         result = command(stage, *words)
         assert result.refused("its file of features has changed", "`duplex prepare --dataset mine`")
     assert "its file of features has changed" in command("doctor").out
-    assert command("extract", "--dataset", "mine").code == 0
-    assert command("train", *words).code == 0
+    assert command("extract", "--dataset", "mine").refused("`duplex prepare --dataset mine`")
+    for stages in (["prepare", "-d", "mine"], ["extract", "-d", "mine"], ["train", *words]):
+        assert command(*stages).code == 0
     (project / "X.npy").unlink()
     assert command("evaluate", *words).code == 0, "the file may be on another machine"
 
@@ -173,6 +174,7 @@ def test_rows_that_are_not_finite_are_named(project: Path, command: Command, tab
     assert np.flatnonzero(open_features(ArtifactPaths().features("mine")).bad).tolist() == [7]
     values[::3] = np.inf
     np.save(project / "X.npy", values)
+    assert command("prepare", "--dataset", "mine").code == 0
     assert command("extract", "--dataset", "mine").refused("rows are zero or not finite, the first that of", "max_bad")
     result = command("data", "add", "mine", "table.csv", "--features", "X.npy")
     assert result.code == 1
