@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.measure import emit, options, say
-from duplex import Recognizer, open_features
+from duplex import Recognizer, read_features
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.data.tables import read_manifest
@@ -64,7 +64,7 @@ def drawn(recognizer: Recognizer, run: Path, seed: int) -> tuple[Floats | list[P
     if recognizer.trained.outputs.block_inputs:
         root = load_params().dataset(dataset).source.root
         return [root / name for name in manifest["image"].iloc[chosen]], target[chosen]
-    return open_features(paths.features(dataset)).cls[chosen], target[chosen]
+    return read_features(paths.features(dataset)).cls[chosen], target[chosen]
 
 
 def measured(recognizer: Recognizer, images: Floats | list[Path], target: Ints) -> dict[str, Any]:

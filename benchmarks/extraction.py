@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 from benchmarks.measure import FamilyMemory, apart, device_name, emit, median_ratio, options, say, write_pictures
 from duplex.encoders.base import Encoder, EncoderSource, complete_preprocess, load_encoder
 from duplex.encoders.open_clip import ClipEncoder, open_clip
-from duplex.features.extract import ImageRows, decode_batches, decoding_workers, extract, split_rows
+from duplex.features.encode import ImageRows, decode_batches, decoding_workers, split_rows
+from duplex.features.extract import extract
 from duplex.system.threads import PRECISIONS, keep_freed_memory
 
 SIZES = {"ViT-L-14": (24, 4, 3), "ViT-B-32": (192, 32, 3)}  # pictures, batch size, rounds

@@ -16,7 +16,7 @@ from benchmarks.gpu_times import Look
 from benchmarks.measure import say
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
-from duplex.features.file import ENCODED, PartialCache, Span, open_features
+from duplex.features.file import ENCODED, PartialCache, Span, read_features
 from duplex.features.tokens import DiskTokens
 from duplex.methods.base import Batch
 from duplex.project.train import train_stage
@@ -84,7 +84,7 @@ def streams(look: Look, path: Path) -> bool:
 
 def compared(here: Path, there: Path, methods: tuple[str, ...]) -> dict[str, float]:
     """The differences of features and of the test AUC, in points, between GPU and CPU."""
-    ours, theirs = (open_features(place / ArtifactPaths().features("own")).cls for place in (here, there))
+    ours, theirs = (read_features(place / ArtifactPaths().features("own")).cls for place in (here, there))
     found = {"largest difference of a feature": float(np.abs(ours - theirs).max())}
     for method in methods:
         both = [

@@ -21,7 +21,7 @@ from benchmarks import text as texts
 from benchmarks import training as steps
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.openworld import begun
-from duplex.features.extract import decoding_workers
+from duplex.features.encode import decoding_workers
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.system.threads import Precision, float32_arithmetic

@@ -25,7 +25,7 @@ from duplex.data.images import read_image
 from duplex.encoders.base import Encoder
 from duplex.labels import LabelSpace
 from duplex.recognition.trained import ExportedModel
-from duplex.training.model_file import ModelHeader
+from duplex.training.checkpoint import ModelHeader
 
 STATES, OBJECTS, PROCESSES = 18, 23, 5
 

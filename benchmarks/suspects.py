@@ -18,7 +18,7 @@ from scipy import stats
 from benchmarks.measure import emit, options, say
 from duplex.artifacts import ArtifactPaths
 from duplex.data.tables import read_manifest
-from duplex.features.file import open_features
+from duplex.features.file import read_features
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
@@ -47,7 +47,7 @@ def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
     """Per way, the share of the flipped images among the first n of the list [seeds, images + 1]."""
     paths = ArtifactPaths(artifacts)
     manifest, labels = read_manifest(paths.manifest("shapes")), LabelSpace.load(paths.labels("shapes"))
-    features = open_features(paths.features("shapes")).cls
+    features = read_features(paths.features("shapes")).cls
     features = features / np.linalg.norm(features, axis=1, keepdims=True)
     curves: dict[str, list[np.ndarray]] = {way: [] for way in WAYS}
     for seed in range(SEEDS):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from duplex.evaluation.accumulate import ScoreAccumulator as ScoreAccumulator
     from duplex.evaluation.metrics import Curve as Curve
     from duplex.evaluation.metrics import measure as measure
-    from duplex.features.file import open_features as open_features
+    from duplex.features.file import read_features as read_features
     from duplex.labels import LabelSpace as LabelSpace
     from duplex.options import Options as Options
     from duplex.recognition.answers import Answer as Answer
@@ -46,7 +46,7 @@ PUBLIC = {
     "load_dataset": "duplex.training.dataset",
     "load_encoder": "duplex.encoders",
     "measure": "duplex.evaluation.metrics",
-    "open_features": "duplex.features.file",
+    "read_features": "duplex.features.file",
 }
 
 __all__ = list(PUBLIC)

@@ -18,7 +18,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.data.tables import read_manifest
 from duplex.errors import UsageError
-from duplex.features.extract import OutputSpec
+from duplex.features.encode import OutputSpec
 from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
 from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions

@@ -220,7 +220,7 @@ def saved(path: Path) -> int:
 
 def trained_content(run: RunPaths) -> list[Any]:
     """Return a run's history, and its checkpoint with the digest of its tensors but without that of all features."""
-    header = read_checkpoint(run.checkpoint).header
+    header = read_checkpoint(run.checkpoint)
     training = {name: value for name, value in header.fields["training"].items() if name != "features"}
     return [run.history.read_bytes(), header.digest, {**header.fields, "training": training}]
 

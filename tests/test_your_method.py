@@ -69,7 +69,7 @@ def test_a_method_that_keeps_all_training_images_works_at_the_first_try(plugin, 
         (answer,) = recognizer(tmp_path / "images" / data.manifest["image"][0])
     assert answer.best.state in data.labels.states
     (cache,) = (tmp_path / "cache").glob("*/*.h5")
-    features = duplex.open_features(cache).cls[:9]
+    features = duplex.read_features(cache).cls[:9]
     pairs = recognizer.candidates("closed").pairs
     candidates = data.labels.index([state for state, _ in pairs], [thing for _, thing in pairs])
     expected = run.method.scorer(candidates)({"cls": torch.from_numpy(features)})

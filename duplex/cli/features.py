@@ -152,7 +152,7 @@ def import_(
     """Write a feature cache from features that were computed elsewhere."""
     from duplex.artifacts import ArtifactPaths
     from duplex.data.tables import read_manifest
-    from duplex.features.file import IMPORTED, open_features
+    from duplex.features.file import IMPORTED, read_features
     from duplex.features.imported import FeatureFile, import_features, refuse_other_width
     from duplex.project.stages import write_extraction_summary
     from duplex.system.files import sha256
@@ -171,7 +171,7 @@ def import_(
     images = read_manifest(manifest)["image"].tolist()
     import_features(features, len(images), sha256(manifest), out, images, max_bad)
     write_extraction_summary(out)
-    bad = int(open_features(out).bad.sum())
+    bad = int(read_features(out).bad.sum())
     rows = f"; {bad} of {len(images)} rows are zero or not finite" if bad else ""
     typer.echo(f"{out} has the features of {features}{rows}", err=True)
 
@@ -179,7 +179,7 @@ def import_(
 @cache.command()
 def join(out: Annotated[Path, typer.Argument(help="Cache file to write, in the folder of its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
-    from duplex.features.copies import join_shards
+    from duplex.features.extract import join_shards
     from duplex.project.stages import write_extraction_summary
 
     rows = join_shards(out)

@@ -1,49 +1,57 @@
-"""Encode images with a frozen encoder and write their features to a feature cache.
+"""Write the features of images to a feature cache: encode them, or find them in other caches by content.
 
-Worker processes decode image files to batches of pixels, in order, a few batches ahead of the encoder. On a GPU, the
-next batch is encoded while the current one is written. Images are always grouped into the same batches, on which the
-last bits of features depend: a resumed extraction gives the same features.
+Images are always grouped into the same batches, on which the last bits of features depend: a resumed extraction gives
+the same features. Shards, files with a part of a cache's rows each, can be encoded apart and are then joined to the
+whole. Images encoded before are found by the content of their files, in caches of the same encoder. Outside
+of a project, all data sets share a folder of caches:
+
+    FOLDER/features-KEY/LIST.h5    KEY stands for an encoder, LIST for the images and for what is stored of them
+
+A cache there that has all wanted images is used as it is. Otherwise one with these images is written, with rows from
+the others where possible, and those that it makes superfluous are removed. Who keeps features for later therefore keeps
+`SharedFeatures`, which finds the images again, and no path.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
-import resource
 import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from duplex.data.images import BadImageFile, ImageBytes, MachineFault, decode_image, machine_fault, read_image_bytes
-from duplex.encoders.image_blocks import capture_block_input
+from duplex.data.contents import change_error, file_digests
 from duplex.errors import DuplexError, UsageError, require
-from duplex.features.copies import copy_equal_rows, image_contents, plan_shard
+from duplex.features.encode import (
+    ImageRows,
+    OutputSpec,
+    decode_batches,
+    decoding_workers,
+    encode_batches,
+    report_memory_shortage,
+    report_worker_deaths,
+    split_rows,
+)
 from duplex.features.file import (
-    ALL_ZERO,
-    CODES,
     CONTENTS,
     COPIED,
+    DATASETS,
     ENCODED,
     FIRST_BAD,
-    NOT_FINITE,
     PENDING,
-    SCALES,
+    REQUIRED,
+    ROOT,
     SHA256,
     Contents,
     DamagedCache,
@@ -54,287 +62,27 @@ from duplex.features.file import (
     cache_identity,
     check_values,
     claim_cache,
+    extract_command,
     first_difference,
     open_cache,
     partial_path,
     read_identity,
     read_row_span,
-    scale_shape,
-    status_of_reason,
+    read_rows,
+    row_bytes,
     status_reason,
+    value_names,
 )
-from duplex.features.tokens import quantize
-from duplex.system.files import replace_file
+from duplex.labels import Ints
+from duplex.system.files import json_digest, replace_file
 from duplex.system.processes import ProgressBar
 
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
-
-Values = dict[str, NDArray[Any]]  # rows by data set (`features.layout`)
-PixelBatch = tuple[int, Tensor, Tensor, Tensor]  # first row, pixels [B, 3, R, R], statuses [B], contents [B, 32]
-BATCH_MULTIPLE = 16  # batches are padded to a multiple: the last rows of a smaller matrix product are summed in another
-# order, and a feature between two float16 would be rounded otherwise than in the cache
-MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")  # of devices and of the CPU
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """The encoder outputs to store per image besides the CLS feature."""
-
-    patches: bool = False  # patch tokens
-    block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
-    bits: int = 16  # per number of the block inputs
-
-    def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """The data sets in which a cache stores the outputs, each with its shape per image, found on a blank image."""
-        if not self.patches and not self.block_inputs:
-            return {}
-        blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
-        values = encode_outputs(encoder, blank, self)
-        shapes = {name: tuple(value.shape[1:]) for name, value in values.items() if name != "cls"}
-        if self.block_inputs and self.bits == 8:
-            shapes[CODES] = shapes.pop("block_inputs")
-            shapes[SCALES] = scale_shape(shapes[CODES])
-        return shapes
-
-
-@dataclass(frozen=True)
-class PendingBatch:
-    """A batch of images that the device is encoding."""
-
-    start: int
-    statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
-    values: dict[str, Tensor]  # [B, ...], likewise; the row of a bad image is zero
-    done: torch.cuda.Event | None
-
-    @classmethod
-    def launch(
-        cls, encoder: Encoder, outputs: OutputSpec, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
-    ) -> PendingBatch:
-        """Start encoding pixels [B, 3, R, R] uint8, on a CPU at once; `start` is the first image's row.
-
-        `decoded` says per image [B] whether it could be read, `contents` is the sha256 of each file [B, 32].
-        """
-        device = encoder.device
-        asynchronous = device.type == "cuda"
-        pixels = pixels.to(device, non_blocking=asynchronous)
-        decoded = decoded.to(device, non_blocking=asynchronous)
-        encoded = encode_outputs(encoder, pixels, outputs)
-        halves = {name: value.half() for name, value in encoded.items()}
-        finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves.values()]).all(0)
-        readable = decoded < FIRST_BAD
-        statuses = decoded.masked_fill(readable & ~halves["cls"].any(1), ALL_ZERO)
-        statuses = statuses.masked_fill(readable & ~finite, NOT_FINITE)
-        bad = statuses >= FIRST_BAD
-        values = {name: half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0) for name, half in halves.items()}
-        if outputs.block_inputs and outputs.bits == 8:
-            values[CODES], values[SCALES] = quantize(values.pop("block_inputs"))
-        statuses = statuses.to("cpu", non_blocking=asynchronous)
-        values = {name: value.to("cpu", non_blocking=asynchronous) for name, value in values.items()}
-        done = torch.cuda.Event() if asynchronous else None
-        if done is not None:
-            done.record(torch.cuda.current_stream(device))
-        return cls(start, statuses, {**values, CONTENTS: contents}, done)
-
-    def result(self) -> tuple[int, Statuses, Values]:
-        """Wait for the device: row of the first image, statuses [B], and outputs [B, ...] by data set."""
-        if self.done is not None:
-            self.done.synchronize()
-        return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
-
-
-def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dict[str, Tensor]:
-    """The chosen outputs [B, ...] of preprocessed images, pixels [B, 3, R, R] uint8, by name.
-
-    `cls` has one feature per image, `patch` one per image patch; `block_inputs` are the activations that enter the
-    image tower's last blocks.
-    """
-    with capture_block_input(encoder, outputs.block_inputs) as inputs:
-        if outputs.patches:
-            cls, patch = encoder.encode_patches(pixels)
-            values = {"cls": cls, "patch": patch}
-        else:
-            values = {"cls": encoder.encode_images(pixels)}
-    if values["cls"].shape != (len(pixels), encoder.dim):
-        raise DuplexError(
-            f"encoder {encoder.name!r} returned features of shape {tuple(values['cls'].shape)}; expected "
-            f"{(len(pixels), encoder.dim)}"
-        )
-    if outputs.block_inputs:
-        if len(inputs) != 1:
-            raise DuplexError(
-                f"encoder {encoder.name!r} ran its image tower {len(inputs)} times to encode one batch; expected once, "
-                "as block inputs are stored"
-            )
-        values["block_inputs"] = inputs[0]
-    return {name: value.detach() for name, value in values.items()}
-
-
-def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
-    """Append black images to each batch up to a multiple of `multiple`, so that batch size does not change features."""
-    for start, pixels, statuses, contents in batches:
-        missing = -len(pixels) % multiple
-        yield (
-            start,
-            torch.cat([pixels, pixels.new_zeros(missing, *pixels.shape[1:])]) if missing else pixels,
-            torch.cat([statuses, statuses.new_full((missing,), ENCODED)]) if missing else statuses,
-            torch.cat([contents, contents.new_zeros(missing, SHA256)]) if missing else contents,
-        )
-
-
-def encode_batches(
-    encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
-) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches of pixels in order; yield the `result` of each, on CUDA when the next batch has been started."""
-    in_flight = int(encoder.device.type == "cuda")
-    pending: list[PendingBatch] = []
-    for batch in batches:
-        pending.append(PendingBatch.launch(encoder, outputs, *batch))
-        if len(pending) > in_flight:
-            yield pending.pop(0).result()
-    for last in pending:
-        yield last.result()
-
-
-@contextmanager
-def report_memory_shortage(
-    batch_size: int, remedy: str = "finished rows are kept: run the same command again with a smaller --batch-size"
-) -> Iterator[None]:
-    """Raise `DuplexError`, ending with `remedy`, if memory for encoding runs out in the `with` block."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in MEMORY_MESSAGES):
-            raise
-        raise DuplexError(f"there is not enough memory to encode {batch_size} images at once; {remedy}") from None
-
-
-RETRY = 255  # status of an image to be read again; never written
-UNREAD = torch.zeros(SHA256, dtype=torch.uint8)  # content of a file that was not read
-AHEAD = 2  # batches that a worker may be ahead
-OPEN_FILES = 64  # that the process needs at most,
-OPEN_FILES_PER_WORKER = 8  # and for each worker
-
-
-@dataclass(eq=False)
-class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
-    """Decodes image files: item i is the i-th image's pixels [3, R, R] uint8, status, and content.
-
-    The content is the sha256 of the decoded bytes, [32] uint8; zero for a file without readable bytes. An unreadable
-    image becomes black, with the reason as its status, so that batches keep their size. The status `RETRY` marks an
-    image that could not be read because of the machine.
-    """
-
-    images: Sequence[str]
-    root: Path
-    transform: Callable[[Image.Image], Tensor]
-
-    def __post_init__(self) -> None:
-        self.black = torch.zeros_like(self.transform(Image.new("RGB", (8, 8))))
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, int, Tensor]:
-        try:
-            return self.read(row)
-        except MachineFault:  # raised by `decode_batches`: an exception from a worker process changes its type
-            return self.black, RETRY, UNREAD
-
-    def read(self, row: int) -> tuple[Tensor, int, Tensor]:
-        """An image's pixels, status (read, or why not) and content; raises `MachineFault` if memory or disk fails."""
-        path = self.root / self.images[row]
-        content = UNREAD
-        try:
-            data = read_image_bytes(path)
-            content = torch.frombuffer(bytearray(hashlib.sha256(data.getbuffer()).digest()), dtype=torch.uint8)
-            return self._pixels(data), ENCODED, content
-        except BadImageFile as bad:
-            return self.black, status_of_reason(bad.reason), content
-
-    def _pixels(self, data: ImageBytes) -> Tensor:
-        image = decode_image(data)
-        try:
-            return self.transform(image)
-        except (ValueError, ZeroDivisionError, MemoryError) as error:
-            raise machine_fault(data, error) or BadImageFile("cannot be resized") from error
-
-
-def decoding_workers(wanted: int | Literal["auto"]) -> int:
-    """Number of processes that decode images; "auto": one per available core, less one for the encoder."""
-    if wanted != "auto":
-        return wanted
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(0, cores - 1)
-
-
-def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Split rows into groups of `size`, the last of which may be smaller."""
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
-def decode_batches(
-    images: ImageRows, batches: Sequence[Sequence[int]], num_workers: int, *, pinned: bool
-) -> Iterator[PixelBatch]:
-    """Decode images ahead in worker processes (0: in this one); yield a batch for each sequence of rows, in order.
-
-    `pinned` memory is for a GPU. Without one, the workers run at a lower priority than the encoder on the same cores:
-    one preempted thread of a matrix product delays all of them. At the lowest, other users' jobs would starve the
-    workers.
-    """
-    if num_workers:
-        allow_open_files(OPEN_FILES + OPEN_FILES_PER_WORKER * num_workers)
-    loader: DataLoader[tuple[Tensor, int, Tensor]] = DataLoader(
-        images,
-        batch_sampler=[list(rows) for rows in batches],
-        num_workers=num_workers,
-        prefetch_factor=AHEAD if num_workers else None,
-        pin_memory=pinned,
-        worker_init_fn=partial(_start_worker, 0 if pinned else 10),
-    )
-    for rows, (pixels, statuses, contents) in zip(batches, loader, strict=True):
-        for place in (statuses == RETRY).nonzero().flatten().tolist():  # in this process: a lasting fault is raised
-            pixels[place], statuses[place], contents[place] = images.read(rows[place])
-        yield rows[0], pixels, statuses.to(torch.uint8), contents
-
-
-def allow_open_files(count: int) -> None:
-    """Let this process open `count` files at once, without which decoding processes would fail or hang."""
-    limit, highest = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY or limit >= count:
-        return
-    if highest != resource.RLIM_INFINITY and highest < count:
-        raise DuplexError(
-            f"a process may open {highest} files here, and decoding images in other processes needs {count}; raise the "
-            f"limit with `ulimit -n {count}`, or decode in fewer processes (extraction.num_workers, --num-workers)"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, highest))
-
-
-@contextmanager
-def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Raise `DuplexError` if a process that decodes images dies during the `with` block; `kept` begins the advice.
-
-    The block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the main
-    process is at that moment.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not re.search(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
-            raise
-        raise DuplexError(
-            f"a decoding worker died, most likely out of memory; {kept}run the same command again, "
-            "with a smaller --num-workers or --batch-size"
-        ) from error
-
-
-def _start_worker(niceness: int, _: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
-    os.nice(niceness)
-
-
+OWN = ("manifest", ROOT, "limit", "tokens", "block_inputs", "bits")  # settings that do not identify the encoder
+CHUNK = 2**26  # bytes copied at once
+LARGEST_CHOICE = 1024  # rows that h5py reads at once fast, if they are not neighbours
 TOKENS = ("none", "patch")
 BITS = ("8", "16")
 COMMIT_SECONDS = 1.0  # between commits, which wait for the disk; a killed run repeats at most this long
@@ -602,3 +350,247 @@ def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> N
 def _bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage]:
     rows = np.flatnonzero((statuses >= FIRST_BAD) & (statuses != COPIED)).tolist()
     return [BadImage(job.span.start + row, job.rows.images[row], status_reason(statuses[row])) for row in rows]
+
+
+def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
+    """The rows of a shard (k, n), the k-th of n from 0, and the path of its file; None: all rows, and `out`.
+
+    A shard begins where a batch begins, so that its features equal those of an extraction without shards. Raises
+    `UsageError` for a shard that does not exist and for more shards than batches.
+    """
+    if total == 0:
+        raise UsageError("there is no image to extract: the manifest is empty, or --limit is 0")
+    if shard is None:
+        return Span(0, total, total), out
+    k, n = shard
+    if not 0 <= k < n:
+        raise UsageError(f"shard {k}/{n} does not exist; expected k/N with k from 0 to N - 1, such as 0/4")
+    batches = math.ceil(total / batch_size)
+    if n > batches:
+        raise UsageError(f"{total} images make {batches} batches, too few for {n} shards; use at most {batches}")
+    start = batches * k // n * batch_size
+    stop = min(total, batches * (k + 1) // n * batch_size)
+    return Span(start, stop, total), shard_path(out, k, n)
+
+
+def shard_path(out: Path, k: int, n: int) -> Path:
+    return out.with_name(f"{out.stem}.shard-{k}-of-{n}{out.suffix}")
+
+
+def find_shards(out: Path) -> list[Path]:
+    """The paths of all shards of the cache `out`, in order. Raises `DuplexError` if one is missing."""
+    pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
+    shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
+    counts = {int(match[2]) for match in shards.values()}
+    if not counts:
+        raise DuplexError(f"there is no shard of {out}; `{extract_command(out, '0/N')}` writes the first")
+    if len(counts) > 1:
+        raise DuplexError(f"{out.parent} has shards k-of-n with n in {sorted(counts)}; remove those of the wrong n")
+    n = counts.pop()
+    paths = [shard_path(out, k, n) for k in range(n)]
+    for k, path in enumerate(paths):
+        if path not in shards:
+            command = extract_command(out, f"{k}/{n}")
+            raise DuplexError(f"shard {k} of {n} of {out} is not finished; `{command}` finishes it")
+    return paths
+
+
+def join_shards(out: Path) -> int:
+    """Join all shards of the cache `out`, byte for byte as an extraction without shards; returns its number of rows."""
+    paths = find_shards(out)
+    identity: Identity = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    end, total = 0, 0
+    for path in paths:
+        with open_cache(path) as file:
+            here, span = read_identity(file), read_row_span(file)
+            if identity and (key := first_difference(identity, here)):
+                raise DuplexError(f"{path} was made with another {key} than {paths[0]}; extract it again with --fresh")
+            if span.start != end or (file["status"][...] == PENDING).any():
+                raise DuplexError(f"{path} does not continue the shard before it; extract all with one --batch-size")
+            identity = identity or here
+            end, total = span.stop, span.total
+            shapes = {name: file[name].shape[1:] for name in DATASETS if name in file}
+    if end != total:
+        raise DuplexError(
+            f"{paths[-1]}, the last shard, ends at row {end} of {total}; extract all shards from one manifest"
+        )
+    tokens = {name: shape for name, shape in shapes.items() if name not in REQUIRED}
+    step = max(1, CHUNK // sum(row_bytes(name, shape) for name, shape in shapes.items()))  # rows
+    whole = Span(0, total, total)
+    with claim_cache(out), closing(PartialCache.create(out, identity, whole, int(identity["dim"]), tokens)) as cache:
+        for path in paths:
+            with open_cache(path) as file:
+                span = read_row_span(file)
+                for start in range(0, span.rows, step):
+                    rows = slice(start, start + step)
+                    values = {name: read_rows(file, name, rows) for name in value_names(shapes)}
+                    cache.write(span.start + start, file["status"][rows], contents=file[CONTENTS][rows], **values)
+        cache.finish()
+    return total
+
+
+def image_contents(root: Path, images: Sequence[str]) -> Contents:
+    """The sha256 of each image file below `root` as bytes [N, 32]; zero for one that is missing or may not be read."""
+    digests = [bytes.fromhex(digest) or bytes(SHA256) for digest in file_digests(root, images)]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, SHA256)
+
+
+def stores(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether a cache with one identity has, from the same encoder, all data sets of a cache with the other."""
+    same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
+    needed = [key for key in ("tokens", "block_inputs") if key in wanted]
+    if "block_inputs" in wanted:
+        needed.append("bits")
+    return same_encoder and all(identity.get(key) == wanted.get(key) for key in needed)
+
+
+def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
+    """The row of each encoded image in a cache, by its content; `bad`: also the rows of images without features.
+
+    Empty if the cache lacks something that a cache with the identity `wanted` stores, or cannot be read.
+    """
+    try:
+        with open_cache(path) as file:
+            if not stores(read_identity(file), wanted):
+                return {}
+            contents = file[CONTENTS][...]
+            statuses = file["status"][...]
+            encoded = (statuses != PENDING) & (statuses != COPIED) if bad else statuses == ENCODED
+    except DuplexError:  # reported where the cache itself is used
+        return {}
+    return {contents[row].tobytes(): row for row in np.flatnonzero(encoded & contents.any(axis=1)).tolist()}
+
+
+def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[Path]) -> None:
+    """Copy pending rows of an unfinished cache from caches that have the same images.
+
+    contents: sha256 [N, 32] of the cache's images.
+    """
+    keys = [content.tobytes() for content in contents]
+    for source in sources:
+        known = rows_by_content(source, cache.identity)
+        places = [row for row in np.flatnonzero(cache.statuses == PENDING).tolist() if keys[row] in known]
+        if not places:
+            continue
+        try:
+            _copy(cache, contents, places, source, [known[keys[row]] for row in places])
+        except DuplexError as error:
+            print(f"{error}; its other rows are not used", file=sys.stderr)
+        cache.commit()
+
+
+def _copy(cache: PartialCache, contents: Contents, places: list[int], source: Path, rows: list[int]) -> None:
+    size = sum(row_bytes(name, cache.shapes[name]) for name in cache.names)
+    step = min(LARGEST_CHOICE, max(1, CHUNK // size))
+    with open_cache(source) as file:
+        for start in range(0, len(places), step):
+            some = np.array(places[start : start + step])
+            chosen, back = np.unique(rows[start : start + step], return_inverse=True)
+            values = {name: read_rows(file, name, chosen)[back] for name in cache.names}
+            cache.write(some, np.full(len(some), COPIED, np.uint8), contents=contents[some], **values)
+
+
+def user_cache() -> Path:
+    """The default folder of feature caches: `duplex` in XDG_CACHE_HOME, else in ~/Library/Caches or ~/.cache."""
+    home = Path.home()
+    default = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or default) / "duplex"
+
+
+@dataclass(frozen=True)
+class SharedFeatures:
+    """The features of some images in a folder of caches."""
+
+    folder: Path  # of one encoder
+    identity: Identity  # the encoder, and what a cache of the images must store
+    digests: tuple[str, ...]  # sha256 of each image file; "" for a missing one
+
+    def find(self) -> tuple[Path, Ints] | None:
+        """A cache that has all images, and each one's row; -1 for a missing file. None if no cache has all."""
+        wanted = [bytes.fromhex(digest) for digest in self.digests]
+        for path in sorted(self.folder.glob("*.h5")):
+            rows = rows_by_content(path, self.identity, bad=True)
+            if rows and all(key in rows for key in wanted if key):
+                return path, np.array([rows.get(key, -1) for key in wanted], dtype=np.int64)
+        return None
+
+    def require(self) -> tuple[Path, Ints]:
+        """As `find`; raises `DuplexError` if no cache has all images, for example because the folder was emptied."""
+        if found := self.find():
+            return found
+        raise DuplexError(f"{self.folder} no longer has the features of all images; encode them again")
+
+
+def encode_shared(
+    folder: Path,
+    encoder: Encoder,
+    root: Path,
+    images: Sequence[str],
+    digests: Sequence[str],
+    *,
+    tokens: str = "none",
+    block_inputs: int = 0,
+    bits: int = 16,
+    max_bad: float = 0.01,
+) -> tuple[SharedFeatures, list[BadImage]]:
+    """Encode those images that no cache in a folder has; return the features of all, and the images without features.
+
+    Options are those of `extract`; `digests` has the sha256 of each image file, "" for a missing one. Raises
+    `DuplexError` if too many images cannot be read, or one changed while it was being encoded.
+    """
+    place = folder / f"features-{json_digest(encoder.identity.to_dict())[:16]}"
+    paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
+    listed = sorted(paths)
+    key = hashlib.sha256("\n".join([*listed, ""]).encode()).hexdigest()
+    identity = cache_identity(encoder.identity.to_dict(), key, tokens, None, block_inputs, bits)
+    features = SharedFeatures(place, identity, tuple(digests))
+    if listed and features.find() is None:
+        others = [*place.glob("*.h5"), *place.glob("*.h5.partial")]
+        out = place / f"{json_digest(identity)[:16]}.h5"
+        extract(
+            [paths[digest] for digest in listed],
+            root,
+            out,
+            encoder,
+            manifest_sha256=key,
+            tokens=tokens,
+            block_inputs=block_inputs,
+            bits=bits,
+            max_bad=max_bad,
+            reuse=[other for other in others if other.name.removesuffix(".partial") != out.name],
+        )
+        rows = rows_by_content(out, identity, bad=True)
+        if changed := [digest for digest in listed if bytes.fromhex(digest) not in rows]:
+            raise change_error(root / paths[changed[0]])
+        _remove_superfluous(out, others)
+    reasons = ["missing"] * len(images)
+    if listed:
+        path, places = features.require()
+        with open_cache(path) as file:
+            statuses = file["status"][...]
+        reasons = [_reason(statuses, row) for row in places.tolist()]
+    named = zip(images, reasons, strict=True)
+    bad = [BadImage(number, image, reason) for number, (image, reason) in enumerate(named) if reason]
+    check_share_of_bad(bad, len(images), max_bad)
+    return features, bad
+
+
+def _reason(statuses: Statuses, row: int) -> str:
+    if row < 0:
+        return "missing"
+    return status_reason(statuses[row]) if statuses[row] >= FIRST_BAD else ""
+
+
+def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:
+    """Remove those of the other caches of an encoder, finished or not, of which `cache` has all rows and data sets."""
+    with open_cache(cache) as file:
+        identity = read_identity(file)
+    kept = rows_by_content(cache, identity)
+    for other in others:
+        final = other.with_name(other.name.removesuffix(".partial"))
+        with suppress(DuplexError), claim_cache(final):
+            with open_cache(other) as file:
+                stored = read_identity(file)
+            if final != cache and stores(identity, stored) and rows_by_content(other, stored).keys() <= kept.keys():
+                other.unlink()

@@ -59,7 +59,9 @@ DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed 
     CONTENTS: ((2,), np.dtype(np.uint8)),
 }
 REQUIRED = ("cls", "status", CHECKSUMS, CONTENTS)
-PENDING, ENCODED, FIRST_BAD = 0, 1, 2
+PENDING = 0
+ENCODED = 1
+FIRST_BAD = 2
 COPIED = 255  # encoded, in an unfinished cache: a row of another cache, which belongs to no batch
 REASONS = (  # append only: files store their positions
     "missing",
@@ -403,7 +405,7 @@ class Features:
         return self.statuses >= FIRST_BAD
 
 
-def open_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
+def read_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
     """Read the CLS features of a finished feature cache into memory; raise `DuplexError` if it is incomplete.
 
     Args:

@@ -180,7 +180,7 @@ def import_features(
     images: Sequence[str] | None = None,
     max_bad: float = 1.0,
 ) -> Identity:
-    """Write the feature cache `out` from a user's .npy or .npz file of features (`features.feature_file`).
+    """Write the feature cache `out` from a user's .npy or .npz file of features (`FeatureFile`).
 
     Images whose features are zero or not finite count as unreadable. The rows of a file with names are found by
     `images`. Returns the cache's identity, which names only the file and the manifest, since the encoder is unknown.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.extract import ImageRows, OutputSpec, encode_outputs
+from duplex.features.encode import ImageRows, OutputSpec, encode_outputs
 from duplex.features.file import (
     BAD_FEATURES,
     ENCODED,
@@ -108,7 +108,8 @@ def verify(
             continue
         pixels, status, _ = decoder.read(row)
         if (status >= FIRST_BAD) != (int(statuses[row]) >= FIRST_BAD):
-            now, then = (status_reason(s) if s >= FIRST_BAD else "readable" for s in (status, statuses[row]))
+            now = status_reason(status) if status >= FIRST_BAD else "readable"
+            then = status_reason(statuses[row]) if statuses[row] >= FIRST_BAD else "readable"
             raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {fresh_hint(path)}")
         if statuses[row] != ENCODED:
             continue

@@ -21,7 +21,7 @@ from duplex.data.download import BENCHMARKS
 from duplex.data.sources import is_on_disk
 from duplex.encoders.base import is_random, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
-from duplex.features.file import IMPORTED, ROOT, open_features, partial_path
+from duplex.features.file import IMPORTED, ROOT, partial_path, read_features
 from duplex.project.stamps import require_data
 from duplex.system.files import report_write_errors, sha256
 from duplex.system.threads import dtype_of, float32_arithmetic
@@ -156,7 +156,7 @@ def _cache(params: Params, paths: ArtifactPaths, name: str, command: str) -> Doc
         expected = {ROOT: entry.source.recorded_root}
         if paths.manifest(name).is_file():
             expected["manifest"] = sha256(paths.manifest(name))
-        features = open_features(path, expect=expected)
+        features = read_features(path, expect=expected)
     except DuplexError as error:
         return DoctorFinding(name, f"{path} cannot be used", str(error))
     return DoctorFinding(name, f"{path}: {len(features.statuses)} rows, {int(features.bad.sum())} unreadable")

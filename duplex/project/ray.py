@@ -18,8 +18,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.encoders.base import encoder_identity, load_encoder, resolve_device
 from duplex.errors import DuplexError, UsageError, install_command
-from duplex.features.copies import join_shards, shard_path
-from duplex.features.extract import ExtractionReport, extract
+from duplex.features.extract import ExtractionReport, extract, join_shards, shard_path
 from duplex.features.file import partial_path
 from duplex.project import stamps
 from duplex.project.stages import extraction_settings, write_extraction_summary
@@ -83,7 +82,7 @@ def extract_on_ray(
 ) -> list[ExtractionReport]:
     """Encode images, relative to `root`, on Ray into shards of the cache `out`.
 
-    options: further arguments of `features.extraction.extract`.
+    options: further arguments of `features.extract.extract`.
     """
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()

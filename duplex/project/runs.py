@@ -19,8 +19,8 @@ from duplex.data.images import BadImageFile, read_image
 from duplex.data.tables import read_manifest
 from duplex.encoders.base import load_encoder
 from duplex.errors import DuplexError, UsageError
-from duplex.features.extract import OutputSpec
-from duplex.features.file import Features, open_features
+from duplex.features.encode import OutputSpec
+from duplex.features.file import Features, read_features
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method
@@ -173,7 +173,7 @@ def training_images(
     check: raises if the features do not belong to the trained model.
     """
     manifest = read_manifest(paths.manifest(dataset))
-    features = open_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
+    features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)
     rows = np.flatnonzero((manifest["split"] == "train").to_numpy() & ~features.bad)
     return Neighbours(features.cls[rows], manifest.iloc[rows], params.dataset(dataset).source.root)

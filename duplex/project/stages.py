@@ -27,7 +27,7 @@ from duplex.features.file import (
     FIRST_BAD,
     IMPORTED,
     open_cache,
-    open_features,
+    read_features,
     require_cache_file,
     status_reason,
 )
@@ -66,7 +66,7 @@ def extract(
     """Encode a data set's images into its feature cache; return counts of images, and those that could not be read.
 
     out: file to write, by default the data set's own cache.
-    options: further arguments of `features.extraction.extract`, such as `shard`, `limit` or `fresh`.
+    options: further arguments of `features.extract.extract`, such as `shard`, `limit` or `fresh`.
     """
     features = params.dataset(dataset).features
     is_whole = not any(options.get(key) is not None for key in ("shard", "limit"))
@@ -105,7 +105,7 @@ def _import_features(
     began, manifest = time.monotonic(), paths.manifest(dataset)
     images = read_manifest(manifest)["image"].tolist()
     import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad)
-    statuses = open_features(out).statuses
+    statuses = read_features(out).statuses
     rows = np.flatnonzero(statuses >= FIRST_BAD).tolist()
     bad = [BadImage(row, images[row], status_reason(statuses[row])) for row in rows]
     return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad)

@@ -15,7 +15,6 @@ from typing import Any
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import EncoderParams, Params, load_params
-from duplex.data.sources import CONTENT, SIZES, source_record
 from duplex.encoders.base import family_module
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, read_contents_digest
@@ -34,9 +33,9 @@ CHANGES = {  # key of a stamp -> what it means if it differs
     "code": "its code has changed",
     "encoder_files": "its encoder's files have changed",
     "features": "its file of features has changed",
-    f"images.{SIZES}": "its image files have changed",
-    f"source.{SIZES}": "its image files have changed",
-    f"source.{CONTENT}": "its table, lists or image files have changed",
+    "images.sizes": "its image files have changed",
+    "source.sizes": "its image files have changed",
+    "source.content": "its table, lists or image files have changed",
     "word_vectors": "its word vectors have changed",
     "inputs.manifest.csv": "its images, labels or splits have changed",
     "inputs.labels.json": "its states, objects or pairs have changed",
@@ -60,6 +59,8 @@ def settings(
     drawn = ["shapes"] if entry.source.kind == "shapes" and stage in DATA_STAGES else []
     made: Stamp = {}
     if stage in DATA_STAGES:
+        from duplex.data.sources import source_record  # which training does not need
+
         earlier = read(paths.stamp(dataset, "prepare")) or {}
         source = source_record(entry.source, earlier.get("source"))
         if entry.features is not None:  # images with equal features are kept in one split
@@ -69,7 +70,7 @@ def settings(
     if stage == "extract":
         made |= _encoder_settings(entry.encoder)
         if entry.features is None and entry.encoder.name != IMPORTED and entry.source.recorded_root is not None:
-            made["images"] = {"root": entry.source.recorded_root, SIZES: source.get(SIZES)}
+            made["images"] = {"root": entry.source.recorded_root, "sizes": source.get("sizes")}
         made |= {"batch_size": extraction.batch_size, "max_bad": extraction.max_bad, "tokens": extraction.tokens}
         made["block_inputs"] = params.block_inputs(dataset)
     modules = {"extract": [family_module(entry.encoder.name)], "maps": _method_modules(params)}

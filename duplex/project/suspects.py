@@ -24,7 +24,7 @@ from duplex.data.images import thumbnail
 from duplex.data.tables import read_manifest, read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.retrieval import most_similar
-from duplex.features.file import ROOT, Features, open_features
+from duplex.features.file import ROOT, Features, read_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.finetuned import WithFinetuning
@@ -104,7 +104,7 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
     require_data(params, dataset, paths)
     manifest, labels = read_manifest(paths.manifest(dataset)), LabelSpace.load(paths.labels(dataset))
     expected = {"manifest": sha256(paths.manifest(dataset)), ROOT: params.dataset(dataset).source.recorded_root}
-    cache = open_features(paths.features(dataset), expect=expected)
+    cache = read_features(paths.features(dataset), expect=expected)
     rows = np.flatnonzero(~cache.bad)
     table = manifest.iloc[rows].reset_index(drop=True)
     compositions = labels.index(table["state"].tolist(), table["object"].tolist())

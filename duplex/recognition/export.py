@@ -40,7 +40,7 @@ from duplex.recognition.trained import (
     first_line,
 )
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
-from duplex.training.model_file import (
+from duplex.training.checkpoint import (
     Kind,
     ModelHeader,
     digest,

@@ -47,7 +47,7 @@ from duplex.encoders.base import (
 )
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.confidence import AnsweredImages
-from duplex.features.shared import SharedFeatures, encode_shared, user_cache
+from duplex.features.extract import SharedFeatures, encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name
 from duplex.methods.registry import method_source, parse_options
@@ -66,9 +66,9 @@ from duplex.recognition.trained import TrainedRun
 from duplex.report.own import OwnData, write_page
 from duplex.system.files import json_digest, refuse_existing, sole_writer, with_own_name, write_json
 from duplex.system.plugins import code_hash
+from duplex.training.checkpoint import with_checksum
 from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.loop import ResumePoint
-from duplex.training.model_file import with_checksum
 from duplex.training.recipes import (
     BlockCost,
     ImageCounts,

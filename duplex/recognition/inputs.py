@@ -20,7 +20,7 @@ from torch import Tensor
 from duplex.data.images import LINE_END, BadImageFile, ImageTree, as_rgb, describe_skipped, read_image
 from duplex.encoders.base import Encoder
 from duplex.errors import UsageError
-from duplex.features.extract import (
+from duplex.features.encode import (
     BATCH_MULTIPLE,
     UNREAD,
     ImageRows,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError, require, require_whole
-from duplex.features.extract import BATCH_MULTIPLE
+from duplex.features.encode import BATCH_MULTIPLE
 from duplex.features.file import FIRST_BAD, LIBRARIES, Features, check_identity, status_reason
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs
@@ -111,7 +111,7 @@ class Recognizer:
         Args:
             images: an image or a list of images, each a path, a PIL image or a uint8 array [H, W, 3], [H, W, 4] or
                 [H, W] (grey); or features of the model's encoder, as an array of floats [B, d] or [d], or from
-                `open_features`. An array of floats always holds features, a uint8 array always an image.
+                `read_features`. An array of floats always holds features, a uint8 array always an image.
             top: number of most probable compositions per answer.
             world: closed (choose among the pairs of the data set) or open (among all pairs); None: the first of
                 `worlds`.

@@ -23,7 +23,7 @@ from duplex.encoders.image_blocks import block_input_shape
 from duplex.errors import DuplexError, UsageError, shown
 from duplex.evaluation.confidence import Confidence
 from duplex.evaluation.feasibility import read_word_vectors
-from duplex.features.extract import OutputSpec
+from duplex.features.encode import OutputSpec
 from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace, World
 from duplex.methods import portable
@@ -41,8 +41,15 @@ from duplex.options import FinetuneOptions
 from duplex.recognition.answers import Candidates, sum_of
 from duplex.recognition.words import portable_terms
 from duplex.system.files import checked_path, sha256
-from duplex.training.checkpoint import WORD_VECTORS, load_checkpoint, read_checkpoint, read_novelty
-from duplex.training.model_file import ModelHeader, read_header, read_tensors
+from duplex.training.checkpoint import (
+    WORD_VECTORS,
+    ModelHeader,
+    load_checkpoint,
+    read_checkpoint,
+    read_header,
+    read_novelty,
+    read_tensors,
+)
 from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector, feasible_compositions
 
 

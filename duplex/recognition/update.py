@@ -53,7 +53,7 @@ from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.trained import MODEL, ExportedModel
 from duplex.recognition.words import find_or_append, with_rows
 from duplex.system.files import replace_folder, with_own_name
-from duplex.training.model_file import ModelHeader, read_header, read_tensors
+from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import NoveltyDetector
 
 BATCH = 64

@@ -1,17 +1,25 @@
-"""Checkpoints: model files of a trained method's tensors and a `Record`, enough to predict on the encoder it names."""
+"""The one file format of models, and checkpoints in it: a trained method's tensors and a `Record` of its training.
+
+A model file has tensors in safetensors and, under the metadata key `duplex`, a JSON header: `format` (the version),
+`holds` (the kind of file), `tensors` (sha256 of their names, types, shapes and values), the fields of its kind, and
+`checksum` (sha256 of all these). Nothing is pickled. Equal content gives equal bytes.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from duplex.errors import DuplexError
 from duplex.evaluation.confidence import UNFITTED, Confidence
@@ -19,9 +27,96 @@ from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, MethodContext
 from duplex.methods.registry import make_method, method_source, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions, Options
+from duplex.system.files import json_digest, write_tensors
 from duplex.system.plugins import UNKNOWN_CODE, module_of, plugin_hash
-from duplex.training.model_file import ModelHeader, read_header, read_tensors, write_model
 from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector
+
+FORMAT = 8
+KEY = "duplex"
+Kind = Literal["checkpoint", "unfinished training", "export", "statistics"]
+REMEDIES: dict[Kind, str] = {
+    "checkpoint": "train again",
+    "unfinished training": "training starts from the beginning",
+    "export": "export the run again",
+    "statistics": "run `duplex fit` again",
+}
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """Path and header of a model file, whose tensors are not read."""
+
+    path: Path
+    kind: Kind
+    fields: Mapping[str, Any]  # of the kind
+    digest: str  # of the tensors
+    fingerprint: str  # identifies the whole content
+
+    @cached_property
+    def record(self) -> Record:
+        """How the method of a checkpoint was trained."""
+        return Record.from_dict(self.fields)
+
+
+def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a model file, whole or not at all."""
+    stored = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
+    header = {"format": FORMAT, "holds": kind, "tensors": digest(stored), **fields}
+    text = json.dumps({**header, "checksum": json_digest(header)}, ensure_ascii=False)
+    write_tensors(path, stored, {KEY: text})
+
+
+def read_header(path: Path, kind: Kind) -> ModelHeader:
+    """Read the header of a model file; raises `DuplexError` for other files, and if the header is damaged."""
+    try:
+        with safe_open(path, "pt") as file:
+            fields = dict(json.loads((file.metadata() or {})[KEY]))
+    except FileNotFoundError as error:
+        raise DuplexError(f"{path} does not exist; {REMEDIES[kind]}") from error
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError, RecursionError) as error:
+        reason = "it has no header" if isinstance(error, KeyError) else error
+        raise DuplexError(f"{path} is not a file that duplex wrote ({reason}); {REMEDIES[kind]}") from error
+    version, holds = fields.get("format"), fields.get("holds")
+    if version != FORMAT:
+        raise DuplexError(f"{path} has format {version}, this version reads format {FORMAT}; {REMEDIES[kind]}")
+    if holds != kind:
+        raise DuplexError(f"{path} is a file of the kind {holds}; expected {kind}")
+    fingerprint = fields.pop("checksum", None)
+    if fingerprint != json_digest(fields):
+        raise DuplexError(f"{path} is damaged: its header was changed; {REMEDIES[kind]}")
+    own = {name: value for name, value in fields.items() if name not in ("format", "holds", "tensors")}
+    return ModelHeader(path, kind, own, fields["tensors"], fingerprint)
+
+
+def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
+    """Read the tensors of a model file; raises `DuplexError` if they are not those that its header was written with."""
+    try:
+        with safe_open(header.path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise DuplexError(f"{header.path} cannot be read ({error}); {REMEDIES[header.kind]}") from error
+    if digest(tensors) != header.digest:
+        raise DuplexError(f"{header.path} is damaged: its tensors were changed; {REMEDIES[header.kind]}")
+    return tensors
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """The sha256 of the names, types, shapes and values of tensors on the CPU."""
+    sha256 = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha256.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha256.hexdigest()
+
+
+def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON record with the field `checksum`, the sha256 of all other fields."""
+    fields = {key: value for key, value in record.items() if key != "checksum"}
+    return {**fields, "checksum": json_digest(fields)}
+
 
 # Fields of an encoder's identity that change features or prompts
 COMPARED = ("encoder", "architecture", "weights", "code", "preprocessing", "precision", "text_precision")
@@ -79,33 +174,15 @@ class Record:
         )
 
 
-@dataclass(frozen=True)
-class CheckpointHeader:
-    """A checkpoint's header and the `Record` in it; the tensors are not read."""
-
-    header: ModelHeader
-    record: Record
-
-    @property
-    def path(self) -> Path:
-        return self.header.path
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash that identifies the checkpoint's content, tensors included."""
-        return self.header.fingerprint
-
-
 def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
     """Write a method's checkpoint, whole or not at all; equal runs give equal bytes."""
     known = {} if record.novelty is None else record.novelty.tensors()
     write_model(path, "checkpoint", record.to_dict(), {**method.state_dict(), **known})
 
 
-def read_checkpoint(path: Path) -> CheckpointHeader:
+def read_checkpoint(path: Path) -> ModelHeader:
     """Read a checkpoint without its tensors; raises `DuplexError` if the file is missing or no checkpoint."""
-    header = read_header(path, "checkpoint")
-    return CheckpointHeader(header, Record.from_dict(header.fields))
+    return read_header(path, "checkpoint")
 
 
 def read_record(path: Path) -> Record:
@@ -113,7 +190,7 @@ def read_record(path: Path) -> Record:
     return read_checkpoint(path).record
 
 
-def read_novelty(checkpoint: CheckpointHeader, device: torch.device) -> NoveltyDetector | None:
+def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetector | None:
     """Read a checkpoint's detector of images unlike the training images; None if it has none."""
     with safe_open(checkpoint.path, "pt") as file:
         names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118
@@ -138,9 +215,7 @@ def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Map
         raise DuplexError(f"{place} was trained on other labels than those of the data set; train again")
 
 
-def load_checkpoint(
-    checkpoint: Path | CheckpointHeader, context: MethodContext, encoder: Mapping[str, str]
-) -> Method[Any]:
+def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
     """Load a trained method for evaluation; a line on stderr tells if a plug-in's code is not that of training.
 
     Raises `DuplexError` if labels or encoder (fields that identify it) differ from those of training, or if the tensors
@@ -160,7 +235,7 @@ def load_checkpoint(
             )
         elif plugin != current:
             print(f"duplex: the code of {record.kind!r} has changed since {path} was trained", file=sys.stderr)
-    tensors = {name: t for name, t in read_tensors(checkpoint.header).items() if not name.startswith(PREFIX)}
+    tensors = {name: t for name, t in read_tensors(checkpoint).items() if not name.startswith(PREFIX)}
     if isinstance(record.options, CombinedOptions):
         context = replace(context, members=load_members(record.options, path.parent, context, encoder))
     method = make_method(record.kind, record.options, replace(context, world=record.world))

@@ -22,9 +22,9 @@ from duplex.data.sources import detect_source, load_source
 from duplex.data.tables import from_rows
 from duplex.encoders.base import encoder_identity, is_random, load_encoder, resolve_device, unknown_words
 from duplex.errors import DuplexError, UsageError, require, require_whole
+from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import IMPORTED
 from duplex.features.imported import FEATURES, checked_features
-from duplex.features.shared import encode_shared, user_cache
 from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.options import DEFAULT_TRAINING, SplitOptions, TrainingOptions
 from duplex.system.entry import LARGEST_SEED

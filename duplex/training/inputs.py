@@ -34,7 +34,7 @@ from duplex.encoders.base import PACKAGED, TextTower, load_encoder, resolve_devi
 from duplex.encoders.image_blocks import last_blocks, require_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
-from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, open_features
+from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, read_features
 from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
 from duplex.labels import SPLITS, Bools, Ints, LabelSpace, UnknownLabel, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
@@ -47,7 +47,7 @@ from duplex.system.threads import float32_arithmetic
 from duplex.training.checkpoint import WORD_VECTORS
 
 if TYPE_CHECKING:
-    from duplex.features.shared import SharedFeatures  # which loads all that encodes images
+    from duplex.features.extract import SharedFeatures  # which loads all that encodes images
 
 ADVANCED = 256  # images whose block inputs are computed at once
 
@@ -195,7 +195,7 @@ class Data:
             expected |= self.features.expected
         if self.encoder.name != IMPORTED:
             expected["precision"] = self.encoder.precision
-        stored = open_features(path, expect=expected)
+        stored = read_features(path, expect=expected)
         identity = {key: str(value) for key, value in stored.identity.items()}
         if rows is None:
             return OpenedFeatures(stored.cls, stored.bad, {**identity, "features": stored.contents}, path)
@@ -445,9 +445,8 @@ def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[
     if tower is None:
         return []
     around = 2 + len(tower.tokens(TEMPLATE))  # start, end, context
-    states, objects = (
-        [len(tower.tokens(prompt_name(word))) for word in words] for words in (labels.states, labels.objects)
-    )
+    states = [len(tower.tokens(prompt_name(word))) for word in labels.states]
+    objects = [len(tower.tokens(prompt_name(word))) for word in labels.objects]
     pairs = zip(labels.state_of(compositions).tolist(), labels.object_of(compositions).tolist(), strict=True)
     lengths = (around + states[m] + objects[n] for m, n in pairs)
     return [name for name, length in zip(names, lengths, strict=True) if length > tower.context_length]

@@ -29,8 +29,8 @@ from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
+from duplex.training.checkpoint import read_header, read_tensors, write_model
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
-from duplex.training.model_file import read_header, read_tensors, write_model
 from duplex.training.scoring import check_shapes
 
 

@@ -30,7 +30,7 @@ import torch
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, last_blocks
 from duplex.errors import DuplexError, UsageError
-from duplex.features.extract import OutputSpec
+from duplex.features.encode import OutputSpec
 from duplex.features.file import row_bytes
 from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.system.files import write_text

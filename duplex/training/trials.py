@@ -26,7 +26,7 @@ from duplex.evaluation.metrics import Components, Margins
 from duplex.features.tokens import Examples
 from duplex.methods.base import Method
 from duplex.system.files import json_digest, sha256, write_text
-from duplex.training.checkpoint import CheckpointHeader, Record, load_checkpoint, read_checkpoint, read_novelty
+from duplex.training.checkpoint import ModelHeader, Record, load_checkpoint, read_checkpoint, read_novelty
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.run import MethodSpec, Run, train_run
@@ -128,7 +128,7 @@ class Trials:
         write_text(result, json.dumps(record) + "\n")
         files.unfinished_training.unlink(missing_ok=True)
 
-    def _header(self, trial: Trial) -> CheckpointHeader:
+    def _header(self, trial: Trial) -> ModelHeader:
         header, spec = read_checkpoint(self.files(trial).checkpoint), trial.spec
         record, training = header.record, spec.training.result_settings()
         stored = [record.kind, record.options, record.finetune, record.seed, dict(record.training) | training]

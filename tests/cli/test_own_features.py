@@ -13,7 +13,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.data.shapes import shapes_manifest
 from duplex.errors import DuplexError
-from duplex.features.file import open_features
+from duplex.features.file import read_features
 from duplex.project import stamps
 from duplex.project.stamps import settings
 from tests.commands import Command
@@ -61,7 +61,7 @@ def test_a_method_without_text_is_trained_at_once(project: Path, command: Comman
     assert ("1 rows of features belong to no image" in result.out) is (form == ".npz")
     for words in (["prepare"], ["extract"], ["train", "--method", "kg_sp"], ["evaluate", "--method", "kg_sp"]):
         assert command(*words, "--dataset", "mine").code == 0
-    cache = open_features(ArtifactPaths().features("mine"))
+    cache = read_features(ArtifactPaths().features("mine"))
     assert np.allclose(cache.cls, features(table), atol=1e-2)
     trained = command("train", "--dataset", "mine", "--method", "cso")
     assert trained.refused("cso on mine needs the text tower", "datasets.mine.encoder", "or choose a method such as")
@@ -171,7 +171,7 @@ def test_rows_that_are_not_finite_are_named(project: Path, command: Command, tab
     assert f"problem: 1 rows of features are zero or not finite: {table['image'][7]}" in result.out
     assert command("prepare", "--dataset", "mine").code == 0
     assert command("extract", "--dataset", "mine").code == 0
-    assert np.flatnonzero(open_features(ArtifactPaths().features("mine")).bad).tolist() == [7]
+    assert np.flatnonzero(read_features(ArtifactPaths().features("mine")).bad).tolist() == [7]
     values[::3] = np.inf
     np.save(project / "X.npy", values)
     assert command("prepare", "--dataset", "mine").code == 0

@@ -13,7 +13,7 @@ import duplex
 from duplex.encoders.base import EncoderIdentity, encoder_identity, load_encoder
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract
-from duplex.features.file import PartialCache, open_features
+from duplex.features.file import PartialCache, read_features
 from duplex.recognition import fit
 from duplex.recognition.update import update_model
 from tests.recognition.drawn_folder import draw_folder, draw_pair
@@ -65,13 +65,13 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
     run = duplex.fit(data, "closed_form")
     folder = run.save(tmp_path / "run")
     (cache,) = (tmp_path / "cache").glob("*/*.h5")
-    features, image = open_features(cache), next(root.rglob("*.png"))
+    features, image = read_features(cache), next(root.rglob("*.png"))
     capsys.readouterr()
     duplex.Recognizer.load(folder)(image)
     assert "has changed" not in capsys.readouterr().err
     change()
     with pytest.raises(DuplexError, match="made with another code of its encoder family"):
-        open_features(cache, expect=encoder_identity("mine").to_dict())
+        read_features(cache, expect=encoder_identity("mine").to_dict())
     recognizer = duplex.Recognizer.load(folder)
     recognizer(image)
     recognizer(image)
@@ -82,7 +82,7 @@ def test_caches_and_runs_of_other_code_are_refused_or_made_again(
     with pytest.raises(UsageError, match="was trained on features of code"):
         duplex.evaluate(run, data)
     with pytest.raises(UsageError, match=r"made with another code of its encoder family.*or choose a model"):
-        recognizer(open_features(other))
+        recognizer(read_features(other))
 
 
 @pytest.mark.slow

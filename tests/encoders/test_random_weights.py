@@ -14,7 +14,7 @@ from duplex.cli.data import _encoder_entry
 from duplex.data.shapes import render_images, shapes_manifest
 from duplex.encoders.base import encoder_identity, load_encoder, missing_weights
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import open_features
+from duplex.features.file import read_features
 from tests.commands import command, project
 from tests.encoders.small import add_architecture, noise_image
 
@@ -59,10 +59,10 @@ def test_an_architecture_is_tried_offline_from_images_to_an_answer(tmp_path, com
     place = {"images": tmp_path / "images", "cache": tmp_path / "cache", "encoder": NAME}
     data = duplex.load_dataset(tmp_path / "table.csv", weights="random:3", **place)
     duplex.load_dataset(tmp_path / "table.csv", weights="random:4", **place)
-    caches = [open_features(path) for path in sorted((tmp_path / "cache").glob("*/*.h5"))]
+    caches = [read_features(path) for path in sorted((tmp_path / "cache").glob("*/*.h5"))]
     assert {cache.identity["weights"] for cache in caches} == {"random:3", "random:4"}
     with pytest.raises(DuplexError, match="was made with another weights file"):
-        open_features(caches[0].path, expect={"weights": caches[1].identity["weights"]})
+        read_features(caches[0].path, expect={"weights": caches[1].identity["weights"]})
     run = duplex.fit(data, "prompts", epochs=1)
     recognizer = duplex.Recognizer.load(run.save(tmp_path / "model"))
     (answer,) = recognizer(tmp_path / "images" / manifest["image"][0])

@@ -80,7 +80,7 @@ def test_worker_processes_prepare_images(tmp_path) -> None:
         from PIL import Image
         from torch.utils.data import DataLoader
         from duplex.encoders.base import ImageTransform
-        from duplex.features.extract import ImageRows
+        from duplex.features.encode import ImageRows
         from pathlib import Path
         if __name__ == "__main__":
             Image.new("RGB", (9, 9), "red").save({str(tmp_path / "a.png")!r})

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from duplex.encoders.base import PACKAGED, load_encoder
 from duplex.encoders.image_blocks import last_blocks
 from duplex.errors import DuplexError
-from duplex.features.file import open_features
+from duplex.features.file import read_features
 from duplex.features.inspect import inspect, verify
 from duplex.features.tokens import DiskTokens, dequantize, quantize, read_tokens
 from tests.features.conftest import update_checksums
@@ -64,12 +64,12 @@ def test_a_feature_map_is_quantized_place_by_place(y: np.ndarray) -> None:
 
 def test_the_last_block_returns_the_cached_features_from_its_cached_input(run, encoder, tmp_path: Path) -> None:
     plain, path = run(tmp_path / "plain.h5").path, run(tmp_path / "f.h5", block_inputs=1, tokens="patch").path
-    assert np.array_equal(open_features(plain).cls, open_features(path).cls)
+    assert np.array_equal(read_features(plain).cls, read_features(path).cls)
     entered = torch.from_numpy(read_tokens(path, "block_inputs")).float()
     assert entered.shape == (40, 5, 32)
     with torch.no_grad():
         again = last_blocks(encoder, 1)(entered)
-    cosine = torch.cosine_similarity(again, torch.from_numpy(open_features(path).cls))
+    cosine = torch.cosine_similarity(again, torch.from_numpy(read_features(path).cls))
     assert cosine.min() > 0.99999  # float16 in between
     assert inspect(path)["block_inputs"] == [5, 32] and inspect(plain)["block_inputs"] is None
     assert inspect(path)["patch"] == list(encoder.patch_shape) and "bits" not in inspect(path)["identity"]
@@ -78,7 +78,7 @@ def test_the_last_block_returns_the_cached_features_from_its_cached_input(run, e
 def test_a_cache_in_eight_bits_has_half_the_bytes_and_the_same_features(run, tmp_path: Path) -> None:
     plain = run(tmp_path / "plain.h5", block_inputs=1).path
     small = run(tmp_path / "small.h5", block_inputs=1, bits=8).path
-    assert np.array_equal(open_features(plain).cls, open_features(small).cls)
+    assert np.array_equal(read_features(plain).cls, read_features(small).cls)
     values, true = read_tokens(small, "block_inputs"), read_tokens(plain, "block_inputs")
     assert isinstance(true, np.ndarray) and isinstance(values, np.ndarray)
     np.testing.assert_array_equal(values, dequantize(*(part.numpy() for part in quantize(torch.from_numpy(true)))))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from duplex.errors import DuplexError
-from duplex.features.copies import join_shards
-from duplex.features.file import open_features, row_checksums
+from duplex.features.extract import join_shards
+from duplex.features.file import read_features, row_checksums
 from duplex.features.inspect import inspect, verify
 from duplex.features.tokens import DiskTokens, read_tokens
 
@@ -56,7 +56,7 @@ def cache(run, request) -> Path:
     return run(tokens="patch", block_inputs=1, bits=request.param).path
 
 
-BY_CLS: dict[str, Reader] = {"open_features": open_features, "inspect": inspect}
+BY_CLS: dict[str, Reader] = {"read_features": read_features, "inspect": inspect}
 BY_TOKENS: dict[str, Reader] = {"in memory": lambda path: read_tokens(path, "block_inputs"), "on disk": from_disk}
 
 
@@ -78,7 +78,7 @@ def test_a_status_of_another_readable_row_is_noticed(cache: Path) -> None:
     with h5py.File(cache, "r+") as file:
         file["status"][7] = 3
     with pytest.raises(DuplexError, match="row 7 of 'cls' does not match its checksum"):
-        open_features(cache)
+        read_features(cache)
 
 
 @pytest.mark.parametrize("name", ["cls", "patch", "checksums"])

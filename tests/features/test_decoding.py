@@ -15,8 +15,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from duplex.data.images import ImageBytes, MachineFault, read_image_bytes
-from duplex.features import extract
-from duplex.features.extract import ImageRows, decode_batches, decoding_workers
+from duplex.features import encode
+from duplex.features.encode import ImageRows, decode_batches, decoding_workers
 from duplex.features.file import ENCODED, status_of_reason
 from tests.features.pictures import write_pictures
 
@@ -48,11 +48,11 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     found = Disk()
-    monkeypatch.setattr(extract, "read_image_bytes", found.read)
+    monkeypatch.setattr(encode, "read_image_bytes", found.read)
     return found
 
 
-def blocks_of(pictures: ImageRows, workers: int = 0) -> list[extract.PixelBatch]:
+def blocks_of(pictures: ImageRows, workers: int = 0) -> list[encode.PixelBatch]:
     return list(decode_batches(pictures, [range(4), [4, 5]], workers, pinned=False))
 
 
@@ -95,7 +95,7 @@ def test_an_image_that_cannot_be_resized_is_bad_but_not_for_a_lack_of_memory(nam
     error = MemoryError()
     with pytest.raises(MachineFault):
         ImageRows(names, tmp_path, refuse).read(0)
-    assert ImageRows(names, tmp_path, refuse)[0][1] == extract.RETRY
+    assert ImageRows(names, tmp_path, refuse)[0][1] == encode.RETRY
 
 
 def test_auto_is_one_worker_per_core_of_this_process_less_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ class ProcessState(ImageRows):
 
     def read(self, row: int) -> tuple[torch.Tensor, int, torch.Tensor]:
         ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-        return torch.tensor([os.nice(0), int(ignored)]), ENCODED, extract.UNREAD
+        return torch.tensor([os.nice(0), int(ignored)]), ENCODED, encode.UNREAD
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -126,7 +126,7 @@ def test_workers_ignore_ctrl_c_and_run_niced_without_a_gpu(names, tmp_path, monk
         asked.append(pin_memory)
         return DataLoader(*words, **options)
 
-    monkeypatch.setattr(extract, "DataLoader", loader)
+    monkeypatch.setattr(encode, "DataLoader", loader)
     pictures = ProcessState(names, tmp_path, transform)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs this may have it ignored
     ((_, told, *_),) = decode_batches(pictures, [range(2)], 1, pinned=pinned)

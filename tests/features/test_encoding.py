@@ -11,8 +11,8 @@ import torch
 
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import DuplexError
-from duplex.features import extract
-from duplex.features.extract import OutputSpec, PendingBatch, encode_batches, pad_batches
+from duplex.features import encode
+from duplex.features.encode import LaunchedBatch, OutputSpec, encode_batches, pad_batches
 from duplex.features.file import ALL_ZERO, ENCODED, FIRST_BAD, NOT_FINITE
 from tests.features.conftest import Wrapped
 from tests.pretended import Pretended
@@ -117,10 +117,10 @@ def test_the_device_is_waited_for_before_results_are_read() -> None:
     """A copy from a GPU is complete once its event has happened, and not before."""
     marks = torch.zeros(2, dtype=torch.uint8)
     done = SimpleNamespace(synchronize=lambda: marks.fill_(ENCODED))
-    launched = PendingBatch(7, marks, {"cls": torch.ones(2, 3).half()}, done)  # type: ignore[arg-type]
+    launched = LaunchedBatch(7, marks, {"cls": torch.ones(2, 3).half()}, done)  # type: ignore[arg-type]
     start, found, values = launched.result()
     assert (start, found.tolist(), values["cls"].sum()) == (7, [ENCODED] * 2, 6)
-    assert PendingBatch(0, marks, {}, None).result()[1].tolist() == [ENCODED] * 2
+    assert LaunchedBatch(0, marks, {}, None).result()[1].tolist() == [ENCODED] * 2
 
 
 @pytest.mark.parametrize(("device", "first"), [("cuda", ["of 0", "of 1", "result 0"]), ("cpu", ["of 0", "result 0"])])
@@ -131,7 +131,7 @@ def test_on_a_gpu_the_next_batch_is_launched_before_a_result_is_read(monkeypatch
         seen.append(f"of {start}")
         return SimpleNamespace(result=lambda: seen.append(f"result {start}"))
 
-    monkeypatch.setattr(extract.PendingBatch, "launch", launch)
+    monkeypatch.setattr(encode.LaunchedBatch, "launch", launch)
     there = cast(Encoder, SimpleNamespace(device=torch.device(device)))
     given = ((n, torch.empty(0), torch.empty(0), torch.empty(0)) for n in range(3))
     assert len(list(encode_batches(there, given, OutputSpec()))) == 3

@@ -17,7 +17,7 @@ from duplex.data.images import read_image
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction_module
 from duplex.features.extract import BadImage, extract
-from duplex.features.file import ENCODED, PENDING, PartialCache, Span, open_features, partial_path
+from duplex.features.file import ENCODED, PENDING, PartialCache, Span, partial_path, read_features
 from tests.features.conftest import Wrapped, update_checksums
 from tests.features.test_store import opened_in
 
@@ -30,7 +30,7 @@ def naive(images, root: Path, encoder) -> np.ndarray:
 
 def test_features_are_those_of_a_plain_loop(run, images, encoder, tmp_path: Path) -> None:
     report = run()
-    features = open_features(report.path, {**encoder.identity.to_dict(), "manifest": "m" * 64})
+    features = read_features(report.path, {**encoder.identity.to_dict(), "manifest": "m" * 64})
     assert np.allclose(features.cls, naive(images, tmp_path / "pictures", encoder), atol=2e-3)
     assert (report.rows, report.resumed, report.bad) == (40, 0, [])
 
@@ -78,11 +78,11 @@ def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path
 
 
 def test_bad_images_keep_their_rows(run, images, tmp_path: Path) -> None:
-    good = open_features(run().path).cls
+    good = read_features(run().path).cls
     (tmp_path / "pictures" / images[3]).unlink()
     (tmp_path / "pictures" / images[30]).write_bytes(b"")
     report = run(fresh=True, max_bad=0.05)
-    features = open_features(report.path)
+    features = read_features(report.path)
     assert [(bad.row, bad.reason) for bad in report.bad] == [(3, "missing"), (30, "empty")]
     assert np.flatnonzero(features.bad).tolist() == [3, 30]
     assert not features.cls[features.bad].any()
@@ -184,7 +184,7 @@ def test_a_limit_keeps_at_most_that_many_rows(run, tmp_path: Path) -> None:
     whole = run(tmp_path / "whole.h5").path.read_bytes()
     assert run(tmp_path / "many.h5", limit=99).path.read_bytes() == whole
     assert run(tmp_path / "all.h5", limit=40).path.read_bytes() == whole
-    few = open_features(run(tmp_path / "few.h5", limit=39).path)
+    few = read_features(run(tmp_path / "few.h5", limit=39).path)
     assert len(few.cls) == 39 and few.identity["limit"] == "39"
 
 
@@ -205,7 +205,7 @@ def test_an_unfinished_file_of_another_kind_or_a_damaged_one_is_begun_again(
     if span is None:
         partial_path(out).write_bytes(b"\x89HDF not really")
     else:
-        cache = PartialCache.create(out, {**open_features(whole).identity, **changes}, span, 16)
+        cache = PartialCache.create(out, {**read_features(whole).identity, **changes}, span, 16)
         cache.write(0, np.full(8, ENCODED, np.uint8), cls=np.ones((8, 16), np.float16))
         cache.commit()
         cache.close()

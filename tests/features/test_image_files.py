@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 
 from benchmarks.measure import begin_peak, memory
 from duplex.data.images import MAX_PIXELS, BadImageFile, as_rgb, decode_image, read_image
-from duplex.features.file import REASONS, open_features
+from duplex.features.file import REASONS, read_features
 from tests.subprocesses import ENVIRONMENT, ROOT
 
 RANDOM = np.random.default_rng(0)
@@ -193,7 +193,7 @@ def test_a_folder_of_hostile_files(run, encoder, tmp_path: Path) -> None:
     report = extract(names, *place, encoder, num_workers=0, batch_size=32, **options)
     assert memory("VmHWM") - before < 400e6
     assert extract(names, *place, encoder, **options).resumed == 270, "what is bad for good is not overwritten"
-    features = open_features(report.path)
+    features = read_features(report.path)
     assert [(bad.row, bad.reason) for bad in report.bad] == [(row, why) for row, why in enumerate(reasons) if why]
     for row in RANDOM.choice(np.flatnonzero(~features.bad), 20, replace=False):
         alone = encoder.encode_images(encoder.image_transform(read_image(tmp_path / "hostile" / names[row]))[None])

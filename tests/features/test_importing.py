@@ -7,7 +7,7 @@ import pytest
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features import imported
-from duplex.features.file import ALL_ZERO, NOT_FINITE, PartialCache, open_features
+from duplex.features.file import ALL_ZERO, NOT_FINITE, PartialCache, read_features
 from duplex.features.imported import import_features
 from tests.features.test_store import opened_in
 
@@ -21,7 +21,7 @@ def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: ty
     values[3] = 2.0**-24
     np.save(tmp_path / "f.npy", values)
     import_features(tmp_path / "f.npy", 7, "m", tmp_path / "features.h5")
-    found = open_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "5"})
+    found = read_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "5"})
     assert [row for row in range(7) if found.statuses[row] == NOT_FINITE] == [4, 6]
     assert [row for row in range(7) if found.statuses[row] == ALL_ZERO] == [1, 2]
     assert found.bad.sum() == 4
@@ -29,7 +29,7 @@ def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: ty
     assert np.array_equal(found.cls[~found.bad], values[~found.bad].astype(np.float16))
     for expect in ({"manifest": "n"}, {"manifest": "m", "dim": "6"}):
         with pytest.raises(DuplexError, match=r"another (manifest|feature width)"):
-            open_features(tmp_path / "features.h5", expect)
+            read_features(tmp_path / "features.h5", expect)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_rows_with_names_are_found_by_them_and_refused_without_a_manifest(tmp_pa
     with pytest.raises(UsageError, match=r"has image names and no manifest .*; give its array alone, as \.npy"):
         import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5")
     import_features(tmp_path / "f.npz", 3, "m", tmp_path / "features.h5", ["a", "b", "c"])
-    found = open_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "2"})
+    found = read_features(tmp_path / "features.h5", {"encoder": "ViT", "weights": "w", "manifest": "m", "dim": "2"})
     assert np.array_equal(found.cls[:], values[[1, 2, 0]])
 
 

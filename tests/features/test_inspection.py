@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError, UsageError
-from duplex.features.extract import ImageRows
+from duplex.features.encode import ImageRows
 from duplex.features.file import ENCODED, PENDING, status_of_reason
 from duplex.features.inspect import _relative_error, inspect, verify
 from tests.features.conftest import Wrapped, update_checksums

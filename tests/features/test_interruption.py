@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.features.file import FIRST_BAD, PENDING, PartialCache, open_features, partial_path
+from duplex.features.file import FIRST_BAD, PENDING, PartialCache, partial_path, read_features
 from tests.features.killed import alone, main
 from tests.features.pictures import write_pictures
 from tests.subprocesses import Forked
@@ -64,7 +64,7 @@ def kill_and_resume(folder: Path, count: int, moments: list[tuple[int, float]]) 
     assert int(output.split()[1]) == progress[-1] > 0
     assert broken.read_bytes() == whole.read_bytes()
     assert {path.name for path in broken.parent.iterdir()} == {"features.h5"}
-    bad = open_features(broken).statuses >= FIRST_BAD
+    bad = read_features(broken).statuses >= FIRST_BAD
     assert bad.tolist() == [row == 5 for row in range(count)]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from duplex.errors import DuplexError
 from duplex.features import file as layout
-from duplex.features.file import PartialCache, open_features, refuse_foreign
+from duplex.features.file import PartialCache, read_features, refuse_foreign
 from tests.features.test_store import write_cache
 
 ROWS, WIDE = 12, 128
@@ -50,7 +50,7 @@ def test_a_cache_of_another_layout_is_neither_read_nor_resumed(cache: Path, dama
     with h5py.File(cache, "r+") as file:
         change(file)
     with pytest.raises(DuplexError, match=rf"is damaged: {message}.*; `duplex extract --dataset pics` makes it again"):
-        open_features(cache)
+        read_features(cache)
     cache.rename(layout.partial_path(cache))
     with pytest.raises(layout.DamagedCache, match=message):
         PartialCache(cache)
@@ -60,7 +60,7 @@ def test_a_cache_of_another_version_is_refused_with_the_command_to_run(cache: Pa
     with h5py.File(cache, "r+") as file:
         file.attrs["format"] = np.bytes_(b"duplex-features-0")
     with pytest.raises(DuplexError, match=r"has the format duplex-features-0 of another version, .*; `duplex extract"):
-        open_features(cache)
+        read_features(cache)
     refuse_foreign(cache)  # it may be written over
     cache.rename(layout.partial_path(cache))
     with pytest.raises(layout.DamagedCache, match="not a feature cache of this version"):

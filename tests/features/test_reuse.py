@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
-from duplex.features.copies import copy_equal_rows, stores
-from duplex.features.file import BAD_FEATURES, PartialCache, Span, open_features
+from duplex.features.extract import copy_equal_rows, stores
+from duplex.features.file import BAD_FEATURES, PartialCache, Span, read_features
 from tests.features.conftest import Wrapped
 
 
@@ -37,13 +37,13 @@ def test_another_manifest_folder_or_choice_of_images_encodes_nothing(run, images
 
 def test_images_in_another_order_under_other_names_have_the_rows_of_a_plain_extraction(run, images, counted, tmp_path):
     encoder, sizes = counted
-    first = open_features(run().path).cls
+    first = read_features(run().path).cls
     for image in images:
         shutil.copy(tmp_path / "pictures" / image, tmp_path / "pictures" / f"new-{image}")
     renamed = [f"new-{image}" for image in reversed(images)]
     report = run(tmp_path / "other.h5", encoder=encoder, images=renamed, reuse=[tmp_path / "features.h5"])
     assert report.resumed == 40 and sizes == []
-    np.testing.assert_array_equal(open_features(report.path).cls, first[::-1])
+    np.testing.assert_array_equal(read_features(report.path).cls, first[::-1])
     with h5py.File(report.path) as file, h5py.File(tmp_path / "features.h5") as before:
         np.testing.assert_array_equal(file["contents"][...], before["contents"][...][::-1])
 
@@ -66,7 +66,7 @@ def test_only_images_that_are_new_or_changed_are_encoded(run, images, counted, t
     assert report.resumed == 20 and sizes == [8, 8, 4]
     sizes.clear()
     pictures = tmp_path / "pictures"
-    before = open_features(report.path).cls
+    before = read_features(report.path).cls
     for first, second in (images[:2], images[2:4]):
         (pictures / first).rename(pictures / "held")
         (pictures / second).rename(pictures / first)
@@ -74,11 +74,11 @@ def test_only_images_that_are_new_or_changed_are_encoded(run, images, counted, t
     report = run(encoder=encoder)
     assert sizes == [], "files that were swapped are found by their content"
     order = [1, 0, 3, 2, *range(4, 40)]
-    np.testing.assert_array_equal(open_features(report.path).cls, before[order])
+    np.testing.assert_array_equal(read_features(report.path).cls, before[order])
     (pictures / images[39]).write_bytes((pictures / images[0]).read_bytes() + b"a comment")
     report = run(encoder=encoder)
     assert report.resumed == 39 and sum(sizes) <= 8
-    np.testing.assert_allclose(open_features(report.path).cls[39], before[1], atol=2e-3)
+    np.testing.assert_allclose(read_features(report.path).cls[39], before[1], atol=2e-3)
 
 
 def test_images_that_change_between_two_attempts_are_encoded_again(run, images, tmp_path, stop_at_third_batch) -> None:
@@ -86,7 +86,7 @@ def test_images_that_change_between_two_attempts_are_encoded_again(run, images, 
         run()
     shutil.copy(tmp_path / "pictures" / images[30], tmp_path / "pictures" / images[3])
     report = run()
-    cls = open_features(report.path).cls
+    cls = read_features(report.path).cls
     assert report.resumed == 23
     np.testing.assert_allclose(cls[3], cls[30], atol=2e-3)
 
@@ -112,16 +112,16 @@ DAMAGE: dict[str, Callable[[h5py.File], object]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_rows_are_not_copied(run, tmp_path: Path, damage: str) -> None:
     base = run(tmp_path / "base.h5").path
-    good = open_features(base).cls
+    good = read_features(base).cls
     with h5py.File(base, "r+") as file:
         DAMAGE[damage](file)
     report = run(reuse=[base, tmp_path / "absent.h5"])
     assert report.resumed < 40
-    np.testing.assert_allclose(open_features(report.path).cls, good, atol=2e-3)
+    np.testing.assert_allclose(read_features(report.path).cls, good, atol=2e-3)
 
 
 def test_rows_of_another_encoder_are_not_copied(run, tmp_path: Path) -> None:
-    identity = open_features(run().path).identity
+    identity = read_features(run().path).identity
     for key in ("weights", "preprocessing", "torch", "precision"):
         assert not stores({**identity, key: "other"}, identity)
     assert not stores({**identity, "block_inputs": "2"}, {**identity, "block_inputs": "1"})
@@ -153,5 +153,5 @@ def test_copies_are_those_of_a_dictionary(tmp_path_factory, wanted: list[int], t
         cls=np.zeros((expected.count(False), 2)),
     )
     cache.finish()
-    found = open_features(folder / "b.h5").cls[:, 0]
+    found = read_features(folder / "b.h5").cls[:, 0]
     assert found.tolist() == [image if copied else 0 for image, copied in zip(wanted, expected, strict=True)]

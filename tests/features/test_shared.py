@@ -11,10 +11,9 @@ import pytest
 
 from duplex.data.contents import file_digests
 from duplex.errors import DuplexError
-from duplex.features import shared
-from duplex.features.extract import ExtractionReport, extract
-from duplex.features.file import open_features
-from duplex.features.shared import SharedFeatures, encode_shared
+from duplex.features import extract as module
+from duplex.features.extract import ExtractionReport, SharedFeatures, encode_shared, extract
+from duplex.features.file import read_features
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def root(tmp_path: Path, images: list[str]) -> Path:
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[ExtractionReport]:
     found: list[ExtractionReport] = []
-    monkeypatch.setattr(shared, "extract", lambda *a, **k: found.append(extract(*a, **k)) or found[-1])
+    monkeypatch.setattr(module, "extract", lambda *a, **k: found.append(extract(*a, **k)) or found[-1])
     return found
 
 
@@ -41,13 +40,13 @@ def encode(tmp_path: Path, root: Path, encoder):
 
 def cls_of(features: SharedFeatures) -> np.ndarray:
     path, rows = features.require()
-    return open_features(path).cls[rows]
+    return read_features(path).cls[rows]
 
 
 def plain(images: list[str], root: Path, encoder) -> np.ndarray:
     out = root.parent / "plain.h5"
     extract(images, root, out, encoder, manifest_sha256="0", num_workers=0, progress=False, fresh=True, max_bad=1.0)
-    return open_features(out).cls
+    return read_features(out).cls
 
 
 def test_images_that_are_added_or_left_out_keep_the_rows_of_the_others(encode, images, root, encoder, reports) -> None:
@@ -114,12 +113,12 @@ def test_an_image_that_changes_during_the_encoding_gets_no_features_of_another(
             shutil.copy(root / images[0], changed)
         return extract(*arguments, **options)
 
-    monkeypatch.setattr(shared, "extract", extract_meanwhile)
+    monkeypatch.setattr(module, "extract", extract_meanwhile)
     with pytest.raises(DuplexError, match=f"{images[7]} changed while it was being encoded; run the command again"):
         encode(images[:10])
     changed.write_bytes(content)
     found: list[ExtractionReport] = []
-    monkeypatch.setattr(shared, "extract", lambda *a, **k: found.append(extract(*a, **k)) or found[-1])
+    monkeypatch.setattr(module, "extract", lambda *a, **k: found.append(extract(*a, **k)) or found[-1])
     np.testing.assert_allclose(cls_of(encode(images[:10])), expected, atol=2e-3)
     assert found[0].rows - found[0].resumed == 1, "the others were kept"
 

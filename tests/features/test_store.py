@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError
 from duplex.features import file
-from duplex.features.file import ENCODED, FIRST_BAD, PENDING, REASONS, PartialCache, Span, open_features
+from duplex.features.file import ENCODED, FIRST_BAD, PENDING, REASONS, PartialCache, Span, read_features
 
 IDENTITY = {"encoder": "e", "weights": "w", "precision": "fp32", "preprocessing": "p", "manifest": "m", "dim": "3"}
 
@@ -42,7 +42,7 @@ def finished(path: Path, **changes: str) -> Path:
 def test_a_cache_of_another_identity_is_refused_naming_the_repair(tmp_path: Path) -> None:
     path = finished(tmp_path / "shoes" / "features.h5", weights="other")
     with pytest.raises(DuplexError, match=r"another weights file .*`duplex extract --dataset shoes` makes it again"):
-        open_features(path, IDENTITY)
+        read_features(path, IDENTITY)
 
 
 def test_rows_without_a_status_do_not_count(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_rows_without_a_status_do_not_count(tmp_path: Path) -> None:
     assert (cache.statuses == PENDING).all() and cache.done == 0
     cache.finish()
     with pytest.raises(DuplexError, match="4 rows that were never encoded"):
-        open_features(tmp_path / "f.h5")
+        read_features(tmp_path / "f.h5")
 
 
 @settings(max_examples=20, deadline=None)
@@ -67,23 +67,23 @@ def test_rows_come_back_whatever_the_order_of_writing(tmp_path_factory, order: l
         rows = slice(block * 3, min(block * 3 + 3, 20))
         cache.write(rows.start, marks[rows], cls=values[rows])
     cache.finish()
-    found = open_features(path)
+    found = read_features(path)
     assert np.array_equal(found.cls, values.astype(np.float32)) and np.array_equal(found.bad, marks >= FIRST_BAD)
     assert np.array_equal(found.statuses, marks)
 
 
 def test_each_reason_why_a_file_is_no_cache_is_named(tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="does not exist"):
-        open_features(tmp_path / "absent.h5")
+        read_features(tmp_path / "absent.h5")
     PartialCache.create(tmp_path / "begun.h5", IDENTITY, Span(0, 4, 4), 3).close()
     with pytest.raises(DuplexError, match="an unfinished one lies beside it"):
-        open_features(tmp_path / "begun.h5")
+        read_features(tmp_path / "begun.h5")
     (tmp_path / "text.h5").write_text("features")
     with pytest.raises(DuplexError, match="cannot be opened as HDF5 file"):
-        open_features(tmp_path / "text.h5")
+        read_features(tmp_path / "text.h5")
     h5py.File(tmp_path / "other.h5", "w").close()
     with pytest.raises(DuplexError, match="not a feature cache"):
-        open_features(tmp_path / "other.h5")
+        read_features(tmp_path / "other.h5")
 
 
 def test_rows_reach_the_disk_before_their_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_rows_reach_the_disk_before_their_statuses(tmp_path: Path, monkeypatch: 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch) -> None:
     pwrite = os.pwrite
     monkeypatch.setattr(file.os, "pwrite", lambda descriptor, data, offset: pwrite(descriptor, data[:5], offset))
-    assert np.array_equal(open_features(finished(tmp_path / "f.h5")).cls, np.arange(12).reshape(4, 3))
+    assert np.array_equal(read_features(finished(tmp_path / "f.h5")).cls, np.arange(12).reshape(4, 3))
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
@@ -161,4 +161,4 @@ def test_a_shard_is_refused_as_a_whole_cache(tmp_path: Path, span: Span) -> None
     write_cache(tmp_path / "f.h5", np.ones((2, 3)), span=span)
     says = f"is a shard, rows {span.start} to {span.stop} of 4; `duplex cache join` joins all"
     with pytest.raises(DuplexError, match=says):
-        open_features(tmp_path / "f.h5")
+        read_features(tmp_path / "f.h5")

@@ -17,7 +17,7 @@ from duplex import Recognizer
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import open_features
+from duplex.features.file import read_features
 from duplex.project import stages, stamps
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import settings
@@ -124,7 +124,7 @@ def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Param
 def test_a_product_recognises_and_exports_where_its_members_do(params: Params, project: Path) -> None:
     train_stage(params, "own", "tuned", 0)
     stages.evaluate_stage(params, "own", "tuned", 0)
-    features = np.asarray(open_features(project / "artifacts/own/features.h5").cls[:20], dtype=np.float32)
+    features = np.asarray(read_features(project / "artifacts/own/features.h5").cls[:20], dtype=np.float32)
     here = Recognizer.load("artifacts/own/tuned/0", device="cpu")
     answers = here(features)
     assert list(answers[0].top[0].score_terms) == ["csp", "closed_form"]

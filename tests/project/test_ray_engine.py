@@ -11,8 +11,7 @@ import pytest
 
 from duplex.config.params import EncoderParams
 from duplex.encoders.base import load_encoder
-from duplex.features.copies import join_shards, shard_path
-from duplex.features.extract import extract
+from duplex.features.extract import extract, join_shards, shard_path
 from duplex.features.file import PENDING, PartialCache, partial_path
 from duplex.project.ray import extract_on_ray
 from tests.encoders.small import write_folder

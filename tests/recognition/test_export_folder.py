@@ -18,9 +18,9 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from duplex import Recognizer, open_features
+from duplex import Recognizer, read_features
 from duplex.errors import UsageError
-from duplex.training.model_file import digest, with_checksum
+from duplex.training.checkpoint import digest, with_checksum
 from tests.recognition.hub import Hub
 
 pytestmark = pytest.mark.slow  # five models are exported, some with their encoders
@@ -61,7 +61,7 @@ def run_alone(script: str, folder: Path, *words: object) -> str:
 
 @pytest.fixture(scope="module")
 def features(trained) -> np.ndarray:
-    return open_features(trained.paths.features("own")).cls[-60:]
+    return read_features(trained.paths.features("own")).cls[-60:]
 
 
 @pytest.mark.parametrize("method", EXPORTED)
@@ -100,12 +100,12 @@ def test_recognize_prints_the_best_compositions(trained, exported, features, tmp
 
 
 def test_recognize_reads_the_features_that_the_library_reads(features, tmp_path):
-    from duplex.recognition.numpy_example import read_features
+    from duplex.recognition import numpy_example
 
     width = features.shape[1]
     for values in (features[0], features[:0], features.astype(np.float16), features.astype(np.float64) * 1e-6):
         np.save(tmp_path / "features.npy", values)
-        read = read_features(str(tmp_path / "features.npy"), width)
+        read = numpy_example.read_features(str(tmp_path / "features.npy"), width)
         assert read.dtype == np.float32 and read.shape == np.atleast_2d(values).shape
 
 

@@ -14,7 +14,7 @@ import pytest
 from duplex import Recognizer, load_dataset
 from duplex.data import contents
 from duplex.errors import DuplexError, UsageError
-from duplex.features import shared
+from duplex.features import extract as extraction
 from duplex.features.extract import extract
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
@@ -191,14 +191,14 @@ def test_corrected_labels_and_renamed_files_encode_nothing_again(fitted, drawn, 
     folder, out = tmp_path / "shop", tmp_path / "model"
     shutil.copytree(drawn, folder)
     (folder / "red" / "star" / "0003.png").rename(folder / "blue" / "heart" / "corrected.png")
-    monkeypatch.setattr(shared, "extract", None)
+    monkeypatch.setattr(extraction, "extract", None)
     monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     assert (out / "model.safetensors").read_bytes() != (model / "model.safetensors").read_bytes()
 
 
 def test_a_data_set_is_loaded_from_the_features_of_a_fit(fitted, drawn, monkeypatch):
-    monkeypatch.setattr(shared, "extract", None)
+    monkeypatch.setattr(extraction, "extract", None)
     loaded = load_dataset(drawn, encoder="tiny")
     assert len(loaded.inputs().examples["train"]) > 0
 
@@ -208,7 +208,7 @@ def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
     shutil.copytree(drawn, folder)
     draw_pair(folder, "red", "star", range(8, 11))
     reports = []
-    monkeypatch.setattr(shared, "extract", lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1])
+    monkeypatch.setattr(extraction, "extract", lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1])
     monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
     fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
     (report,) = reports

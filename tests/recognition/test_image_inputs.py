@@ -9,7 +9,7 @@ import torch
 
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import DuplexError, UsageError
-from duplex.features.extract import OutputSpec
+from duplex.features.encode import OutputSpec
 from duplex.recognition.inputs import encode
 from tests.features.conftest import Wrapped
 

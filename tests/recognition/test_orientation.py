@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 pytest.importorskip("fastapi")
 
-from duplex import Recognizer, open_features
+from duplex import Recognizer, read_features
 from duplex.data.images import thumbnail
 from duplex.features.extract import extract
 from duplex.recognition.inputs import open_image
@@ -41,7 +41,7 @@ def test_the_cache_holds_the_same_features(trained, turned: list[Path], tmp_path
     names = [path.name for path in turned]
     extract(names, turned[0].parent, tmp_path / "f.h5", encoder, manifest_sha256="m" * 64, num_workers=0,
             progress=False)  # fmt: skip
-    features = open_features(tmp_path / "f.h5").cls
+    features = read_features(tmp_path / "f.h5").cls
     assert np.array_equal(features, np.repeat(features[:1], 8, axis=0)) and np.ptp(features) > 0
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from duplex.artifacts import ArtifactPaths
 from duplex.cli.model import _checked_format
 from duplex.errors import UsageError
-from duplex.training.model_file import with_checksum
+from duplex.training.checkpoint import with_checksum
 from tests.recognition.test_recognizer import damaged
 from tests.subprocesses import duplex
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import duplex
-from duplex import Recognizer, open_features
+from duplex import Recognizer, read_features
 from duplex.data.tables import read_manifest
 from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
@@ -41,7 +41,7 @@ def pipeline_scores(trained, method: str, world: str) -> torch.Tensor:
     path = trained.run(method) / "checkpoint.safetensors"
     record, tower = read_record(path), load_encoder("tiny", towers="text")
     loaded = load_checkpoint(path, MethodContext(record.labels, {"cls": (128,)}, tower.text), record.encoder)
-    features = open_features(trained.paths.features("own"))
+    features = read_features(trained.paths.features("own"))
     rows = np.flatnonzero(read_manifest(trained.paths.manifest("own"))["split"] == "test")
     return loaded.scorer(record.labels.candidates(world, "train"))({"cls": torch.from_numpy(features.cls[rows])})
 
@@ -92,12 +92,12 @@ def test_paths_images_arrays_and_features_give_equal_scores(trained, recognizer)
     path = trained.images()[3]
     image = Image.open(path).convert("RGB")
     row = np.flatnonzero(read_manifest(trained.paths.manifest("own"))["split"] == "test")[3]
-    feature = open_features(trained.paths.features("own")).cls[row]
+    feature = read_features(trained.paths.features("own")).cls[row]
     ways = [path, str(path), image, np.asarray(image), torch.from_numpy(np.array(image)), feature, feature[None]]
     scores = [recognizer.scores(way) for way in ways]
     for other in scores[1:]:
         torch.testing.assert_close(other, scores[0], rtol=0, atol=1e-5)
-    whole = recognizer(open_features(trained.paths.features("own")))
+    whole = recognizer(read_features(trained.paths.features("own")))
     assert whole[row].best.score == pytest.approx(recognizer(path)[0].best.score, abs=1e-5)
 
 
@@ -216,7 +216,7 @@ def test_arrays_that_are_not_images_are_reported(recognizer, images, message):
 
 def test_features_of_another_encoder_are_refused(trained, recognizer):
 
-    features = open_features(trained.paths.features("own"))
+    features = read_features(trained.paths.features("own"))
     other = replace(features, identity={**features.identity, "weights": "0" * 64})
     with pytest.raises(UsageError, match="another weights file"):
         recognizer(other)
@@ -267,7 +267,7 @@ def test_one_composition_may_be_added_as_a_text(trained):
 
 
 def test_features_of_every_kind_are_read_or_refused(trained, recognizer):
-    features = open_features(trained.paths.features("own")).cls[:3]
+    features = read_features(trained.paths.features("own")).cls[:3]
     best = [answer.best.name for answer in recognizer(features)]
     as_bfloat16 = torch.from_numpy(features).bfloat16()
     assert [answer.best.name for answer in recognizer([*as_bfloat16])] == best

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from duplex import Recognizer
 from duplex.encoders.base import load_encoder
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import open_features
-from duplex.features.shared import encode_shared, user_cache
+from duplex.features.extract import encode_shared, user_cache
+from duplex.features.file import read_features
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, GroupPosterior
 from duplex.methods.paths import unit, word_vectors
 from duplex.recognition import fit, update
@@ -25,7 +25,7 @@ from duplex.recognition.export import STATISTICS, read_fit, read_statistics
 from duplex.recognition.trained import ExportedModel
 from duplex.recognition.update import NewImages, update_model, updated_model
 from duplex.system.files import sha256, sole_writer
-from duplex.training.model_file import read_header, read_tensors
+from duplex.training.checkpoint import read_header, read_tensors
 from duplex.training.recipes import finetuned_recipes
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.recognition.searches import only_the_first
@@ -71,7 +71,7 @@ def stored_features(images: list[Path]) -> torch.Tensor:
         [sha256(image) for image in images],
     )
     file, rows = features.require()
-    return torch.from_numpy(open_features(file).cls[rows])
+    return torch.from_numpy(read_features(file).cls[rows])
 
 
 def test_ten_images_give_the_closed_form_of_all_images(model, drawn, further, tmp_path):

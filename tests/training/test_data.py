@@ -14,8 +14,7 @@ from duplex.config.params import EncoderParams
 from duplex.data.contents import file_digests
 from duplex.data.tables import labels_of
 from duplex.encoders.base import load_encoder
-from duplex.features.extract import extract
-from duplex.features.shared import encode_shared
+from duplex.features.extract import encode_shared, extract
 from duplex.features.tokens import read_tokens
 from duplex.options import FinetuneOptions
 from duplex.training.inputs import Data, InputRequest

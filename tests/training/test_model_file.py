@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from duplex.errors import DuplexError
-from duplex.training.model_file import FORMAT, KEY, digest, read_header, read_tensors, with_checksum, write_model
+from duplex.training.checkpoint import FORMAT, KEY, digest, read_header, read_tensors, with_checksum, write_model
 
 FIELDS = {"words": ["rôti", "Faux.Fur"], "numbers": [{"epoch": 1, "auc": 0.1}, {"epoch": 2, "auc": float("-inf")}]}
 

@@ -20,7 +20,7 @@ import duplex
 from duplex.artifacts import ArtifactPaths
 from duplex.data.contents import make_split
 from duplex.errors import UsageError
-from duplex.features.file import open_features
+from duplex.features.file import read_features
 from duplex.features.imported import checked_features
 from duplex.labels import WORLDS
 from duplex.methods.kg_sp import KgSp
@@ -54,7 +54,7 @@ class Project:
             if form == "table":
                 table = self.folder / "pictures.csv"
                 return duplex.load_dataset(table, images=pictures, encoder="tiny", cache=self.empty / "cache")
-            features = open_features(self.paths.features("own")).cls
+            features = read_features(self.paths.features("own")).cls
             return duplex.Dataset.from_arrays(features, pd.read_csv(self.folder / "pictures.csv"), encoder="tiny")
 
 

@@ -1,0 +1,292 @@
+"""Decode image files and encode them in batches.
+
+Worker processes decode image files to batches of pixels, in order, a few batches ahead of the encoder. On a GPU, the
+next batch is encoded while the current one is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from duplex.data.images import BadImageFile, ImageBytes, MachineFault, decode_image, machine_fault, read_image_bytes
+from duplex.encoders.image_blocks import capture_block_input
+from duplex.errors import DuplexError
+from duplex.features.file import (
+    ALL_ZERO,
+    CODES,
+    CONTENTS,
+    ENCODED,
+    FIRST_BAD,
+    NOT_FINITE,
+    SCALES,
+    SHA256,
+    Statuses,
+    scale_shape,
+    status_of_reason,
+)
+from duplex.features.tokens import quantize
+
+if TYPE_CHECKING:
+    from duplex.encoders.base import Encoder
+
+
+Values = dict[str, NDArray[Any]]  # rows by data set (`features.file.DATASETS`)
+PixelBatch = tuple[int, Tensor, Tensor, Tensor]  # first row, pixels [B, 3, R, R], statuses [B], contents [B, 32]
+BATCH_MULTIPLE = 16  # batches are padded to a multiple: the last rows of a smaller matrix product are summed in another
+# order, and a feature between two float16 would be rounded otherwise than in the cache
+MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory")  # of devices and of the CPU
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """The encoder outputs to store per image besides the CLS feature."""
+
+    patches: bool = False  # patch tokens
+    block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
+    bits: int = 16  # per number of the block inputs
+
+    def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
+        """The data sets in which a cache stores the outputs, each with its shape per image, found on a blank image."""
+        if not self.patches and not self.block_inputs:
+            return {}
+        blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
+        values = encode_outputs(encoder, blank, self)
+        shapes = {name: tuple(value.shape[1:]) for name, value in values.items() if name != "cls"}
+        if self.block_inputs and self.bits == 8:
+            shapes[CODES] = shapes.pop("block_inputs")
+            shapes[SCALES] = scale_shape(shapes[CODES])
+        return shapes
+
+
+@dataclass(frozen=True)
+class LaunchedBatch:
+    """A batch of images that the device is encoding."""
+
+    start: int
+    statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
+    values: dict[str, Tensor]  # [B, ...], likewise; the row of a bad image is zero
+    done: torch.cuda.Event | None
+
+    @classmethod
+    def launch(
+        cls, encoder: Encoder, outputs: OutputSpec, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
+    ) -> LaunchedBatch:
+        """Start encoding pixels [B, 3, R, R] uint8, on a CPU at once; `start` is the first image's row.
+
+        `decoded` says per image [B] whether it could be read, `contents` is the sha256 of each file [B, 32].
+        """
+        device = encoder.device
+        asynchronous = device.type == "cuda"
+        pixels = pixels.to(device, non_blocking=asynchronous)
+        decoded = decoded.to(device, non_blocking=asynchronous)
+        encoded = encode_outputs(encoder, pixels, outputs)
+        halves = {name: value.half() for name, value in encoded.items()}
+        finite = torch.stack([half.isfinite().flatten(1).all(1) for half in halves.values()]).all(0)
+        readable = decoded < FIRST_BAD
+        statuses = decoded.masked_fill(readable & ~halves["cls"].any(1), ALL_ZERO)
+        statuses = statuses.masked_fill(readable & ~finite, NOT_FINITE)
+        bad = statuses >= FIRST_BAD
+        values = {name: half.masked_fill(bad.view(-1, *[1] * (half.dim() - 1)), 0) for name, half in halves.items()}
+        if outputs.block_inputs and outputs.bits == 8:
+            values[CODES], values[SCALES] = quantize(values.pop("block_inputs"))
+        statuses = statuses.to("cpu", non_blocking=asynchronous)
+        values = {name: value.to("cpu", non_blocking=asynchronous) for name, value in values.items()}
+        done = torch.cuda.Event() if asynchronous else None
+        if done is not None:
+            done.record(torch.cuda.current_stream(device))
+        return cls(start, statuses, {**values, CONTENTS: contents}, done)
+
+    def result(self) -> tuple[int, Statuses, Values]:
+        """Wait for the device: row of the first image, statuses [B], and outputs [B, ...] by data set."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
+
+
+def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dict[str, Tensor]:
+    """The chosen outputs [B, ...] of preprocessed images, pixels [B, 3, R, R] uint8, by name.
+
+    `cls` has one feature per image, `patch` one per image patch; `block_inputs` are the activations that enter the
+    image tower's last blocks.
+    """
+    with capture_block_input(encoder, outputs.block_inputs) as inputs:
+        if outputs.patches:
+            cls, patch = encoder.encode_patches(pixels)
+            values = {"cls": cls, "patch": patch}
+        else:
+            values = {"cls": encoder.encode_images(pixels)}
+    if values["cls"].shape != (len(pixels), encoder.dim):
+        raise DuplexError(
+            f"encoder {encoder.name!r} returned features of shape {tuple(values['cls'].shape)}; expected "
+            f"{(len(pixels), encoder.dim)}"
+        )
+    if outputs.block_inputs:
+        if len(inputs) != 1:
+            raise DuplexError(
+                f"encoder {encoder.name!r} ran its image tower {len(inputs)} times to encode one batch; expected once, "
+                "as block inputs are stored"
+            )
+        values["block_inputs"] = inputs[0]
+    return {name: value.detach() for name, value in values.items()}
+
+
+def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
+    """Append black images to each batch up to a multiple of `multiple`, so that batch size does not change features."""
+    for start, pixels, statuses, contents in batches:
+        missing = -len(pixels) % multiple
+        yield (
+            start,
+            torch.cat([pixels, pixels.new_zeros(missing, *pixels.shape[1:])]) if missing else pixels,
+            torch.cat([statuses, statuses.new_full((missing,), ENCODED)]) if missing else statuses,
+            torch.cat([contents, contents.new_zeros(missing, SHA256)]) if missing else contents,
+        )
+
+
+def encode_batches(
+    encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
+) -> Iterator[tuple[int, Statuses, Values]]:
+    """Encode batches of pixels in order; yield the `result` of each, on CUDA when the next batch has been started."""
+    in_flight = int(encoder.device.type == "cuda")
+    pending: list[LaunchedBatch] = []
+    for batch in batches:
+        pending.append(LaunchedBatch.launch(encoder, outputs, *batch))
+        if len(pending) > in_flight:
+            yield pending.pop(0).result()
+    for last in pending:
+        yield last.result()
+
+
+@contextmanager
+def report_memory_shortage(
+    batch_size: int, remedy: str = "finished rows are kept: run the same command again with a smaller --batch-size"
+) -> Iterator[None]:
+    """Raise `DuplexError`, ending with `remedy`, if memory for encoding runs out in the `with` block."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in MEMORY_MESSAGES):
+            raise
+        raise DuplexError(f"there is not enough memory to encode {batch_size} images at once; {remedy}") from None
+
+
+RETRY = 255  # status of an image to be read again; never written
+UNREAD = torch.zeros(SHA256, dtype=torch.uint8)  # content of a file that was not read
+AHEAD = 2  # batches that a worker may be ahead
+
+
+@dataclass(eq=False)
+class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
+    """Decodes image files: item i is the i-th image's pixels [3, R, R] uint8, status, and content.
+
+    The content is the sha256 of the decoded bytes, [32] uint8; zero for a file without readable bytes. An unreadable
+    image becomes black, with the reason as its status, so that batches keep their size. The status `RETRY` marks an
+    image that could not be read because of the machine.
+    """
+
+    images: Sequence[str]
+    root: Path
+    transform: Callable[[Image.Image], Tensor]
+
+    def __post_init__(self) -> None:
+        self.black = torch.zeros_like(self.transform(Image.new("RGB", (8, 8))))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int, Tensor]:
+        try:
+            return self.read(row)
+        except MachineFault:  # raised by `decode_batches`: an exception from a worker process changes its type
+            return self.black, RETRY, UNREAD
+
+    def read(self, row: int) -> tuple[Tensor, int, Tensor]:
+        """An image's pixels, status (read, or why not) and content; raises `MachineFault` if memory or disk fails."""
+        path = self.root / self.images[row]
+        content = UNREAD
+        try:
+            data = read_image_bytes(path)
+            content = torch.frombuffer(bytearray(hashlib.sha256(data.getbuffer()).digest()), dtype=torch.uint8)
+            return self._pixels(data), ENCODED, content
+        except BadImageFile as bad:
+            return self.black, status_of_reason(bad.reason), content
+
+    def _pixels(self, data: ImageBytes) -> Tensor:
+        image = decode_image(data)
+        try:
+            return self.transform(image)
+        except (ValueError, ZeroDivisionError, MemoryError) as error:
+            raise machine_fault(data, error) or BadImageFile("cannot be resized") from error
+
+
+def decoding_workers(wanted: int | Literal["auto"]) -> int:
+    """Number of processes that decode images; "auto": one per available core, less one for the encoder."""
+    if wanted != "auto":
+        return wanted
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, cores - 1)
+
+
+def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Split rows into groups of `size`, the last of which may be smaller."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def decode_batches(
+    images: ImageRows, batches: Sequence[Sequence[int]], num_workers: int, *, pinned: bool
+) -> Iterator[PixelBatch]:
+    """Decode images ahead in worker processes (0: in this one); yield a batch for each sequence of rows, in order.
+
+    `pinned` memory is for a GPU. Without one, the workers run at a lower priority than the encoder on the same cores:
+    one preempted thread of a matrix product delays all of them. At the lowest, other users' jobs would starve the
+    workers.
+    """
+    loader: DataLoader[tuple[Tensor, int, Tensor]] = DataLoader(
+        images,
+        batch_sampler=[list(rows) for rows in batches],
+        num_workers=num_workers,
+        prefetch_factor=AHEAD if num_workers else None,
+        pin_memory=pinned,
+        worker_init_fn=partial(_start_worker, 0 if pinned else 10),
+    )
+    for rows, (pixels, statuses, contents) in zip(batches, loader, strict=True):
+        for place in (statuses == RETRY).nonzero().flatten().tolist():  # in this process: a lasting fault is raised
+            pixels[place], statuses[place], contents[place] = images.read(rows[place])
+        yield rows[0], pixels, statuses.to(torch.uint8), contents
+
+
+@contextmanager
+def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[None]:
+    """Raise `DuplexError` if a process that decodes images dies during the `with` block; `kept` begins the advice.
+
+    The block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the main
+    process is at that moment.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
+            raise
+        raise DuplexError(
+            f"a decoding worker died, most likely out of memory; {kept}run the same command again, "
+            "with a smaller --num-workers or --batch-size"
+        ) from error
+
+
+def _start_worker(niceness: int, _: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
+    os.nice(niceness)
