@@ -50,7 +50,8 @@ from duplex.options import FinetuneOptions
 from duplex.project import stages
 from duplex.project.train import train_stage
 from duplex.report.aggregate import at_threshold, standard_error
-from duplex.system.plugins import code_hash, module_of
+from duplex.system.code import code_hash
+from duplex.system.plugins import module_of
 from duplex.system.threads import keep_freed_memory
 from duplex.training.checkpoint import read_checkpoint, read_record
 

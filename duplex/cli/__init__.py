@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from duplex import __version__
 from duplex.errors import UsageError
 from duplex.system.entry import DEBUG, report_errors, run_command
-from duplex.system.version import __version__
 
 __all__ = ["app", "main"]
 

@@ -41,8 +41,9 @@ from duplex.encoders.upstream import (
     transforms,
 )
 from duplex.errors import DuplexError, UsageError, require, require_type, shown
+from duplex.system.code import plugin_hash
 from duplex.system.files import sha256_once
-from duplex.system.plugins import installed_plugins, load_plugin, module_of, plugin_hash
+from duplex.system.plugins import installed_plugins, load_plugin, module_of
 from duplex.system.threads import PRECISIONS, dtype_of
 
 if TYPE_CHECKING:

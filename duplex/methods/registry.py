@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 from duplex.errors import DuplexError, UsageError
 from duplex.options import Options, TrainingOptions
-from duplex.system.plugins import installed_plugins, load_plugin, module_of, plugin_hash, provider
+from duplex.system.code import plugin_hash
+from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
 
 if TYPE_CHECKING:
     from duplex.methods.base import Method, MethodContext

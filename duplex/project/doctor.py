@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from duplex import __version__
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, Params, load_params, shipped_project
 from duplex.data.download import BENCHMARKS
@@ -25,7 +26,6 @@ from duplex.features.file import IMPORTED, ROOT, partial_path, read_features
 from duplex.project.stamps import require_data
 from duplex.system.files import report_write_errors, sha256
 from duplex.system.threads import dtype_of, float32_arithmetic
-from duplex.system.version import __version__
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
 EXTRAS = {

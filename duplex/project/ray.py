@@ -1,4 +1,4 @@
-"""Encode images in shards (parts of a feature cache) and execute runs on a Ray cluster.
+"""Encode images in shards (parts of a feature cache) on a Ray cluster, and the actors that do it, also for sweeps.
 
 Each GPU has one actor; without GPUs, actors use CPU slots. Ray restarts an actor that dies; its unfinished shard is
 resumed, its run is reported as failed. All nodes must see the same files at the same paths.
@@ -22,33 +22,10 @@ from duplex.features.extract import ExtractionReport, extract, join_shards, shar
 from duplex.features.file import partial_path
 from duplex.project import stamps
 from duplex.project.stages import extraction_settings, write_extraction_summary
-from duplex.project.trials import Executor, Outcome, Task
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import keep_freed_memory
 
 RETRIES = 5  # per shard
-
-
-class RemoteWorker:
-    """Ray actor that builds a function once, such as one with an encoder, and calls it for each of its tasks."""
-
-    def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str | None = None) -> None:
-        keep_freed_memory()
-        if folder is not None:
-            os.chdir(folder)
-        self.call = create()
-
-    def run(self, task: Any) -> Any:
-        return self.call(task)
-
-
-def shard_extractor(
-    entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
-) -> Callable[[tuple[int, int]], ExtractionReport]:
-    """A function with an encoder, which encodes the shard `(index, number of shards)` of `images`."""
-    device = resolve_device(device)
-    encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
-    return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
 
 
 def extract_dataset_on_ray(
@@ -77,7 +54,7 @@ def extract_on_ray(
     *,
     shards: int,
     device: str = "auto",
-    progress: bool = True,
+    fresh: bool = False,
     **options: Any,
 ) -> list[ExtractionReport]:
     """Encode images, relative to `root`, on Ray into shards of the cache `out`.
@@ -86,37 +63,47 @@ def extract_on_ray(
     """
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
-    options = {"root": root.resolve(), "out": out.resolve(), **options}
+    options |= {"root": root.resolve(), "out": out.resolve()}
     if options.get("num_workers") == "auto":
         options["num_workers"] = 1  # an actor has one CPU slot; its node's other cores belong to other actors
-    if options.pop("fresh", False):  # deleted here once: a restarted actor must find its unfinished file
+    if fresh:  # deleted here once: a restarted actor must find its unfinished file
         for path in (shard_path(options["out"], k, shards) for k in range(shards)):
             path.unlink(missing_ok=True)
             partial_path(path).unlink(missing_ok=True)
-    count, resources = _actor_slots(ray, device != "cpu", 1)
-    actor_class = ray.remote(**resources, max_restarts=-1, max_task_retries=RETRIES)(RemoteWorker)
-    create = ray.put(partial(shard_extractor, entry, device, list(images), options))  # stored once for all actors
-    actors = [actor_class.remote(create) for _ in range(min(shards, count))]
+    create = ray.put(partial(_shard_extractor, entry, device, list(images), options))  # stored once for all actors
+    parts = [(k, shards) for k in range(shards)]
     reports = []
-    with ProgressBar("shards", shards if progress else 0) as bar:
-        for _, future in run_on_actors(ray, actors, [(k, shards) for k in range(shards)]):
+    with ProgressBar("shards", shards) as bar:
+        for _, future in run_on_actors(ray, create, parts, on_gpu=device != "cpu", max_task_retries=RETRIES):
             reports.append(_shard_report(ray, future))
             bar.show(len(reports))
     return sorted(reports, key=lambda report: str(report.path))
 
 
-def run_on_ray(tasks: Sequence[Task], executor: Executor, jobs: int | None, cpus: int) -> Iterator[Outcome]:
-    """Execute tasks on `jobs` actors (None: all that fit) of `cpus` CPU slots each; yield each outcome when ready."""
-    ray = connect()
-    count, resources = _actor_slots(ray, executor.params.device != "cpu", cpus)
-    actor_class = ray.remote(**resources, max_restarts=-1)(RemoteWorker)
-    create = partial(getattr, executor, "execute")
-    actors = [actor_class.remote(create, str(Path.cwd())) for _ in range(min(jobs or count, len(tasks)))]
-    for task, future in run_on_actors(ray, actors, tasks):
-        try:
-            yield ray.get(future)
-        except ray.exceptions.RayError as error:
-            yield Outcome(task, error=f"its actor died ({_last_line(error)}); run the same command again")
+def _shard_extractor(
+    entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
+) -> Callable[[tuple[int, int]], ExtractionReport]:
+    """A function with an encoder, which encodes the shard `(index, number of shards)` of `images`."""
+    device = resolve_device(device)
+    encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
+    return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
+
+
+def _shard_report(ray: Any, future: Any) -> ExtractionReport:
+    """An actor's report, or its `DuplexError` without Ray's traceback."""
+    try:
+        report: ExtractionReport = ray.get(future)
+        return report
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.as_instanceof_cause(), DuplexError):
+            raise DuplexError(str(error.cause)) from error
+        raise
+    except ray.exceptions.RayActorError as error:
+        if getattr(error, "actor_init_failed", False):
+            raise DuplexError(f"a worker could not start: {last_line(error)}") from error
+        raise DuplexError(
+            f"a worker died more than {RETRIES} times; finished rows are kept: run the same command again"
+        ) from error
 
 
 def connect() -> Any:
@@ -130,8 +117,33 @@ def connect() -> Any:
     return ray
 
 
-def run_on_actors(ray: Any, actors: list[Any], tasks: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Give each idle actor the next task; yield tasks with their finished futures. Kill the actors at the end."""
+class RemoteWorker:
+    """Ray actor that builds a function once, such as one with an encoder, and calls it for each of its tasks."""
+
+    def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str) -> None:
+        keep_freed_memory()
+        os.chdir(folder)
+        self.call = create()
+
+    def run(self, task: Any) -> Any:
+        return self.call(task)
+
+
+def run_on_actors(
+    ray: Any, create: Any, tasks: Sequence[Any], *, on_gpu: bool, jobs: int | None = None, cpus: int = 1, **options: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Call a function for each task on `jobs` actors (None: all that fit); yield tasks with their finished futures.
+
+    create: returns the function, in each actor. cpus: CPU slots of an actor. options: further ones of the actors.
+    """
+    resources = ray.cluster_resources()
+    if on_gpu and resources.get("GPU", 0) > 0:
+        count, options = int(resources["GPU"]), {"num_cpus": 1, "num_gpus": 1, **options}
+    else:  # one CPU slot stays free: actors on every slot can starve Ray's own tasks
+        slots = int(resources.get("CPU", 1))
+        count, options = max(1, (slots - 1) // cpus), {"num_cpus": min(cpus, slots), "num_gpus": 0, **options}
+    actor_class = ray.remote(**options, max_restarts=-1)(RemoteWorker)
+    actors = [actor_class.remote(create, str(Path.cwd())) for _ in range(min(jobs or count, len(tasks)))]
     waiting, idle = deque(tasks), deque(actors)
     busy: dict[Any, tuple[Any, Any]] = {}
     try:
@@ -148,31 +160,5 @@ def run_on_actors(ray: Any, actors: list[Any], tasks: Sequence[Any]) -> Iterator
             ray.kill(actor)
 
 
-def _actor_slots(ray: Any, gpu_allowed: bool, cpus: int) -> tuple[int, dict[str, int]]:
-    """Without GPUs one CPU slot stays free: actors on every slot can starve Ray's own tasks."""
-    resources = ray.cluster_resources()
-    if gpu_allowed and resources.get("GPU", 0) > 0:
-        return int(resources["GPU"]), {"num_cpus": 1, "num_gpus": 1}
-    slots = int(resources.get("CPU", 1))
-    return max(1, (slots - 1) // cpus), {"num_cpus": min(cpus, slots), "num_gpus": 0}
-
-
-def _shard_report(ray: Any, future: Any) -> ExtractionReport:
-    """An actor's report, or its `DuplexError` without Ray's traceback."""
-    try:
-        report: ExtractionReport = ray.get(future)
-        return report
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.as_instanceof_cause(), DuplexError):
-            raise DuplexError(str(error.cause)) from error
-        raise
-    except ray.exceptions.RayActorError as error:
-        if getattr(error, "actor_init_failed", False):
-            raise DuplexError(f"a worker could not start: {_last_line(error)}") from error
-        raise DuplexError(
-            f"a worker died more than {RETRIES} times; finished rows are kept: run the same command again"
-        ) from error
-
-
-def _last_line(error: Exception) -> str:
+def last_line(error: Exception) -> str:
     return str(error).strip().splitlines()[-1].strip()

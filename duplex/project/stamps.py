@@ -1,7 +1,7 @@
 """Stamps: what an artifact was made from, written beside it, to tell whether it still is what it should be.
 
 A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that they name; a hash of
-the stage's code (`duplex.system.plugins`); and checksums of the files that the stage reads and writes. The first two
+the stage's code (`duplex.system.code`); and checksums of the files that the stage reads and writes. The first two
 parts are also written as a file per stage by the stage `plan`, on which the stages of dvc.yaml depend (docs/sweep.md).
 """
 
@@ -19,8 +19,9 @@ from duplex.encoders.base import family_module
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, read_contents_digest
 from duplex.methods.registry import BrokenMethod, method_source
+from duplex.system.code import code_hash
 from duplex.system.files import replace_folder, sha256, sha256_once, write_json
-from duplex.system.plugins import code_hash, module_of
+from duplex.system.plugins import module_of
 from duplex.training.inputs import require_inputs
 
 Stamp = dict[str, Any]

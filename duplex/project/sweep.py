@@ -1,4 +1,4 @@
-"""Train and evaluate many runs in parallel processes that load inputs once. `dvc repro` would write the same files.
+"""Train and evaluate many runs in parallel, in processes that load inputs once. `dvc repro` would write the same files.
 
 Only runs whose stamps are missing or differ are executed, and complete ones are committed to DVC, so that `dvc repro`
 does not repeat them. An interrupted sweep resumes after the last whole epoch.
@@ -6,20 +6,23 @@ does not repeat them. An interrupted sweep resumes after the last whole epoch.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -28,11 +31,13 @@ from duplex.config.params import Params, load_params, require_method
 from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.project import stamps
-from duplex.project.stamps import DATA_STAGES, RUN_STAGES
-from duplex.project.trials import Executor, Outcome, RunId, RunTask, Task, find_missing
+from duplex.project.stages import evaluate_stage
+from duplex.project.stamps import DATA_STAGES, RUN_STAGES, run_difference
+from duplex.project.train import train_stage
 from duplex.system.files import is_running
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
 from duplex.system.threads import Threads
+from duplex.training.inputs import InputsCache, LoadInputs
 
 DAMAGED_LOCK = re.compile(r"dvc\.lock' (is invalid|validation failed)")  # in DVC's messages
 LONGEST_REASON = 300
@@ -118,8 +123,78 @@ CHANGED_PARAMS = (
     "params.yaml has changed since the sweep started, so no run was committed to DVC; run the same command again"
 )
 
+
+class Trial(Protocol):
+    """What a worker process executes: a run of a sweep, or a trial of `duplex tune`."""
+
+    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> Any: ...
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """A run of the pipeline: a method on a data set with a seed."""
+
+    dataset: str
+    method: str
+    seed: int
+    combines: bool = False  # whether its method combines other runs, which are executed first
+
+    def __str__(self) -> str:
+        return f"{self.dataset} {self.method} {self.seed}"
+
+    def stage(self, name: str) -> str:
+        """The name in dvc.yaml of this run's stage; a product of finished runs has a single one, `product`."""
+        return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
+
+    def difference(self, params: Params, paths: ArtifactPaths, *stages: str) -> str:
+        return run_difference(params, self.dataset, self.method, self.seed, paths, stages)
+
+    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> None:
+        """Train, unless the checkpoint is up to date, and evaluate."""
+        if self.difference(params, paths, "train"):
+            train_stage(params, self.dataset, self.method, self.seed, paths, load=load)
+        evaluate_stage(params, self.dataset, self.method, self.seed, paths, load=load)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a trial: what it returned, what it printed on stderr, and why it failed."""
+
+    trial: Any
+    value: Any = None
+    output: str = ""
+    error: str | None = None  # None: it succeeded
+
+
+@dataclass
+class Executor:
+    """Executes trials one after another in one process; inputs are loaded once per data set."""
+
+    params: Params
+    paths: ArtifactPaths
+    threads: int  # number of CPU threads for `threads: auto`: the number that a process of its own would use
+    load: LoadInputs = field(default_factory=InputsCache)
+
+    def execute(self, trial: Trial) -> Outcome:
+        """Execute a trial. An error becomes part of the outcome."""
+        output = io.StringIO()
+        torch.set_num_threads(self.threads)
+        try:
+            with redirect_stderr(output):  # several processes share a terminal: none shows its own progress bar
+                return Outcome(trial, trial.execute(self.params, self.paths, self.load), output.getvalue())
+        except Exception as failure:
+            self.load = InputsCache()  # a method's code may have written into the inputs
+            error = str(failure)
+            if not isinstance(failure, DuplexError):
+                first = next(iter(error.splitlines()), "")
+                error = f"{type(failure).__name__}: {first}; with DUPLEX_DEBUG=1 its traceback is shown"
+                if os.environ.get("DUPLEX_DEBUG"):
+                    output.write(traceback.format_exc())
+            return Outcome(trial, None, output.getvalue(), error)
+
+
 Engine = Literal["local", "ray"]
-Execute = Callable[[Sequence[Task]], Iterator[Outcome]]
+Execute = Callable[[Sequence[Trial]], Iterator[Outcome]]
 
 
 @dataclass
@@ -138,7 +213,7 @@ class SweepReport:
 
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
-) -> list[RunId]:
+) -> list[SweptRun]:
     """All combinations of data sets, methods and seeds as runs; None means those under `run:` in params.yaml."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
@@ -149,7 +224,7 @@ def grid(
     for name in methods:
         require_method(name, params.methods)
     return [
-        RunId(dataset, method, seed, bool(params.entry(method).members))
+        SweptRun(dataset, method, seed, bool(params.entry(method).members))
         for dataset in datasets
         for method in methods
         for seed in seeds
@@ -164,7 +239,7 @@ def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
 
 
 def sweep(
-    params: Params, runs: Sequence[RunId], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
+    params: Params, runs: Sequence[SweptRun], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
 ) -> SweepReport:
     """Train and evaluate all missing runs, commit them to DVC, and return how many were executed and which failed."""
     start, report = time.perf_counter(), SweepReport(len(runs))
@@ -179,15 +254,14 @@ def sweep(
     for dataset in datasets:
         require_features(dataset, paths)
         stamps.require_data(params, dataset, paths)
-    failed: set[RunId] = set()
+    failed: set[SweptRun] = set()
     for combines in (False, True):  # products multiply runs of the first turn
         turn = [run for run in runs if run.combines is combines]
-        missing = find_missing(params, turn, paths)
+        missing = [run for run in turn if run.difference(params, paths, *RUN_STAGES)]
         report.complete += len(turn) - len(missing)
         if missing:
             wanted = {params.training(run.dataset, run.method).threads for run in runs}
-            succeeded = execute(task_executor(params, wanted, jobs, engine, paths), missing, report)
-            failed |= {task.run for task in missing} - succeeded
+            failed |= execute(trial_executor(params, wanted, jobs, engine, paths), missing, report)
     if repo and (complete := [run for run in tracked if run not in failed]):
         _commit(repo, params, complete, report, paths)
     report.seconds = time.perf_counter() - start
@@ -206,7 +280,7 @@ def _extract_missing(repo: DvcRepo, datasets: Iterable[str], paths: ArtifactPath
         repo.repro(absent)
 
 
-def _commit(repo: DvcRepo, params: Params, runs: Sequence[RunId], report: SweepReport, paths: ArtifactPaths) -> None:
+def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: SweepReport, paths: ArtifactPaths) -> None:
     datasets = dict.fromkeys(run.dataset for run in runs)
     earlier = [f"{stage}@{name}" for name in datasets for stage in DATA_STAGES]
     products = ["product"] if params.run.products else []
@@ -230,23 +304,22 @@ def is_unchanged(params: Params, paths: ArtifactPaths) -> bool:
         return False
 
 
-def execute(engine: Execute, tasks: Sequence[RunTask], report: SweepReport) -> set[RunId]:
-    """Train and evaluate runs with a progress bar, count them in `report`, and return the runs that succeeded."""
-    succeeded: set[RunId] = set()
-    with ProgressBar("runs", len(tasks)) as bar:
-        for result in engine(tasks):
-            if result.output:
-                print(result.output, end="", file=sys.stderr)
-            if result.error is None:
-                succeeded.add(result.task.run)
+def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepReport) -> set[SweptRun]:
+    """Execute runs with a progress bar, count them in `report`, and return those that failed."""
+    failed: set[SweptRun] = set()
+    with ProgressBar("runs", len(runs)) as bar:
+        for done, outcome in enumerate(engine(runs), 1):
+            print(outcome.output, end="", file=sys.stderr)
+            if outcome.error is None:
+                report.executed += 1
             else:
-                report.failed[str(result.task.run)] = result.error
-            report.executed += result.error is None
-            bar.show(len(succeeded) + len(report.failed), {"failed": len(report.failed)} if report.failed else {})
-    return succeeded
+                failed.add(outcome.trial)
+                report.failed[str(outcome.trial)] = outcome.error
+            bar.show(done, {"failed": len(report.failed)} if report.failed else {})
+    return failed
 
 
-def commit_targets(runs: Sequence[RunId], changed: Collection[str]) -> list[str]:
+def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
     """The DVC stages of `runs` to commit, the whole stage in place of single runs if no other run has changed.
 
     DVC then writes dvc.lock once instead of once per stage.
@@ -257,21 +330,31 @@ def commit_targets(runs: Sequence[RunId], changed: Collection[str]) -> list[str]
     return stages if others else groups
 
 
-def task_executor(
+def trial_executor(
     params: Params, wanted: Collection[Threads], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
-    """The function that executes tasks: in local processes or, for `engine="ray"`, on a Ray cluster.
+    """The function that executes trials: in local processes or, for `engine="ray"`, on a Ray cluster.
 
-    wanted: numbers of CPU threads of the tasks; `auto` counts as PyTorch's default number.
+    wanted: numbers of CPU threads of the trials; `auto` counts as PyTorch's default number.
     """
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
     executor = Executor(params, paths, torch.get_num_threads())
     if engine == "ray":
-        from duplex.project.ray import run_on_ray
-
-        return partial(run_on_ray, executor=executor, jobs=jobs, cpus=threads)
+        return partial(_run_on_ray, executor=executor, jobs=jobs, cpus=threads)
     jobs, gpus = workers_and_gpus(params.device, jobs, threads)
     return partial(run_in_processes, executor=executor, jobs=jobs, gpus=gpus)
+
+
+def _run_on_ray(trials: Sequence[Trial], executor: Executor, jobs: int | None, cpus: int) -> Iterator[Outcome]:
+    from duplex.project.ray import connect, last_line, run_on_actors
+
+    ray = connect()
+    create, on_gpu = partial(getattr, executor, "execute"), executor.params.device != "cpu"
+    for trial, future in run_on_actors(ray, create, trials, on_gpu=on_gpu, jobs=jobs, cpus=cpus):
+        try:
+            yield ray.get(future)
+        except ray.exceptions.RayError as error:
+            yield Outcome(trial, error=f"its actor died ({last_line(error)}); run the same command again")
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
@@ -284,27 +367,27 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
     return jobs or len(gpus) or max(1, cores // threads), gpus
 
 
-def run_in_processes(tasks: Sequence[Task], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
-    """Execute `tasks`, yield results as they are ready; a process that dies fails its current task only."""
+def run_in_processes(trials: Sequence[Trial], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
+    """Execute `trials`, yield outcomes as they are ready; a process that dies fails its current trial only."""
     create = partial(getattr, executor, "execute")
     workers = []
-    for n in range(min(jobs, len(tasks))):
+    for n in range(min(jobs, len(trials))):
         gpu = {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}
         workers.append(WorkerProcess(create, {"OMP_WAIT_POLICY": "passive", **gpu}))  # waiting threads sleep
-    waiting, idle = deque(tasks), list(workers)
-    busy: dict[Future[Outcome], tuple[WorkerProcess, Task]] = {}
+    waiting, idle = deque(trials), list(workers)
+    busy: dict[Future[Outcome], tuple[WorkerProcess, Trial]] = {}
     try:
         while waiting or busy:
             while waiting and idle:
-                worker, task = idle.pop(), waiting.popleft()
-                busy[worker.submit(task)] = worker, task
+                worker, trial = idle.pop(), waiting.popleft()
+                busy[worker.submit(trial)] = worker, trial
             for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                worker, task = busy.pop(future)
+                worker, trial = busy.pop(future)
                 try:
                     yield future.result()
                 except BrokenProcessPool:
                     reason = f"its process {worker.describe_end()}, perhaps out of memory; try fewer --jobs"
-                    yield Outcome(task, error=reason)
+                    yield Outcome(trial, error=reason)
                 idle.append(worker)
     finally:
         for worker in workers:

@@ -23,8 +23,7 @@ from duplex.config.params import Params
 from duplex.encoders.base import resolve_device
 from duplex.errors import UsageError
 from duplex.project import stamps
-from duplex.project.sweep import Engine, refuse_duplicates, require_features, task_executor
-from duplex.project.trials import Outcome
+from duplex.project.sweep import Engine, Outcome, refuse_duplicates, require_features, trial_executor
 from duplex.report.aggregate import standard_error
 from duplex.system.files import json_digest, sole_writer
 from duplex.system.processes import ProgressBar
@@ -34,7 +33,7 @@ from duplex.training.trials import Trial, TrialResult, Trials
 
 
 @dataclass(frozen=True)
-class TuningTask:
+class TuningTrial:
     """A method with some settings changed, to be trained on a data set with one seed."""
 
     dataset: str
@@ -121,10 +120,10 @@ def tune(
     folder = paths.trials / dataset
     with sole_writer(folder / "tune", "tuning"):
         folders = {method: _folder(params, dataset, method, paths, folder) for method in methods}
-        tasks = [
-            TuningTask(dataset, method, settings, seed, folders[method]) for method, settings in rows for seed in seeds
+        trials = [
+            TuningTrial(dataset, method, settings, seed, folders[method]) for method, settings in rows for seed in seeds
         ]
-        outcomes = iter(_run(params, tasks, jobs, engine, paths))
+        outcomes = iter(_run(params, trials, jobs, engine, paths))
         return [TuningRow(method, settings, tuple(next(outcomes) for _ in seeds)) for method, settings in rows]
 
 
@@ -148,15 +147,15 @@ def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
 
 
 def _run(
-    params: Params, tasks: Sequence[TuningTask], jobs: int | None, engine: Engine, paths: ArtifactPaths
+    params: Params, trials: Sequence[TuningTrial], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> list[Outcome]:
-    wanted = {task.spec(params).training.threads for task in tasks}
-    execute = task_executor(params, wanted, jobs, engine, paths)
+    wanted = {trial.spec(params).training.threads for trial in trials}
+    execute = trial_executor(params, wanted, jobs, engine, paths)
     found: dict[str, Outcome] = {}
     failed = 0
-    with ProgressBar("trials", len(tasks)) as bar:
-        for outcome in execute(tasks):
-            found[str(outcome.task)] = outcome
+    with ProgressBar("trials", len(trials)) as bar:
+        for outcome in execute(trials):
+            found[str(outcome.trial)] = outcome
             failed += outcome.error is not None
             bar.show(len(found), {"failed": failed} if failed else {})
-    return [found[str(task)] for task in tasks]
+    return [found[str(trial)] for trial in trials]

@@ -64,8 +64,8 @@ from duplex.recognition.export import (
 )
 from duplex.recognition.trained import TrainedRun
 from duplex.report.own import OwnData, write_page
+from duplex.system.code import code_hash
 from duplex.system.files import json_digest, refuse_existing, sole_writer, with_own_name, write_json
-from duplex.system.plugins import code_hash
 from duplex.training.checkpoint import with_checksum
 from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.loop import ResumePoint

@@ -27,8 +27,9 @@ from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, MethodContext
 from duplex.methods.registry import make_method, method_source, parse_options
 from duplex.options import CombinedOptions, FinetuneOptions, Options
+from duplex.system.code import UNKNOWN_CODE, plugin_hash
 from duplex.system.files import json_digest, write_tensors
-from duplex.system.plugins import UNKNOWN_CODE, module_of, plugin_hash
+from duplex.system.plugins import module_of
 from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector
 
 FORMAT = 8

@@ -21,9 +21,8 @@ from duplex.features.file import read_features
 from duplex.project import stages, stamps
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import settings
-from duplex.project.sweep import grid, sweep
+from duplex.project.sweep import SweptRun, grid, sweep
 from duplex.project.train import train_stage
-from duplex.project.trials import RunId
 from duplex.training.checkpoint import read_record
 from tests.projects import draw_project
 from tests.subprocesses import duplex
@@ -222,5 +221,5 @@ def test_a_failed_member_fails_its_product_too(params: Params, project: Path) ->
 
 
 def test_products_are_one_stage_in_dvc() -> None:
-    run = RunId("own", "both", 0, combines=True)
+    run = SweptRun("own", "both", 0, combines=True)
     assert {run.stage("train"), run.stage("evaluate")} == {"product@own-both-0"}

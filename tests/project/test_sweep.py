@@ -23,9 +23,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.project import stages
 from duplex.project import sweep as sweep_module
-from duplex.project.sweep import DvcRepo, commit_targets, grid, run_in_processes, sweep
+from duplex.project.sweep import DvcRepo, Executor, Outcome, SweptRun, commit_targets, grid, run_in_processes, sweep
 from duplex.project.train import train_stage
-from duplex.project.trials import Executor, Outcome, RunId, RunTask
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import load_inputs
 from tests.subprocesses import ENVIRONMENT, ROOT, duplex
@@ -39,7 +38,7 @@ def files(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.name in FILES}
 
 
-def by_stages(params: Params, project: Path, runs: list[RunId]) -> dict[str, bytes]:
+def by_stages(params: Params, project: Path, runs: list[SweptRun]) -> dict[str, bytes]:
     """Return the files of the same runs as the stages write them, one after another, into another folder."""
     paths = ArtifactPaths(project / "by stages")
     for name in {run.dataset for run in runs}:
@@ -74,7 +73,7 @@ def test_files_are_those_of_the_stages_and_a_second_sweep_executes_nothing(proje
 
 @pytest.mark.slow
 def test_only_missing_stages_are_executed(params):
-    run = RunId("own", "csp", 0)
+    run = SweptRun("own", "csp", 0)
     sweep(params, [run], 1, "local")
     paths = ArtifactPaths().run("own", "csp", 0)
     trained, metrics = paths.checkpoint.stat().st_mtime_ns, paths.metrics.read_bytes()
@@ -90,7 +89,7 @@ def test_only_missing_stages_are_executed(params):
     assert paths.checkpoint.exists()
     copy = ArtifactPaths().run("own", "csp", 1)
     shutil.copytree(paths.root, copy.root)
-    assert sweep(changed, [run, RunId("own", "csp", 1)], 1, "local").executed == 1
+    assert sweep(changed, [run, SweptRun("own", "csp", 1)], 1, "local").executed == 1
     assert read_record(copy.checkpoint).seed == 1, "a copy of another seed's run is not complete"
 
 
@@ -123,31 +122,31 @@ def test_a_failed_run_is_reported_and_stops_no_other(project):
 
 
 class KilledBySeed1(Executor):
-    def execute(self, task: Any) -> Outcome:
-        if task.run.seed == 1:
+    def execute(self, trial: Any) -> Outcome:
+        if trial.seed == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Outcome(task)
+        return Outcome(trial)
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_fails_its_current_run_only(params):
-    tasks = [RunTask(RunId("own", "csp", seed)) for seed in range(4)]
+    tasks = [SweptRun("own", "csp", seed) for seed in range(4)]
     results = run_in_processes(tasks, KilledBySeed1(params, ArtifactPaths(), 1), 1, [])
-    errors = {result.task.run.seed: result.error for result in results}
+    errors = {result.trial.seed: result.error for result in results}
     assert [seed for seed, error in errors.items() if error is None] == [0, 2, 3]
     assert "was killed by signal 9" in (errors[1] or "")
 
 
 class PrintsEnvironment(Executor):
-    def execute(self, task: Any) -> Outcome:
+    def execute(self, trial: Any) -> Outcome:
         values = os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ["OMP_WAIT_POLICY"], torch.get_num_threads()
-        return Outcome(task, output=repr(values))
+        return Outcome(trial, output=repr(values))
 
 
 def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    tasks = [RunTask(RunId("own", "csp", seed)) for seed in range(2)]
+    tasks = [SweptRun("own", "csp", seed) for seed in range(2)]
     results = run_in_processes(tasks, PrintsEnvironment(params, ArtifactPaths(), 1), 2, ["4", "7"])
     assert {result.output for result in results} <= {"('4', 'passive', 2)", "('7', 'passive', 2)"}
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,7"
@@ -241,7 +240,7 @@ def finished_report(*words: str) -> dict[str, int]:
 
 
 def test_what_is_committed_covers_single_runs_groups_and_products():
-    csp, both = RunId("own", "csp", 0), RunId("own", "both", 0, combines=True)
+    csp, both = SweptRun("own", "csp", 0), SweptRun("own", "both", 0, combines=True)
     of_csp = {"train@own-csp-0", "evaluate@own-csp-0"}
     assert commit_targets([csp], of_csp) == ["train", "evaluate"]
     assert set(commit_targets([csp], {*of_csp, "train@own-cso-1"})) == of_csp
@@ -251,7 +250,7 @@ def test_what_is_committed_covers_single_runs_groups_and_products():
 
 
 def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, params, monkeypatch):
-    run, committed = RunId("own", "csp", 0, False), list[list[str]]()
+    run, committed = SweptRun("own", "csp", 0, False), list[list[str]]()
     changed = {"extract@own", "train@own-csp-0", "evaluate@own-csp-0"}
     repo = SimpleNamespace(commit=committed.append, changed=lambda _: changed, require_free=lambda _: None)
     monkeypatch.setattr(sweep_module.DvcRepo, "at", lambda folder: repo)

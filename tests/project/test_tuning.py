@@ -17,9 +17,9 @@ from duplex.cli import app
 from duplex.config.params import MethodEntry, load_params
 from duplex.errors import UsageError
 from duplex.project import tune as tuning
+from duplex.project.sweep import Executor
 from duplex.project.train import train_stage
-from duplex.project.trials import Executor
-from duplex.project.tune import TuningTask, best_rows, tune
+from duplex.project.tune import TuningTrial, best_rows, tune
 from duplex.training.checkpoint import read_record
 from tests.subprocesses import ROOT
 
@@ -66,7 +66,7 @@ def test_a_trial_is_the_run_that_the_pipeline_would_train(params, tmp_path):
     train_stage(changed, "own", "csp", 5, ArtifactPaths(), RunPaths(tmp_path / "out"))
     record = read_record(tmp_path / "out" / "checkpoint.safetensors")
     settings = {"learning_rate": 0.003, "template": "an image of"}
-    task = TuningTask("own", "csp", settings, 5, tmp_path / "trials")
+    task = TuningTrial("own", "csp", settings, 5, tmp_path / "trials")
     outcome = Executor(params, ArtifactPaths(), 1).execute(task)
     result = outcome.value
     assert outcome.error is None and (result.auc, result.epoch) == (100 * record.val_auc, record.epoch)
@@ -82,7 +82,7 @@ def test_test_images_are_not_needed(params, tmp_path):
         return dataclasses.replace(inputs, examples={s: inputs.examples[s] for s in ("train", "val")})
 
     executor.load = without_test
-    assert executor.execute(TuningTask("own", "csp", {"epochs": 1}, 0, tmp_path)).error is None
+    assert executor.execute(TuningTrial("own", "csp", {"epochs": 1}, 0, tmp_path)).error is None
 
 
 def test_a_second_search_trains_only_what_is_missing(params, monkeypatch):
@@ -92,7 +92,7 @@ def test_a_second_search_trains_only_what_is_missing(params, monkeypatch):
     def trained() -> set[int]:
         return {path.stat().st_mtime_ns for path in ArtifactPaths().trials.rglob("checkpoint.safetensors")}
 
-    monkeypatch.setattr(tuning, "task_executor", in_this_process)
+    monkeypatch.setattr(tuning, "trial_executor", in_this_process)
     first = tune(params, "own", ["csp"], {"epochs": [1]}, [0])
     before = trained()
     again = tune(params, "own", ["csp"], {"epochs": [1, 2]}, [0])

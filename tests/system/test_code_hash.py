@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from duplex.system import plugins as hashing
-from duplex.system.plugins import UNKNOWN_CODE, code_files, code_hash, plugin_files, plugin_hash
+from duplex.system import code as hashing
+from duplex.system.code import UNKNOWN_CODE, code_files, code_hash, plugin_files, plugin_hash
 from tests.subprocesses import ROOT
 
 METHODS = ("duplex", "prompts", "closed_form")
