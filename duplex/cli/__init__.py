@@ -1,23 +1,74 @@
-"""The `duplex` command. Each module adds commands to `app`; heavy imports happen inside commands only."""
+"""The `duplex` command, and what its modules share: options, params.yaml, printing of JSON and of issues.
+
+Each module adds commands to `app`; heavy imports happen inside commands only, which keeps `--help` fast.
+"""
 
 from __future__ import annotations
 
 import importlib
 import io
+import json
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from duplex import __version__
 from duplex.errors import UsageError
-from duplex.system.entry import DEBUG, report_errors, run_command
+from duplex.system.entry import DEBUG, LARGEST_SEED, escape_unprintable, report_errors, run_command
 
-__all__ = ["app", "main"]
+if TYPE_CHECKING:
+    from duplex.config.params import Params
+    from duplex.data.check import DataIssue
 
 MODULES = ["data", "features", "runs", "report", "model"]
+ENGINES = ("local", "ray")
+Dataset = Annotated[str, Option("--dataset", "-d", help="A data set of params.yaml.")]
+DatasetName = Annotated[str, Argument(help="A data set of params.yaml.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+Force = Annotated[bool, Option("--force", help="Replace what exists at the place of the output.")]
+ImageFolder = Annotated[
+    Path | None, Option("--images", help="For a table: the folder that its image paths are relative to.")
+]
+Weights = Annotated[str | None, Option(help="Weights of the encoder: a published tag, a file, or random:SEED.")]
+Engine = Annotated[str, Option(help="Where runs execute: local, or ray for a Ray cluster.")]
+
+
+def dataset_option(text: str) -> Any:
+    return Option("--dataset", "-d", help=text)
+
+
+def seed_option(text: str, *names: str) -> Any:
+    """A typer option for a seed, by default `--seed` or `-s`."""
+    return Option(*(names or ("--seed", "-s")), min=0, max=LARGEST_SEED, help=text)
+
+
+def load_params() -> Params:
+    """Load params.yaml in the current folder."""
+    from duplex.config.params import load_params as load
+
+    return load()
+
+
+def print_json(record: object) -> None:
+    typer.echo(json.dumps(record, indent=2, ensure_ascii=False))
+
+
+def log(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
+    """The result of checking a data set as text; `notes`: what was left out while reading it -> count."""
+    lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
+    lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
+    lines += [f"differs from the published table: {line}" for line in differences]
+    return "\n".join(map(escape_unprintable, lines)) or f"{name}: no problems found"
 
 
 class CommandGroup(TyperGroup):
@@ -51,9 +102,9 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help=f"Add the traceback to errors, as {DEBUG}=1 does.")] = False,
+    debug: Annotated[bool, Option("--debug", help=f"Add the traceback to errors, as {DEBUG}=1 does.")] = False,
 ) -> None:
     if debug:
         os.environ[DEBUG] = "1"

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from duplex.cli import app
-from duplex.cli.options import (
+from duplex.cli import (
     AsJson,
     DatasetName,
     Force,
     ImageFolder,
+    Weights,
+    app,
     issue_lines,
     load_params,
+    log,
     print_json,
     seed_option,
 )
@@ -34,8 +37,9 @@ if TYPE_CHECKING:
     from duplex.options import SourceOptions
 
 
-Name = Annotated[str, typer.Argument(help="A data set of params.yaml, or any name with --root.")]
-Root = Annotated[Path | None, typer.Option(help="Folder or table of a data set that is not in params.yaml.")]
+Name = Annotated[str, Argument(help="A data set of params.yaml, or any name with --root.")]
+Root = Annotated[Path | None, Option(help="Folder or table of a data set that is not in params.yaml.")]
+NoRun = Annotated[bool, Option("--no-run", help="Do not add to run.datasets.")]
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
 FINETUNED = "dual_finetuned"  # the method of params.yaml that --finetune is for
@@ -85,7 +89,7 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
     source, features = _source(name, root)
     labels, dataset = _load(source, features)
     if dataset is None:
-        _log(f"{source.root} has no metadata file; only the pair lists are checked")
+        log(f"{source.root} has no metadata file; only the pair lists are checked")
         issues: list[DataIssue] = []
     else:
         ensure_images(source, dataset.manifest)
@@ -103,10 +107,8 @@ def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def download(
-    name: Annotated[str, typer.Argument(help="Benchmark to download: mit-states, ut-zappos or cgqa.")],
-    to: Annotated[
-        Path | None, typer.Option(help="Folder to write; default: the root of NAME in params.yaml, or data/NAME.")
-    ] = None,
+    name: Annotated[str, Argument(help="Benchmark to download: mit-states, ut-zappos or cgqa.")],
+    to: Annotated[Path | None, Option(help="Folder to write; default: the root of NAME, or data/NAME.")] = None,
 ) -> None:
     """Download a benchmark and unpack it. The same command resumes an interrupted download."""
     from duplex.data.download import BENCHMARKS
@@ -115,8 +117,8 @@ def download(
     require(name, BENCHMARKS, "benchmark")
     known = _known() if Path("params.yaml").exists() else {}
     root = to or (known[name][0].root if name in known else Path("data") / name)
-    fetch(name, root, _log)
-    _log(f"{name} is in {root}; `duplex data check {name} --root {root}` checks that every image can be read")
+    fetch(name, root, log)
+    log(f"{name} is in {root}; `duplex data check {name} --root {root}` checks that every image can be read")
 
 
 def _known() -> dict[str, tuple[SourceOptions, Path | None]]:
@@ -148,51 +150,35 @@ def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, Lab
     return dataset.labels, dataset
 
 
-def _log(text: str) -> None:
-    typer.echo(text, err=True)
-
-
 def _share(text: str, default: float) -> Any:
-    return typer.Option(help=f"Share of {text} [{default}].")
+    return Option(help=f"Share of {text} [{default}].")
 
 
 @group.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Name of the data set.")],
-    path: Annotated[Path, typer.Argument(help="A folder of images, a CSV or Parquet table, or a benchmark's folder.")],
+    name: Annotated[str, Argument(help="Name of the data set.")],
+    path: Annotated[Path, Argument(help="A folder of images, a CSV or Parquet table, or a benchmark's folder.")],
     images: ImageFolder = None,
     split_seed: Annotated[int | None, seed_option(f"Seed of the split [{SplitOptions.seed}].", "--split-seed")] = None,
     val_unseen: Annotated[float | None, _share("pairs held out for validation", SplitOptions.val_unseen)] = None,
     test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
     val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
-    encoder: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Frozen encoder [{ENCODER}]; tiny knows only the words of the data set shapes; none: for --features "
-            "of an unknown encoder."
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="Weights of the encoder: a published tag, a file, or random:SEED for a trial.")
-    ] = None,
+    encoder: Annotated[str | None, Option(help=f"Frozen encoder [{ENCODER}]; none: unknown, for --features.")] = None,
+    weights: Weights = None,
     features: Annotated[
-        Path | None,
-        typer.Option(
-            help="File of features computed elsewhere: .npy, row i for line i of the table, or .npz with image names."
-        ),
+        Path | None, Option(help="Features computed elsewhere: .npy, a row per line of the table, or .npz with names.")
     ] = None,
     finetune: Annotated[
-        str | None,
-        typer.Option(help="auto: fine-tune last blocks of the encoder, as many as validation favours; default: none."),
+        str | None, Option(help="auto: fine-tune as many of the encoder's last blocks as validation favours.")
     ] = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the data set to run.datasets.")] = False,
+    no_run: NoRun = False,
 ) -> None:
     """Check a data set, print its statistics, and write datasets/NAME.yaml.
 
     In an existing data set only the given options change. Exits with 1 if the data set cannot be trained on.
     """
-    from duplex.config.datasets import check_name, write_dataset
+    from duplex.config.params import check_name, write_dataset
 
     check_name(name)
     params = load_params()
@@ -224,9 +210,9 @@ def add(
     write_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
     changes = f"; changed: {' and '.join(entry)}" if known else ""
     later = "" if run else " after you add it to run.datasets of params.yaml"
-    typer.echo(f"wrote datasets/{name}.yaml{changes}; `dvc repro` runs it{later}", err=True)
+    log(f"wrote datasets/{name}.yaml{changes}; `dvc repro` runs it{later}")
     if depth:
-        typer.echo(f"{FINETUNED} has finetune: auto on {name}", err=True)
+        log(f"{FINETUNED} has finetune: auto on {name}")
     if unsupported:
         _report_unsupported(name, unsupported, supported)
 
@@ -235,7 +221,7 @@ def _report_unsupported(name: str, unsupported: list[str], supported: list[str])
     message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need "
     message += "the encoder that made the features, or patch tokens"
     other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
-    typer.echo(message + other, err=True)
+    log(message + other)
 
 
 def _load_own(
@@ -267,18 +253,15 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
 @group.command()
 def split(
     name: DatasetName,
-    splits: Annotated[
-        int,
-        typer.Option(min=1, max=100, help="Number of new random splits to make."),
-    ] = 5,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Do not add the new data sets to run.datasets.")] = False,
+    splits: Annotated[int, Option(min=1, max=100, help="Number of new random splits to make.")] = 5,
+    no_run: NoRun = False,
 ) -> None:
     """Write datasets/NAME-split1.yaml, datasets/NAME-split2.yaml, …, each with another random choice of unseen pairs.
 
     The new data sets have the images, encoder, options and number of unseen pairs of NAME; features are copied if
     they exist. In an existing re-split, only a changed `source` of NAME is copied.
     """
-    from duplex.config.datasets import check_name, write_dataset
+    from duplex.config.params import check_name, write_dataset
     from duplex.data.sources import load_source
     from duplex.data.tables import resplit, split_name
     from duplex.features.imported import feature_keys
@@ -308,32 +291,28 @@ def split(
             entry = {}
         else:
             entry = {"source": source}
-            typer.echo(f"{split_name(name, number)}: source changed to that of {name}", err=True)
+            log(f"{split_name(name, number)}: source changed to that of {name}")
         write_dataset(split_name(name, number), entry, run=not no_run)
         val = (~labels.seen[labels.pairs["val"]]).sum()
         test = (~labels.seen[labels.pairs["test"]]).sum()
         seen = f"{labels.pairs['train'].size} seen pairs"
-        typer.echo(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test", err=True)
+        log(f"{split_name(name, number)}: {seen}, {val} unseen in validation and {test} in test")
     listed = {method for method, entry in params.methods.items() if name in entry.per_dataset}
     special = [method for method in params.methods if method in listed - base.methods.keys()]
     if special:
-        typer.echo(
-            f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them", err=True
-        )
+        log(f"params.yaml: per_dataset of {', '.join(special)} has {name} but not its re-splits; add them")
 
 
 @group.command()
 def remove(
     name: DatasetName,
-    results: Annotated[
-        bool, typer.Option("--results", help="Also delete artifacts/NAME, the features, runs and results.")
-    ] = False,
+    results: Annotated[bool, Option("--results", help="Also delete artifacts/NAME: features, runs, results.")] = False,
 ) -> None:
     """Delete datasets/NAME.yaml, and the data set's part of dvc.lock and of the report. Images are never deleted."""
     import shutil
 
     from duplex.artifacts import ArtifactPaths
-    from duplex.config.datasets import remove_dataset
+    from duplex.config.params import remove_dataset
 
     remove_dataset(name)
     stages = sum(_forget_stages(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))
@@ -344,7 +323,7 @@ def remove(
     if results:
         shutil.rmtree(folder, ignore_errors=True)
     remark = f"; kept: {folder} (--results deletes it)" if folder.exists() else ""
-    typer.echo(f"removed datasets/{name}.yaml and {stages} stages of dvc.lock{remark}", err=True)
+    log(f"removed datasets/{name}.yaml and {stages} stages of dvc.lock{remark}")
 
 
 def _forget_stages(dataset: str, lock: Path) -> int:
@@ -409,7 +388,7 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
         raise UsageError(f"--finetune auto loads {name}, whose weights are not on disk; download them first")
     room = finetunable_blocks(load_encoder(name, weights, towers="image"), images, ArtifactPaths.root)
     found = f"up to {room.depth} blocks" if room.depth else "none"
-    typer.echo(f"fine-tuning: {found}; {room.reason}", err=True)
+    log(f"fine-tuning: {found}; {room.reason}")
     return room.depth
 
 
@@ -483,19 +462,13 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
 
 @group.command()
 def suspects(
-    name: Annotated[str, typer.Argument(help="A data set of params.yaml whose features are cached.")],
+    name: DatasetName,
     by: Annotated[
-        str,
-        typer.Option(
-            help="Judge labels by class means of a run's features (run), or by labels of the nearest images (knn).",
-        ),
+        str, Option(help="Judge by class means of a run's features (run) or by nearest images (knn).")
     ] = "run",
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the run whose features --by run uses; default: the best run of NAME."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write to; default: suspects/NAME.")] = None,
-    images: Annotated[int, typer.Option(min=1, help="Number of images in suspects.html.")] = 200,
+    run: Annotated[Path | None, Option(help="Folder of the run for --by run; default: the best run of NAME.")] = None,
+    out: Annotated[Path | None, Option(help="Folder to write to; default: suspects/NAME.")] = None,
+    images: Annotated[int, Option(min=1, help="Number of images in suspects.html.")] = 200,
     force: Force = False,
 ) -> None:
     """Rank a data set's images by how likely their labels are wrong.
@@ -521,20 +494,17 @@ def suspects(
         label = f"{row['state']} {row['object']}"
         better = f"{row['better_state']} {row['better_object']}"
         typer.echo(f"{row['rank']:>5}  {label:<28} rather {better:<28} {row['image']}")
-    typer.echo(
+    log(
         f"wrote {csv} and suspects.html with {len(table)} images; correct the columns state and object, "
-        f"delete the other lines, then run `duplex data relabel {name} {csv}`",
-        err=True,
+        f"delete the other lines, then run `duplex data relabel {name} {csv}`"
     )
 
 
 @group.command()
 def relabel(
     name: DatasetName,
-    edited: Annotated[
-        Path, typer.Argument(help="CSV file with the labels that you corrected, in the columns image,state,object.")
-    ],
-    out: Annotated[Path | None, typer.Option(help="File to write; default: NAME-relabelled.csv.")] = None,
+    edited: Annotated[Path, Argument(help="CSV file with corrected labels, in the columns image,state,object.")],
+    out: Annotated[Path | None, Option(help="File to write; default: NAME-relabelled.csv.")] = None,
     force: Force = False,
 ) -> None:
     """Write a new table of a data set's images, with labels corrected by a CSV file. The original stays unchanged."""
@@ -552,10 +522,10 @@ def relabel(
     write_manifest(result.manifest, target)
     root = params.dataset(name).source.root
     hint = f"`duplex data add {name}-relabelled {target} --images {root}` adds it"
-    typer.echo(f"wrote {target} with {result.changed} corrected labels; {hint}", err=True)
+    log(f"wrote {target} with {result.changed} corrected labels; {hint}")
     if result.outdated:
         why = f"their labels in {name} have changed since the list was made"
         named = ", ".join(result.outdated[:SHOWN]) + (", ..." if len(result.outdated) > SHOWN else "")
-        typer.echo(f"{len(result.outdated):,} images keep their labels, since {why}: {named}", err=True)
+        log(f"{len(result.outdated):,} images keep their labels, since {why}: {named}")
     if result.new:
-        typer.echo(f"new states or objects, perhaps misspelt: {', '.join(result.new)}", err=True)
+        log(f"new states or objects, perhaps misspelt: {', '.join(result.new)}")

@@ -7,16 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from duplex.cli import app
-from duplex.cli.options import ENGINES, AsJson, Dataset, Engine, Weights, load_params, print_json, seed_option
+from duplex.cli import (
+    ENGINES,
+    AsJson,
+    Dataset,
+    Engine,
+    Weights,
+    app,
+    dataset_option,
+    load_params,
+    log,
+    print_json,
+    seed_option,
+)
 from duplex.errors import UsageError, require
 from duplex.system.threads import PRECISIONS
 
 if TYPE_CHECKING:
     from duplex.config.params import Params
 
-CachePath = Annotated[Path, typer.Argument(help="File of the feature cache, such as artifacts/shapes/features.h5.")]
+CacheFile = Annotated[Path | None, Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")]
+CachePath = Annotated[Path, Argument(help="File of the feature cache, such as artifacts/shapes/features.h5.")]
 
 
 cache = typer.Typer(help="Feature caches: inspect, verify, import features, join shards.", no_args_is_help=True)
@@ -28,41 +41,22 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    encoder: Annotated[str | None, typer.Option(help="Name of the encoder; default: the one in params.yaml.")] = None,
+    encoder: Annotated[str | None, Option(help="Name of the encoder; default: the one in params.yaml.")] = None,
     weights: Weights = None,
-    device: Annotated[str | None, typer.Option(help="Device of the encoder: auto, cpu or cuda.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Number of images encoded at once.")] = None,
-    num_workers: Annotated[
-        str | None, typer.Option(help="Number of processes that decode images, or auto: CPU cores - 1.")
-    ] = None,
-    precision: Annotated[
-        str | None, typer.Option(help=f"Number format of the encoder: {', '.join(PRECISIONS)}.")
-    ] = None,
-    max_bad: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Share of unreadable images, 0 to 1, above which extraction fails."),
-    ] = None,
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens to store besides the features: none, or patch for patch tokens.")
-    ] = None,
-    block_inputs: Annotated[
-        int | None,
-        typer.Option(min=0, help="Number of last blocks of the image tower whose inputs are stored, for fine-tuning."),
-    ] = None,
-    bits: Annotated[
-        int | None,
-        typer.Option(help="Bits per number of the block inputs (stored inputs of blocks to fine-tune): 16 or 8."),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Encode only this many images, the first ones.")] = None,
-    shard: Annotated[str | None, typer.Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Encode all images again instead of keeping finished ones.")
-    ] = False,
+    device: Annotated[str | None, Option(help="Device of the encoder: auto, cpu or cuda.")] = None,
+    batch_size: Annotated[int | None, Option(min=1, help="Number of images encoded at once.")] = None,
+    num_workers: Annotated[str | None, Option(help="Processes that decode images, or auto: CPU cores - 1.")] = None,
+    precision: Annotated[str | None, Option(help=f"Number format of the encoder: {', '.join(PRECISIONS)}.")] = None,
+    max_bad: Annotated[float | None, Option(min=0, max=1, help="Largest share of unreadable images, 0 to 1.")] = None,
+    tokens: Annotated[str | None, Option(help="Patch tokens to store besides the features: none or patch.")] = None,
+    block_inputs: Annotated[int | None, Option(min=0, help="Last blocks whose inputs are stored to tune them.")] = None,
+    bits: Annotated[int | None, Option(help="Bits per number of the stored block inputs: 16 or 8.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Encode only this many images, the first ones.")] = None,
+    shard: Annotated[str | None, Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
+    out: CacheFile = None,
+    fresh: Annotated[bool, Option("--fresh", help="Encode all images again instead of keeping finished ones.")] = False,
     engine: Engine = "local",
-    shards: Annotated[int, typer.Option(min=1, help="Number of shards that the Ray engine extracts in parallel.")] = 1,
+    shards: Annotated[int, Option(min=1, help="Number of shards that the Ray engine extracts in parallel.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Encode a data set's images once and write its feature cache. Defaults come from params.yaml.
@@ -92,12 +86,10 @@ def extract(
         options |= {"shard": _parse_shard(shard)} if shard else {}
         reports = [stage.extract(params, dataset, out=out, **options)]
     for report in reports:
-        typer.echo("\n".join(report.lines()), err=True)
+        log("\n".join(report.lines()))
     if fresh and out is None and _is_in_dvc_lock(f"extract@{dataset}"):
         commit = f"`dvc commit -f extract@{dataset}`"
-        typer.echo(
-            f"dvc.lock has earlier features: {commit} keeps the new ones, `dvc repro` restores the old", err=True
-        )
+        log(f"dvc.lock has earlier features: {commit} keeps the new ones, `dvc repro` restores the old")
     if as_json:
         print_json([{"path": str(report.path), **report.to_dict()} for report in reports])
 
@@ -113,15 +105,8 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 @cache.command()
 def verify(
     path: CachePath,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset", "-d", help="Data set whose images are encoded; default: the one that the cache belongs to."
-        ),
-    ] = None,
-    sample: Annotated[
-        int, typer.Option(min=1, help="Number of random images to encode again and compare with the cache.")
-    ] = 32,
+    dataset: Annotated[str | None, dataset_option("Data set of the cache; default: found by its place.")] = None,
+    sample: Annotated[int, Option(min=1, help="Number of random images to encode again and compare.")] = 32,
     seed: Annotated[int, seed_option("Seed of the random choice of images.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -134,20 +119,11 @@ def verify(
 @cache.command("import")
 def import_(
     features: Annotated[
-        Path,
-        typer.Argument(
-            help="Features to import: .npy [images, width] in the manifest's order, or .npz with image names."
-        ),
+        Path, Argument(help="Features: .npy [images, width] in the manifest's order, or .npz with image names.")
     ],
-    manifest: Annotated[
-        Path | None, typer.Option(help="The manifest.csv that lists the images; or use --dataset.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", "-d", help="Data set whose manifest lists the images.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")
-    ] = None,
+    manifest: Annotated[Path | None, Option(help="The manifest.csv that lists the images; or use --dataset.")] = None,
+    dataset: Annotated[str | None, dataset_option("Data set whose manifest lists the images.")] = None,
+    out: CacheFile = None,
 ) -> None:
     """Write a feature cache from features that were computed elsewhere."""
     from duplex.artifacts import ArtifactPaths
@@ -173,18 +149,18 @@ def import_(
     write_extraction_summary(out)
     bad = int(read_features(out).bad.sum())
     rows = f"; {bad} of {len(images)} rows are zero or not finite" if bad else ""
-    typer.echo(f"{out} has the features of {features}{rows}", err=True)
+    log(f"{out} has the features of {features}{rows}")
 
 
 @cache.command()
-def join(out: Annotated[Path, typer.Argument(help="Cache file to write, in the folder of its shards.")]) -> None:
+def join(out: Annotated[Path, Argument(help="Cache file to write, in the folder of its shards.")]) -> None:
     """Copy all shards (parts encoded separately) of a feature cache to one file."""
     from duplex.features.extract import join_shards
     from duplex.project.stages import write_extraction_summary
 
     rows = join_shards(out)
     write_extraction_summary(out)
-    typer.echo(f"joined shards: {out} has {rows} rows", err=True)
+    log(f"joined shards: {out} has {rows} rows")
 
 
 @encoders.command("list")
@@ -206,12 +182,10 @@ def list_encoders(as_json: AsJson = False) -> None:
 
 @encoders.command("convert")
 def convert_encoder(
-    archive: Annotated[Path, typer.Argument(help="File to convert: weights, or a TorchScript archive of OpenAI.")],
-    folder: Annotated[Path, typer.Argument(help="Folder to write the converted encoder to.")],
-    encoder: Annotated[str, typer.Option(help="Architecture of the encoder, such as ViT-L-14-quickgelu.")],
-    tag: Annotated[
-        str | None, typer.Option(help="Published tag with the preprocessing that these weights need.")
-    ] = None,
+    archive: Annotated[Path, Argument(help="File to convert: weights, or a TorchScript archive of OpenAI.")],
+    folder: Annotated[Path, Argument(help="Folder to write the converted encoder to.")],
+    encoder: Annotated[str, Option(help="Architecture of the encoder, such as ViT-L-14-quickgelu.")],
+    tag: Annotated[str | None, Option(help="Published tag with the preprocessing that these weights need.")] = None,
 ) -> None:
     """Convert an encoder's weights file to a folder that loads offline, as `local-dir:FOLDER`.
 
@@ -220,7 +194,7 @@ def convert_encoder(
     from duplex.encoders.open_clip import convert_weights as write
 
     write(archive, folder, encoder, tag)
-    typer.echo(f"wrote {folder}; use it as encoder local-dir:{folder}", err=True)
+    log(f"wrote {folder}; use it as encoder local-dir:{folder}")
 
 
 @encoders.callback()

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from typer import Argument, Option
 
-from duplex.cli import app
-from duplex.cli.options import Force, ImageFolder, Weights, load_params
+from duplex.cli import Force, ImageFolder, Weights, app, load_params, log
 from duplex.errors import DuplexError, UsageError, install_command, require
 from duplex.system.entry import escape_unprintable
 
@@ -38,18 +38,12 @@ MINUTES = 30.0
 
 @app.command()
 def fit(
-    source: Annotated[
-        Path, typer.Argument(help="Labelled images: a folder state/object/*.jpg, or a CSV or Parquet table.")
-    ],
+    source: Annotated[Path, Argument(help="Labelled images: a folder state/object/*.jpg, or a CSV or Parquet table.")],
     images: ImageFolder = None,
-    encoder: Annotated[
-        str | None, typer.Option(help="Frozen encoder; default: chosen by GPU, weights on disk and number of images.")
-    ] = None,
+    encoder: Annotated[str | None, Option(help="Frozen encoder; default: chosen by GPU, weights and images.")] = None,
     weights: Weights = None,
-    out: Annotated[Path | None, typer.Option(help="Model folder to write; default: SOURCE-model.")] = None,
-    minutes: Annotated[
-        float, typer.Option(help="Time limit of training, in minutes; encoding is not counted.")
-    ] = MINUTES,
+    out: Annotated[Path | None, Option(help="Model folder to write; default: SOURCE-model.")] = None,
+    minutes: Annotated[float, Option(help="Time limit of training, in minutes; encoding is not counted.")] = MINUTES,
     force: Force = False,
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
@@ -63,7 +57,6 @@ def fit(
 
     name = source.resolve().name if source.is_dir() else source.resolve().stem
     place = out or Path(f"{name}-model")
-    say = partial(typer.echo, err=True)
     model = fit_folder(
         source.resolve(),
         place,
@@ -71,23 +64,19 @@ def fit(
         encoder=encoder,
         weights=weights,
         minutes=minutes,
-        say=say,
+        say=log,
         force=force,
     )
-    say(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
+    log(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
 
 
 @app.command()
 def update(
-    model: Annotated[Path, typer.Argument(help="Model folder that `duplex fit` wrote.")],
-    source: Annotated[
-        Path, typer.Argument(help="Images to add: a folder state/object/*.jpg, or a CSV or Parquet table.")
-    ],
+    model: Annotated[Path, Argument(help="Model folder that `duplex fit` wrote.")],
+    source: Annotated[Path, Argument(help="Images to add: a folder state/object/*.jpg, or a CSV or Parquet table.")],
     images: ImageFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Model folder to write; default: MODEL-updated.")] = None,
-    in_place: Annotated[
-        bool, typer.Option("--in-place", help="Replace MODEL instead of writing another folder.")
-    ] = False,
+    out: Annotated[Path | None, Option(help="Model folder to write; default: MODEL-updated.")] = None,
+    in_place: Annotated[bool, Option("--in-place", help="Replace MODEL instead of writing another folder.")] = False,
     force: Force = False,
 ) -> None:
     """Add labelled images, also of new states and objects, to a model without training.
@@ -101,66 +90,41 @@ def update(
     if in_place and out is not None:
         raise UsageError("--in-place and --out are both given; leave one out")
     place = model if in_place else out or model.with_name(f"{model.resolve().name}-updated")
-    say = partial(typer.echo, err=True)
     folder = None if images is None else images.resolve()
-    update_model(model, source.resolve(), place, images=folder, say=say, force=force)
-    say(f"{place} holds the updated model")
+    update_model(model, source.resolve(), place, images=folder, say=log, force=force)
+    log(f"{place} holds the updated model")
 
 
 FORMATS = ("table", "jsonl", "csv")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
 SOME_UNREADABLE = 3  # exit code
+MODEL = "Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
 World = Annotated[
-    str | None,
-    typer.Option(
-        "--world", help="Candidates: closed or open world; default: closed, or open if calibrated for that alone."
-    ),
+    str | None, Option(help="Candidates: closed or open world; default: closed, or open if calibrated for that alone.")
 ]
-Add = Annotated[list[str] | None, typer.Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
-Compositions = Annotated[
-    Path | None, typer.Option(help="CSV file of additional candidates, with the columns state,object.")
-]
+Add = Annotated[list[str] | None, Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
+Compositions = Annotated[Path | None, Option(help="CSV file of additional candidates, with the columns state,object.")]
 NewShare = Annotated[
     float | None,
-    typer.Option(
-        help="Expected share of images whose pair has no training image; default: as in the model, mostly 0.1."
-    ),
+    Option(help="Expected share of images whose pair has no training image; default: as in the model, mostly 0.1."),
 ]
-Device = Annotated[str, typer.Option(help="Device of the encoder: auto, cpu or cuda.")]
+Device = Annotated[str, Option(help="Device of the encoder: auto, cpu or cuda.")]
 
 
 @app.command()
 def predict(
-    paths: Annotated[
-        list[str], typer.Argument(help="Image files, folders or glob patterns; - reads paths from stdin.")
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC.",
-        ),
-    ] = None,
-    top: Annotated[
-        int, typer.Option("--top", min=1, help="Number of compositions to print per image, the most probable first.")
-    ] = 3,
+    paths: Annotated[list[str], Argument(help="Image files, folders or glob patterns; - reads paths from stdin.")],
+    model: Annotated[str | None, Option("--model", "-m", help=MODEL)] = None,
+    top: Annotated[int, Option(min=1, help="Number of compositions per image, the most probable first.")] = 3,
     world: World = None,
     new_share: NewShare = None,
     add: Add = None,
     compositions: Compositions = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format", help="Output format: table, jsonl or csv; default: by the suffix of --out, else table."
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file instead of stdout.")] = None,
+    form: Annotated[str | None, Option("--format", help="table, jsonl or csv; default: by --out, else table.")] = None,
+    out: Annotated[Path | None, Option(help="Write to this file instead of stdout.")] = None,
     force: Force = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of images encoded at once.")] = 64,
-    num_workers: Annotated[
-        int | None, typer.Option(min=0, help="Number of processes that decode images; default: by CPU cores.")
-    ] = None,
+    batch_size: Annotated[int, Option(min=1, help="Number of images encoded at once.")] = 64,
+    num_workers: Annotated[int | None, Option(min=0, help="Processes that decode images; default: by cores.")] = None,
     device: Device = "auto",
 ) -> None:
     """Name the state and object in each image. Without --model, use the run with the best validation AUC.
@@ -177,7 +141,7 @@ def predict(
         refuse_existing(out, force=force)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
-    files = list_images(paths, sys.stdin, partial(typer.echo, err=True))
+    files = list_images(paths, sys.stdin, log)
     recognizer = load_model(model, world, device, add or [], compositions, new_share)
     answers = recognizer.stream(
         files,
@@ -190,7 +154,7 @@ def predict(
     with _open_output(out) as target:
         unreadable = _write(zip(names, answers, strict=True), target, form, top)
     if unreadable:
-        typer.echo(f"{unreadable} of {len(files)} files are not readable images", err=True)
+        log(f"{unreadable} of {len(files)} files are not readable images")
         raise typer.Exit(SOME_UNREADABLE)
 
 
@@ -219,7 +183,7 @@ def load_model(
 
         run = best_run(world, hint=hint, params=load_params() if Path("params.yaml").is_file() else None)
         model = str(run.files.root)
-        typer.echo(f"model: {run}", err=True)
+        log(f"model: {run}")
     words = load_params().evaluation.word_vectors if Path("params.yaml").is_file() else None
     recognizer = Recognizer.load(model, device=device, word_vectors=words, new_share=new_share)
     added = [*(read_compositions(compositions) if compositions else ()), *add]
@@ -227,7 +191,7 @@ def load_model(
         recognizer = recognizer.with_compositions(added)
     recognizer.candidates(world)  # type: ignore[arg-type]
     for line in _added_lines(recognizer):
-        typer.echo(line, err=True)
+        log(line)
     return recognizer
 
 
@@ -288,7 +252,8 @@ def _summary(record: dict[str, Any]) -> str:
     parts = [] if record["in_distribution"] else ["none of these?"]
     for guess in record["top"]:
         new = [name for name, trained in guess.get("trained_words", {}).items() if not trained]
-        note = f" (new {' and '.join(new)})" if new else "" if guess["seen"] else " (new)"
+        note = "" if guess["seen"] else " (new)"
+        note = f" (new {' and '.join(new)})" if new else note
         parts.append(f"{guess['state']} {guess['object']} {100 * guess['probability']:.1f} %{note}")
     return "  ".join(parts)
 
@@ -298,27 +263,16 @@ LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
-    out: Annotated[Path | None, typer.Argument(help="The folder to write; optional with --push.")] = None,
-    world: Annotated[
-        str | None,
-        typer.Option(
-            "--world",
-            help="World of the candidates: closed or open; default: closed, or open if the run has only that.",
-        ),
-    ] = None,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Add trained.onnx, a model in ONNX format that scores image features.")
-    ] = False,
+    run: Annotated[str, Argument(help="A trained run's folder, such as artifacts/shapes/duplex/0.")],
+    out: Annotated[Path | None, Argument(help="The folder to write; optional with --push.")] = None,
+    world: World = None,
+    onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
     onnx_encoder: Annotated[
-        bool,
-        typer.Option(
-            "--onnx-encoder", help="Add encoder.onnx, the image tower, and see.py, which recognises images with it."
-        ),
+        bool, Option("--onnx-encoder", help="Add encoder.onnx, the image tower, and see.py, which recognises images.")
     ] = False,
-    push: Annotated[str | None, typer.Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
-    licence: Annotated[str, typer.Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
-    name: Annotated[str | None, typer.Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
+    push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
+    licence: Annotated[str, Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
+    name: Annotated[str | None, Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
     force: Force = False,
 ) -> None:
     """Export a trained run to a folder: prototypes, labels, a model card, and recognize.py, which needs numpy only."""
@@ -343,15 +297,15 @@ def export(
         add_onnx = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder)
         export_folder.export(recognizer.trained, chosen, folder, facts, add_onnx, force=force)  # type: ignore[arg-type]
         if out is not None:
-            typer.echo(f"exported {run} to {out}", err=True)
+            log(f"exported {run} to {out}")
         if push is not None:
-            typer.echo(f"uploaded to {export_folder.upload(folder, push)}", err=True)
+            log(f"uploaded to {export_folder.upload(folder, push)}")
 
 
 def _add_onnx(trained: TrainedModel, folder: Path, tensors: dict[str, Any], scores: bool, tower: bool) -> None:
     if trained.finetuned is not None and not tower:
         names = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
-        typer.echo(f"{names} features of the fine-tuned image tower; --onnx-encoder exports this tower", err=True)
+        log(f"{names} features of the fine-tuned image tower; --onnx-encoder exports this tower")
     if not scores:
         return
     from duplex.recognition.onnx import write_scores, write_tower
@@ -363,28 +317,20 @@ def _add_onnx(trained: TrainedModel, folder: Path, tensors: dict[str, Any], scor
 
 @app.command()
 def serve(
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."),
-    ] = None,
-    host: Annotated[str, typer.Option(help="Address to bind; 0.0.0.0 for other machines.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0: any free port.")] = 8000,
+    model: Annotated[str | None, Argument(help=MODEL)] = None,
+    host: Annotated[str, Option(help="Address to bind; 0.0.0.0 for other machines.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to bind; 0: any free port.")] = 8000,
     world: World = None,
     add: Add = None,
     compositions: Compositions = None,
     new_share: NewShare = None,
     device: Device = "auto",
-    max_megabytes: Annotated[int, typer.Option(min=1, help="Largest request, in megabytes.")] = 32,
-    max_images: Annotated[int, typer.Option(min=1, help="Largest number of images in a request.")] = 32,
+    max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = 32,
+    max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 32,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=64, help="Number of processes, each with the model; default: 2, or 1 with a GPU or one core."
-        ),
+        int | None, Option(min=1, max=64, help="Number of processes with the model; default: 2; 1 with a GPU or core.")
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, help="Time limit in seconds, for receiving a request and for answering it.")
-    ] = 20,
+    seconds: Annotated[float, Option(min=0.1, help="Time limit to receive a request, and to answer it.")] = 20,
 ) -> None:
     """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
@@ -421,7 +367,7 @@ def serve(
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as `nohup` sets it
             signal.signal(signal.SIGHUP, lambda number, frame: signal.raise_signal(signal.SIGTERM))
         uvicorn.Server(config).run(sockets=[bound])  # finishes requests before it raises KeyboardInterrupt
-    typer.echo("stopped", err=True)
+    log("stopped")
 
 
 def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) -> Recognizer:
@@ -464,5 +410,5 @@ def _training_images(recognizer: Recognizer) -> Neighbours | None:
     try:
         return training_images(load_params(), dataset, check=recognizer.check_cache)
     except DuplexError as error:
-        typer.echo(f"similar training images are not shown: {error}", err=True)
+        log(f"similar training images are not shown: {error}")
         return None

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from duplex.cli import app
-from duplex.cli.options import AsJson, Dataset, load_params, print_json, seed_option
+from duplex.cli import AsJson, Dataset, app, dataset_option, load_params, log, print_json, seed_option
 from duplex.evaluation.metric_table import aligned
 
 if TYPE_CHECKING:
@@ -17,23 +17,15 @@ if TYPE_CHECKING:
 
 
 Method = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        "-m",
-        help="Method of the run; default: the last in run.methods that has visual prototypes (from images).",
-    ),
+    str | None, Option("--method", "-m", help="Method of the run; default: the last one that has visual prototypes.")
 ]
 Seed = Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")]
 
 
 @app.command()
 def report(
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", "-d", help="Instead of the report, write a page on the best run of this data set."),
-    ] = None,
+    show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
+    dataset: Annotated[str | None, dataset_option("Instead, write a page on the best run of this data set.")] = None,
 ) -> None:
     """Write the report of all evaluated runs, or the page of one data set, and print its path.
 
@@ -52,16 +44,16 @@ def report(
         import webbrowser
 
         if not webbrowser.open(page.resolve().as_uri()):
-            typer.echo(f"no browser found; open {page}", err=True)
+            log(f"no browser found; open {page}")
 
 
 @app.command()
 def retrieve(
-    pair: Annotated[str, typer.Argument(help="A state and an object, such as 'striped heart'.")],
+    pair: Annotated[str, Argument(help="A state and an object, such as 'striped heart'.")],
     dataset: Dataset,
     method: Method = None,
     seed: Seed = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of nearest images to show per prototype.")] = 4,
+    top: Annotated[int, Option(min=1, help="Number of nearest images to show per prototype.")] = 4,
     as_json: AsJson = False,
 ) -> None:
     """Print two lists: the test images nearest to a pair's semantic prototype (from text) and to its visual one."""
@@ -81,12 +73,12 @@ def retrieve(
 
 @app.command()
 def swap(
-    state_from: Annotated[Path, typer.Argument(help="An image whose state the searched images should show.")],
-    object_from: Annotated[Path, typer.Argument(help="An image whose object the searched images should show.")],
+    state_from: Annotated[Path, Argument(help="An image whose state the searched images should show.")],
+    object_from: Annotated[Path, Argument(help="An image whose object the searched images should show.")],
     dataset: Dataset,
     method: Method = None,
     seed: Seed = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Number of nearest test images to print.")] = 5,
+    top: Annotated[int, Option(min=1, help="Number of nearest test images to print.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Print the test images nearest to a vector computed from the state of one image and the object of another."""
@@ -109,15 +101,13 @@ def _records(hits: list[Hit]) -> list[dict[str, object]]:
 
 
 @app.command()
-def init(
-    folder: Annotated[Path, typer.Argument(help="Folder of the new project; it must be empty or absent.")],
-) -> None:
+def init(folder: Annotated[Path, Argument(help="Folder of the new project; it must be empty or absent.")]) -> None:
     """Start a project: write params.yaml, dvc.yaml, stage scripts, .gitignore and README; set up git and DVC."""
     from duplex.project.doctor import init as init_project
 
     for line in init_project(folder):
-        typer.echo(line, err=True)
-    typer.echo(f"next: cd {shlex.quote(str(folder))} && dvc repro && duplex metrics", err=True)
+        log(line)
+    log(f"next: cd {shlex.quote(str(folder))} && dvc repro && duplex metrics")
 
 
 @app.command()

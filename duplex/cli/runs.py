@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from duplex.cli import app
-from duplex.cli.options import ENGINES, AsJson, Dataset, load_params, print_json, seed_option
-from duplex.cli.options import Engine as EngineOption
+from duplex.cli import ENGINES, AsJson, Dataset, app, dataset_option, load_params, log, print_json, seed_option
+from duplex.cli import Engine as EngineOption
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.metric_table import METRICS, aligned, estimate_line, headline, number, to_points
 from duplex.labels import WORLDS
@@ -33,15 +33,17 @@ if TYPE_CHECKING:
     from duplex.project.tune import TuningRow
 
 
-Method = Annotated[str, typer.Option("--method", "-m", help="A method of params.yaml.")]
+Method = Annotated[str, Option("--method", "-m", help="A method of params.yaml.")]
+Methods = Annotated[str | None, Option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
+Jobs = Annotated[
+    int | None, Option(min=1, help="Number of worker processes; default: one per GPU, or CPU cores / threads per run.")
+]
 
 
 @app.command("params")
 def show_params(
-    check: Annotated[
-        bool, typer.Option("--check", help="Only check params.yaml; print nothing if it is valid.")
-    ] = False,
+    check: Annotated[bool, Option("--check", help="Only check params.yaml; print nothing if it is valid.")] = False,
 ) -> None:
     """Check params.yaml and print it as JSON, with all defaults filled in."""
     params = load_params()
@@ -88,7 +90,7 @@ def prepare(dataset: Dataset) -> None:
     from duplex.project import stages as stage
 
     stage.prepare(load_params(), dataset)
-    typer.echo(f"wrote {ArtifactPaths().manifest(dataset)}", err=True)
+    log(f"wrote {ArtifactPaths().manifest(dataset)}")
 
 
 @app.command()
@@ -103,9 +105,7 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
     outcome = train_stage(load_params(), dataset, method, seed)
     checkpoint = ArtifactPaths().run(dataset, method, seed).checkpoint
     chosen = "" if outcome.selected_by == "auc" else f" by {outcome.selected_by}"
-    typer.echo(
-        f"{checkpoint}: epoch {outcome.best_epoch}{chosen}, validation AUC {100 * outcome.best_auc:.2f}", err=True
-    )
+    log(f"{checkpoint}: epoch {outcome.best_epoch}{chosen}, validation AUC {100 * outcome.best_auc:.2f}")
 
 
 @app.command()
@@ -135,9 +135,7 @@ def metrics(as_json: AsJson = False) -> None:
     if not table and not runs:
         raise DuplexError(NO_RUN)
     if aggregate(runs) != table:
-        typer.echo(
-            f"{paths.summary} does not match the runs in {paths.root}; `duplex report` writes it again", err=True
-        )
+        log(f"{paths.summary} does not match the runs in {paths.root}; `duplex report` writes it again")
     warn_of_outdated(params, paths)
     if as_json:
         print_json(table)
@@ -151,17 +149,10 @@ MAX_SEEDS = 10_000  # of a range
 
 @app.command()
 def sweep(
-    datasets: Annotated[str | None, typer.Option(help="Data sets, comma-separated; default: run.datasets.")] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Methods, comma-separated; default: run.methods of params.yaml.")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds, comma-separated, or a range such as 0-4; default: run.seeds.")
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of worker processes; default: one per GPU, or CPU cores / threads per run."),
-    ] = None,
+    datasets: Annotated[str | None, Option(help="Data sets, comma-separated; default: run.datasets.")] = None,
+    methods: Methods = None,
+    seeds: Annotated[str | None, Option(help="Seeds, or a range such as 0-4; default: run.seeds.")] = None,
+    jobs: Jobs = None,
     engine: EngineOption = "local",
     as_json: AsJson = False,
 ) -> None:
@@ -173,21 +164,19 @@ def sweep(
     """
     from dataclasses import asdict
 
-    from duplex.cli.options import print_json
-
     params = load_params()
     kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"
     from duplex.project import sweep as stage
 
     runs = stage.grid(params, split_names(datasets), split_names(methods), parse_seeds(seeds))
     report = stage.sweep(params, runs, jobs, kind)
-    typer.echo(summary(report), err=True)
+    log(summary(report))
     for run, error in report.failed.items():
-        typer.echo(f"{run}: {' '.join(error.split())}", err=True)
+        log(f"{run}: {' '.join(error.split())}")
     if as_json:
         print_json(asdict(report))
     if report.not_committed:
-        typer.echo(f"duplex: {report.not_committed}", err=True)
+        log(f"duplex: {report.not_committed}")
     if report.failed or report.not_committed:
         raise typer.Exit(1)
 
@@ -223,28 +212,13 @@ def parse_seeds(text: str | None) -> list[int] | None:
 
 @app.command()
 def tune(
-    grid: Annotated[
-        list[str], typer.Option(help="Setting and its values to try, such as learning_rate=3e-4,1e-3; repeatable.")
-    ],
-    methods: Annotated[
-        str | None, typer.Option(help="Methods, comma-separated; default: run.methods of params.yaml.")
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option("--dataset", "-d", help="Data set; default: the first of run.datasets.")
-    ] = None,
-    seeds: Annotated[
-        str, typer.Option(help="Seeds, comma-separated, or a range such as 100-104; do not reuse run.seeds.")
-    ] = "100,101",
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of worker processes; default: one per GPU; without GPU, by cores and threads."
-        ),
-    ] = None,
+    grid: Annotated[list[str], Option(help="Setting and values, such as learning_rate=3e-4,1e-3; repeatable.")],
+    methods: Methods = None,
+    dataset: Annotated[str | None, dataset_option("Data set; default: the first of run.datasets.")] = None,
+    seeds: Annotated[str, Option(help="Seeds, or a range such as 100-104; not those of run.seeds.")] = "100,101",
+    jobs: Jobs = None,
     engine: EngineOption = "local",
-    write: Annotated[
-        bool, typer.Option("--write", help="Write each method's best settings to datasets/NAME.yaml.")
-    ] = False,
+    write: Annotated[bool, Option("--write", help="Write each method's best settings to datasets/NAME.yaml.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train methods with every combination of settings and list their validation AUC. Test images are not scored.
@@ -253,6 +227,7 @@ def tune(
     best row is marked with *; --write saves its settings under `methods:` of datasets/NAME.yaml, unless other settings
     have the same AUC. Exits with 1 if a trial failed.
     """
+    from duplex.config.params import set_method
     from duplex.project.tune import best_rows
     from duplex.project.tune import tune as search
 
@@ -268,17 +243,16 @@ def tune(
         typer.echo(tuning_table(rows, list(best.values())))
     for row in rows:
         for error in row.errors[:1]:
-            typer.echo(f"{row.method} {dict(row.settings)}: {error}", err=True)
+            log(f"{row.method} {dict(row.settings)}: {error}")
     for row in list(best.values()):
         tied = [other for other in rows if other.method == row.method and other.val_auc == row.val_auc]
         if len(tied) > 1:
             del best[row.method]
             ends = "none of them is written" if write else "* marks the first"
-            typer.echo(
-                f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}", err=True
-            )
-    if write:
-        write_best(params, name, best)
+            log(f"{row.method}: {len(tied)} settings have the same best AUC, {row.val_auc:.2f}; {ends}")
+    for method, row in best.items() if write else ():
+        set_method(params, method, name, row.settings)
+        log(f"datasets/{name}.yaml: methods.{method}: {dict(row.settings)}")
     if any(row.errors for row in rows):
         raise typer.Exit(1)
 
@@ -324,21 +298,6 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def write_best(params: Params, dataset: str, best: dict[str, TuningRow]) -> None:
-    """Write each method's best settings to `methods:` of datasets/DATASET.yaml."""
-    from dataclasses import fields
-
-    from duplex.config.datasets import set_method
-    from duplex.options import TrainingOptions
-
-    training = {field.name for field in fields(TrainingOptions)}
-    for method, row in best.items():
-        options = {key: value for key, value in row.settings.items() if key not in training}
-        of_training = {key: value for key, value in row.settings.items() if key in training}
-        set_method(params, method, dataset, options, of_training)
-        typer.echo(f"datasets/{dataset}.yaml: methods.{method}: {dict(row.settings)}", err=True)
-
-
 SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both runs
 ROUNDING = 0.01  # percentage points by which nine digits of a margin may change an AUC
 
@@ -346,18 +305,11 @@ ROUNDING = 0.01  # percentage points by which nine digits of a margin may change
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[tuple[str, str], typer.Option("--methods", help="Two methods to compare: FIRST SECOND.")],
-    seed: Annotated[
-        int | None, seed_option("Seed of the runs to compare; default: all seeds that both methods have.")
-    ] = None,
-    world: Annotated[str, typer.Option("--world", help="World to compare in: closed or open.")] = "closed",
+    methods: Annotated[tuple[str, str], Option(help="Two methods to compare: FIRST SECOND.")],
+    seed: Annotated[int | None, seed_option("Seed of the runs; default: all seeds that both methods have.")] = None,
+    world: Annotated[str, Option(help="World to compare in: closed or open.")] = "closed",
     splits: Annotated[
-        int | None,
-        typer.Option(
-            "--splits",
-            min=2,
-            help="Average over this many data sets NAME-split1, NAME-split2, … that `duplex data split` made.",
-        ),
+        int | None, Option(min=2, help="Average over this many re-splits, made by `duplex data split`.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -449,7 +401,7 @@ def _check_run(
     difference = run_difference(params, dataset, entry, seed, stages=RUN_STAGES) if files.checkpoint.is_file() else ""
     if difference:
         message = f"{files.root} does not match {entry} with seed {seed} in params.yaml: {difference}"
-        typer.echo(f"duplex: {message}; `dvc repro` makes it again", err=True)
+        log(f"duplex: {message}; `dvc repro` makes it again")
     metrics = read_numbers(files.metrics) or {}
     stated, auc = metrics.get(world, {}), Components.of(margins).auc
     if "tied" in stated and auc is not None and abs(100 * auc - stated["auc"]) > ROUNDING:
@@ -521,19 +473,13 @@ PROTOCOLS = ("exact", "sampled")
 def score(
     file: Annotated[
         Path,
-        typer.Argument(
-            help="Score file, .npz or .h5, of N images and C candidates: scores [N, C], target [N], seen [C]; "
-            "optional: feasible_mask [C], k."
-        ),
+        Argument(help="Score file, .npz or .h5: scores [N, C], target [N], seen [C]; optional: feasible_mask [C], k."),
     ],
-    other: Annotated[Path | None, typer.Argument(help="A second score file for the same images, to compare.")] = None,
-    k: Annotated[list[int] | None, typer.Option("--k", help="k of top-k; repeatable; default: the k in FILE.")] = None,
-    protocol: Annotated[
-        str, typer.Option(help="Seen-unseen curve: exact, or sampled at about 20 biases, as in published tables.")
-    ] = "exact",
+    other: Annotated[Path | None, Argument(help="A second score file for the same images, to compare.")] = None,
+    k: Annotated[list[int] | None, Option("--k", help="k of top-k; repeatable; default: the k in FILE.")] = None,
+    protocol: Annotated[str, Option(help="Curve: exact, or sampled at about 20 biases, as published.")] = "exact",
     rounds: Annotated[
-        int,
-        typer.Option(min=0, help="Number of bootstrap resamples for intervals; 0: only AUC gets one, by a formula."),
+        int, Option(min=0, help="Bootstrap resamples; 0: only AUC gets an interval, by a formula.")
     ] = 1000,
     seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,
@@ -596,7 +542,7 @@ def _measure(
     accumulator = ScoreAccumulator(scores.target, scores.seen, k=max(ks), feasible_mask=scores.feasible_mask)
     if scores.feasible_mask is not None and not scores.feasible_mask[scores.target].all():
         lost = int((~scores.feasible_mask[scores.target]).sum())
-        typer.echo(f"{scores.path}: feasible_mask excludes the labels of {lost} images; they count as wrong", err=True)
+        log(f"{scores.path}: feasible_mask excludes the labels of {lost} images; they count as wrong")
     with _path_in_errors(scores.path):
         for rows, block in _blocks(scores):
             accumulator.add(block, rows)

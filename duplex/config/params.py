@@ -1,5 +1,8 @@
 """params.yaml and datasets/NAME.yaml as frozen, typed objects; a mistake is an error of one line that gives its key.
 
+The last functions edit the files of data sets and, in params.yaml, the line of `run.datasets` alone. An edit is checked
+as a whole before anything is written.
+
 A data set is an entry of `datasets:`, a file datasets/NAME.yaml with the same keys, or both: then keys of the file
 replace those of the entry. Its `methods:` are options of methods on this data set.
 
@@ -18,6 +21,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -55,11 +59,16 @@ from duplex.options import (
     finetune_options,
     first_fault,
 )
+from duplex.system.files import replace_file
 from duplex.system.threads import Precision
 
 PACKAGE = Path(__file__).parents[1]
+PARAMS_FILE = Path("params.yaml")
 DATASETS = "datasets"  # the folder beside params.yaml with one file per data set of the user
 MAX_WORKERS = 1024
+MAX_NAME_LENGTH = 100  # a name becomes a folder and part of other names
+# `run:`, its indented lines, comments and empty lines up to `datasets:`, and the list
+RUN_DATASETS = re.compile(r"(^run:[^\n]*\n(?:[ \t#\r][^\n]*\n|\n)*?[ \t]+datasets:[ \t]*)\[[^\[\]\n]*\]", re.MULTILINE)
 Table = Mapping[str, Any]
 
 
@@ -373,7 +382,7 @@ class Params(ParamsSection):
             raise UsageError(f"{place}{'.' if error.key else ': '}{error}") from None
 
 
-def load_params(path: Path = Path("params.yaml")) -> Params:
+def load_params(path: Path = PARAMS_FILE) -> Params:
     """Read and check params.yaml and the files datasets/NAME.yaml beside it; raises UsageError for a mistake.
 
     Options of methods are checked when they are used, or by `Params.check_entries`.
@@ -485,3 +494,81 @@ def shipped_project() -> Path:
 def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
     """The method's `name` if it is among `known`, else a UsageError; `where` follows the word "method" in it."""
     return require(name, known, f"method{where}")
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError unless `name` can name a data set in YAML, in paths and in DVC's stages."""
+    why = ""
+    if not is_name(name) or len(name) > MAX_NAME_LENGTH:
+        why = f"use letters, digits, `_` and single hyphens, at most {MAX_NAME_LENGTH} characters"
+    elif not isinstance(YAML(typ="safe", pure=True).load(name), str):
+        why = "YAML reads it as a number or the like; choose another"
+    elif name in RESERVED:
+        why = "it is reserved; choose another"
+    if why:
+        raise UsageError(f"{name!r} is not a valid name for a data set: {why}")
+
+
+def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
+    """Set keys of datasets/NAME.yaml, whose other keys and comments stay; with `run`, list it in `run.datasets`."""
+    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
+    files[name] = {**files.get(name, {}), **entry}
+    listed = record["run"]["datasets"]
+    text = _checked_edit(record, files, [*listed, name] if run and name not in listed else listed)
+    file = Path(DATASETS) / f"{name}.yaml"
+    yaml = YAML()  # keeps comments
+    yaml.width = 1 << 20
+    content: Any = yaml.load(file) if file.exists() else {}
+    content.update(entry)
+    if entry:
+        file.parent.mkdir(exist_ok=True)
+        with replace_file(file) as scratch:
+            yaml.dump(content, scratch)
+    _write_params(text)
+
+
+def set_method(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
+    """Set options and training options of a method in `methods:` of a data set's file; other options there stay."""
+    before = params.entry(name).per_dataset.get(dataset, MethodChanges())
+    known = {field.name for field in fields(TrainingOptions)}
+    training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
+    options = {key: value for key, value in settings.items() if key not in known}
+    changed = before.model_copy(update={**options, "training": training})
+    methods = dataset_files(PARAMS_FILE).get(dataset, {}).get("methods", {})
+    write_dataset(dataset, {"methods": {**methods, name: changed.model_dump(exclude_defaults=True)}}, run=False)
+
+
+def remove_dataset(name: str) -> None:
+    """Delete datasets/NAME.yaml and its name in `run.datasets`; UsageError if params.yaml needs it."""
+    record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
+    require(name, load_params().datasets, "data set")
+    if name in record.get("datasets", {}):
+        raise UsageError(f"{name} is an entry of `datasets:` in {PARAMS_FILE}; delete it there, and its other uses")
+    left = [other for other in record["run"]["datasets"] if other != name]
+    if not left:
+        raise UsageError(f"{PARAMS_FILE}: run.datasets lists only {name}; add another data set there first")
+    del files[name]
+    _write_params(_checked_edit(record, files, left))
+    (Path(DATASETS) / f"{name}.yaml").unlink()
+
+
+def _checked_edit(record: dict[str, Any], files: Mapping[str, Table], names: list[str]) -> str:
+    """The text of params.yaml with `run.datasets` changed to `names`; raises UsageError for a wrong result."""
+    text = PARAMS_FILE.read_bytes().decode()
+    if names != record["run"]["datasets"]:
+        listed = f"[{', '.join(names)}]"
+        text = RUN_DATASETS.sub(rf"\1{listed}", text, count=1)
+        if YAML(typ="safe", pure=True).load(text)["run"]["datasets"] != names:
+            raise UsageError(
+                f"{PARAMS_FILE}: run.datasets is not a list on one line, which can be edited; make it "
+                f"`datasets: {listed}`"
+            )
+    record["run"]["datasets"] = names
+    parse_params(record, files, PARAMS_FILE)
+    return text
+
+
+def _write_params(text: str) -> None:
+    if text.encode() != PARAMS_FILE.read_bytes():
+        with replace_file(PARAMS_FILE.resolve()) as scratch:  # a link stays one
+            scratch.write_bytes(text.encode())

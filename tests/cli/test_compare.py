@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
-from duplex.config.datasets import write_dataset
+from duplex.config.params import write_dataset
 from duplex.errors import DuplexError
 from duplex.evaluation.metrics import Difference, Margins, compare, compare_splits
 from duplex.project.stages import _write

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duplex.config.datasets import write_dataset
-from duplex.config.params import load_params, read_yaml
+from duplex.config.params import load_params, read_yaml, write_dataset
 from duplex.options import AutoFinetune, FinetuneOptions
 from tests.commands import Command
 from tests.data.makers import OBJECTS, STATES, make_folder, make_standard, make_table, save
