@@ -95,7 +95,7 @@ class LifeCycle:
         val = self.examples("val", 12)
         tune(method, val, LABELS)
         chosen: dict[str, Calibration] = {
-            world: calibrate(method, val, LABELS, world, self.context.words, 5).calibration for world in WORLDS
+            world: calibrate(method, val, LABELS, world, self.context.words, 5)[0] for world in WORLDS
         }
         record = Record(self.kind, "", method.options, LABELS, {}, 3, 2, 0.5, calibration=chosen)
         save_checkpoint(path, method, record)

@@ -228,11 +228,9 @@ def _load_own(
     path: Path, images: Path | None, split: SplitOptions, features: Path | None
 ) -> tuple[SourceOptions, LabelledImages]:
     from duplex.data.sources import detect_source, load_source
-    from duplex.features.imported import feature_keys, refuse_repeated_lines
+    from duplex.features.imported import feature_keys
 
     source = detect_source(path.resolve(), split, images.resolve() if images else None)
-    if features is not None and source.table is not None:
-        refuse_repeated_lines(features, source.table)
     return source, load_source(source, feature_keys(features, source))
 
 
@@ -376,7 +374,7 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
     from duplex.artifacts import ArtifactPaths
     from duplex.encoders.base import load_encoder, missing_weights
     from duplex.features.file import IMPORTED
-    from duplex.training.recipes import finetunable_blocks
+    from duplex.training.trials import finetunable_blocks
 
     require(finetune, ("auto",), "--finetune")
     name, weights = encoder["name"], encoder.get("weights")

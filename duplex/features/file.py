@@ -271,11 +271,6 @@ def repair_hint(path: Path, *, imported: bool = False) -> str:
     return f"`{command}` makes it again"
 
 
-def fresh_hint(path: Path) -> str:
-    """End of an error message: the command that encodes all images of a cache again."""
-    return f"`{extract_command(path)} --fresh` encodes all images again"
-
-
 def extract_command(path: Path, shard: str | None = None) -> str:
     """The `duplex extract` command that writes the cache at `path`, or its shard `k/n`."""
     target = _dataset(path) or f"NAME --out {path}"
@@ -298,7 +293,6 @@ def _shorten(value: str | None) -> str:
     return value if len(value) <= 40 else f"{value[:12]}…"
 
 
-HDF5_SUFFIXES = (".h5", ".hdf5")
 HDF5_SIGNATURE = b"\x89HDF"
 HEAD = 1 << 16  # bytes within which every cache names its format
 
@@ -329,12 +323,12 @@ def open_cache(path: Path) -> Iterator[Any]:
     try:
         file = h5py.File(path, "r", locking="best-effort")
     except OSError as error:
-        raise DuplexError(f"{path} cannot be opened as HDF5 file: {error}; {_hint(path)}") from error
+        raise DuplexError(f"{path} cannot be opened as HDF5 file: {error}; {repair_hint(path)}") from error
     with file:
         try:
             version = read_format(file)
             if not version.startswith(FORMATS):
-                raise DuplexError(f"{path} is not a feature cache of duplex; {_hint(path)}")
+                raise DuplexError(f"{path} is not a feature cache of duplex; {repair_hint(path)}")
             if version != FORMAT:
                 raise DuplexError(
                     f"{path} has the format {version} of another version, expected {FORMAT}; {repair_hint(path)}"
@@ -345,17 +339,10 @@ def open_cache(path: Path) -> Iterator[Any]:
             raise DuplexError(f"{path} is damaged: {error}; {repair_hint(path)}") from error
 
 
-def _hint(path: Path) -> str:
-    return repair_hint(path) if path.suffix in HDF5_SUFFIXES else "name a file that `duplex extract` wrote"
-
-
 def require_cache_file(path: Path) -> None:
-    """Raise `DuplexError` unless `path` is a file or a link to one."""
     if not path.exists():
         unfinished = " (an unfinished one lies beside it)" if partial_path(path).exists() else ""
         raise DuplexError(f"{path} does not exist{unfinished}; {repair_hint(path)}")
-    if not path.is_file():
-        raise DuplexError(f"{path} is not a file; name the cache's file")
 
 
 def read_format(file: Any) -> str:
@@ -450,7 +437,13 @@ class PartialCache:
         """Raises `DamagedCache` if the unfinished file of the cache `path` has another format or layout."""
         self.path = path
         self.partial = partial_path(path)
-        with _open_partial(self.partial) as file:
+        try:
+            opened = h5py.File(self.partial, "r", locking="best-effort")
+        except OSError as error:
+            if error.errno is not None:  # a fault of the file system, not of the file's contents
+                raise
+            raise DamagedCache(str(error)) from error
+        with opened as file:
             if read_format(file) != FORMAT:
                 raise DamagedCache("it is not a feature cache of this version")
             check_layout(file)
@@ -574,15 +567,6 @@ class PartialCache:
                 f"{self.partial} could not be written: {error.strerror}; its {self.done} finished rows are kept: "
                 f"{'make room and ' if error.errno in FULL else ''}run the same command again to continue"
             ) from error
-
-
-def _open_partial(partial: Path) -> Any:
-    try:
-        return h5py.File(partial, "r", locking="best-effort")
-    except OSError as error:
-        if error.errno is not None:  # a fault of the file system, not of the file's contents
-            raise
-        raise DamagedCache(str(error)) from error
 
 
 def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:

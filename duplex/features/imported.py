@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from duplex.data.check import SHOWN, DataIssue, content_issues
+from duplex.data.check import DataIssue, content_issues
 from duplex.data.contents import row_keys
-from duplex.data.tables import LabelledImages, read_table
+from duplex.data.tables import LabelledImages
 from duplex.encoders.base import encoder_identity, find_family, missing_weights
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import (
@@ -41,7 +40,7 @@ from duplex.system.files import sha256
 
 LARGEST = float(np.finfo(np.float16).max)
 VANISHING = float(np.finfo(np.float16).smallest_subnormal) / 2  # largest value that float16 rounds to 0
-TABLE_CHUNK = 65_536  # rows checked at once
+CHUNK = 65_536  # rows read at once
 FEATURES = ("features", "features")  # singular and plural, for messages
 
 
@@ -72,19 +71,13 @@ class FeatureFile:
                         "array of numbers [rows, width] as .npy"
                     )
                 values = _checked_values(path, content["features"])
-                try:
-                    names = content["images"]
-                except ValueError:  # needs pickle
-                    raise UsageError(
-                        f"{path}: the array images holds Python objects; save `images.astype(str)`"
-                    ) from None
-                return cls(path, values, _checked_names(path, names, len(values)))
+                return cls(path, values, _checked_names(path, content["images"], len(values)))
         except FileNotFoundError as error:
             raise UsageError(f"{path} does not exist") from error
         except (ValueError, OSError, EOFError) as error:
             if re.search("Python objects|Object arrays", str(error)):  # of `np.load`, which needs pickle for them
                 raise UsageError(
-                    f"{path}: the array holds Python objects, not numbers; save `X.astype('float32')`"
+                    f"{path} holds Python objects; save `X.astype('float32')`, and names as `images.astype(str)`"
                 ) from None
             raise DuplexError(f"{path} is not an array that numpy saved as .npy or .npz, or it is damaged") from error
 
@@ -122,31 +115,35 @@ class FeatureFile:
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
         """Mask of the `rows` with NaN or infinity, or all zeros in float16; raises UsageError beyond its range."""
         bad = np.empty(len(rows), dtype=bool)
-        for start in range(0, len(rows), TABLE_CHUNK):
-            block = np.asarray(self.values[rows[start : start + TABLE_CHUNK]])
+        for start in range(0, len(rows), CHUNK):
+            block = np.asarray(self.values[rows[start : start + CHUNK]])
             finite = np.isfinite(block).all(axis=1)
-            bad[start : start + TABLE_CHUNK] = ~finite | (np.abs(block) <= VANISHING).all(axis=1)
+            bad[start : start + CHUNK] = ~finite | (np.abs(block) <= VANISHING).all(axis=1)
             if np.abs(block[finite]).max(initial=0) > LARGEST:
                 raise UsageError(
                     f"{self.path} has values above {LARGEST:g}, which float16 cannot hold; scale them down"
                 )
         return bad
 
+    def keys(self, images: Sequence[str], rows: Ints) -> list[str]:
+        """One key per image, equal for equal features; unusable features get a key of their own."""
+        unusable = self.unusable(rows)
+        keys: list[str] = []
+        for start in range(0, len(rows), CHUNK):
+            keys += row_keys(np.asarray(self.values[rows[start : start + CHUNK]]))
+        return [image if bad else key for image, bad, key in zip(images, unusable, keys, strict=True)]
+
 
 def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function that returns one key per image, equal where features in the file `path` are; None without `path`."""
-    return None if path is None else partial(feature_row_keys, path, source.table is not None)
+    """A function from images to one key each, equal where features in the file `path` are; None without `path`."""
+    if path is None:
+        return None
 
+    def keys(images: Sequence[str]) -> list[str]:
+        file = FeatureFile.open(path)
+        return file.keys(images, file.rows_of(images, ordered=source.table is not None))
 
-def feature_row_keys(path: Path, ordered: bool, images: Sequence[str]) -> list[str]:
-    """One key per image, equal for equal features in the file `path`; unusable features get a key of their own."""
-    file = FeatureFile.open(path)
-    rows = file.rows_of(images, ordered=ordered)
-    unusable = file.unusable(rows)
-    keys: list[str] = []
-    for start in range(0, len(rows), TABLE_CHUNK):
-        keys += row_keys(np.asarray(file.values[rows[start : start + TABLE_CHUNK]]))
-    return [image if bad else key for image, bad, key in zip(images, unusable, keys, strict=True)]
+    return keys
 
 
 def _checked_values(path: Path, values: Any) -> NDArray[Any]:
@@ -167,9 +164,6 @@ def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...
             f"{path}: the array images lists {str(listed[counts > 1][0])!r} twice; expected one row per image"
         )
     return tuple(names.tolist())
-
-
-CHUNK = 65_536  # rows converted at once
 
 
 def import_features(
@@ -241,42 +235,22 @@ def check_features(
     if bad:
         fatal = len(bad) > max_bad * len(images)
         yield DataIssue("rows of features are zero or not finite", len(bad), tuple(bad), True, fatal)
-    keys = dict(zip(images, feature_row_keys(path, is_table, images), strict=True))
+    keys = dict(zip(images, file.keys(images, rows), strict=True))
     yield from (issue for issue in content_issues(data.manifest, keys, FEATURES) if issue.count)
-
-
-def refuse_repeated_lines(path: Path, table: Path) -> None:
-    """Raise `UsageError` if a file without image names also has a row for each repeated line of a table.
-
-    These lines are left out of a data set, and the other rows would no longer fit its images.
-    """
-    file = FeatureFile.open(path)
-    lines = read_table(table)
-    repeated = np.flatnonzero(lines.duplicated()).tolist()
-    if file.names is None and repeated and len(file.values) == len(lines):
-        shown = ", ".join(f"{row} ({lines['image'][row]})" for row in repeated[:SHOWN])
-        more = ", ..." if len(repeated) > SHOWN else ""
-        raise UsageError(
-            f"{table} repeats {len(repeated)} of its {len(lines)} lines, and uses a repeated line once; delete these "
-            f"lines, and from {path} the same rows, counted from 0: {shown}{more}"
-        )
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
     """Raise `UsageError`, ending with `advice`, if an encoder's features have another width than those in `file`."""
-    if encoder != IMPORTED and (width := _encoder_width(encoder, weights)) not in (None, file.width):
+    if encoder == IMPORTED:
+        return
+    width = next((entry.dim for entry in find_family(encoder).catalog() if entry.name == encoder), None)
+    if width is None and missing_weights(encoder, weights) is None:
+        width = encoder_identity(encoder, weights).dim
+    if width not in (None, file.width):
         raise UsageError(
             f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; name the "
             f"encoder that made them, {advice}"
         )
-
-
-def _encoder_width(name: str, weights: str | None) -> int | None:
-    """None if the width is only known from weights that are not on disk."""
-    for entry in find_family(name).catalog():
-        if entry.name == name:
-            return entry.dim
-    return encoder_identity(name, weights).dim if missing_weights(name, weights) is None else None
 
 
 SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normalize` does not make it a unit vector
@@ -285,17 +259,12 @@ SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normali
 def as_numpy(value: Any) -> Any:
     """A tensor as a NumPy array, floats in float32 (NumPy has no bfloat16); other values unchanged.
 
-    Raises UsageError for a sparse, quantised or meta tensor, and for a NumPy array with masked numbers.
+    Raises UsageError for a NumPy array with masked numbers.
     """
     if np.ma.is_masked(value):
         raise UsageError("features is a masked array with masked numbers; leave their images out")
     if not isinstance(value, torch.Tensor):
         return value
-    if value.layout != torch.strided or value.is_meta or value.is_quantized:
-        raise UsageError(
-            f"features is a tensor of {value.layout}, {value.dtype} on {value.device}; "
-            "expected a dense tensor with values"
-        )
     values = value.detach().cpu()
     return (values.float() if values.is_floating_point() else values).numpy()
 

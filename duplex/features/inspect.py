@@ -19,7 +19,7 @@ from duplex.features.file import (
     PENDING,
     check_identity,
     check_values,
-    fresh_hint,
+    extract_command,
     open_cache,
     read_blocks,
     read_identity,
@@ -101,7 +101,9 @@ def verify(
         stored = [read_stored([file[name][rows] for name in pair]) for pair in names]
     decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
     outputs = OutputSpec(block_inputs=int(identity.get("block_inputs", 0)))
-    worst, errors = 1.0, list[float]()
+    remedy = f"`{extract_command(path)} --fresh` encodes all images again"
+    worst = 1.0
+    errors: list[float] = []
     for number, row in enumerate(rows.tolist()):
         image = decoder.images[row]
         if statuses[row] in BAD_FEATURES:
@@ -110,7 +112,7 @@ def verify(
         if (status >= FIRST_BAD) != (int(statuses[row]) >= FIRST_BAD):
             now = status_reason(status) if status >= FIRST_BAD else "readable"
             then = status_reason(statuses[row]) if statuses[row] >= FIRST_BAD else "readable"
-            raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {fresh_hint(path)}")
+            raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {remedy}")
         if statuses[row] != ENCODED:
             continue
         encoded = encode_outputs(encoder, pixels[None].to(encoder.device), outputs)
@@ -120,9 +122,7 @@ def verify(
         errors += [_relative_error(a, b) for a, b in zip(cached[1:], again[1:], strict=True)]
         worst = min(cosine, worst)
         if not cosine >= MIN_COSINE:  # NaN is not
-            raise DuplexError(
-                f"{path}: row {row} is not the feature of {image} (cosine {cosine:.4f}); {fresh_hint(path)}"
-            )
+            raise DuplexError(f"{path}: row {row} is not the feature of {image} (cosine {cosine:.4f}); {remedy}")
     error = {"block_inputs_error": float(np.mean(errors))} if errors else {}
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst, **error}
 

@@ -242,12 +242,11 @@ def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.nda
     compositions = torch.from_numpy(labels.index(manifest["state"].tolist(), manifest["object"].tolist()))
     splits = manifest["split"].to_numpy()
     rows = {split: np.flatnonzero((splits == split) & ~bad) for split in SPLITS}
-    return {split: Examples(chosen, _select(inputs, chosen), compositions[chosen]) for split, chosen in rows.items()}
-
-
-def _select(inputs: Arrays, rows: Ints) -> dict[str, Any]:
-    selected: dict[str, Any] = {}
-    for name, values in inputs.items():
-        selected[name] = values.at(rows) if isinstance(values, DiskTokens) else torch.from_numpy(values[rows])
-    selected["cls"] = selected["cls"].float()  # tokens keep the type of the cache
-    return selected
+    examples = {}
+    for split, chosen in rows.items():
+        selected: dict[str, Any] = {}
+        for name, values in inputs.items():
+            selected[name] = values.at(chosen) if isinstance(values, DiskTokens) else torch.from_numpy(values[chosen])
+        selected["cls"] = selected["cls"].float()  # tokens keep the type of the cache
+        examples[split] = Examples(chosen, selected, compositions[chosen])
+    return examples

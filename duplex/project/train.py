@@ -61,8 +61,7 @@ def train_stage(
             resume = ResumePoint(f"{dataset} {method} seed {seed}", out.unfinished_training, key)
             auto, work = params.finetune(method, dataset), out.root / "recipes.partial"
             if isinstance(auto, AutoFinetune):
-                from duplex.training.recipes import train_chosen_blocks
-                from duplex.training.trials import Trials
+                from duplex.training.trials import Trials, train_chosen_blocks
 
                 read = partial(load_inputs, params, dataset, paths)  # of each recipe, not kept in memory
                 trials = Trials(work, read, device, params.evaluation, resume.label, resume.key)

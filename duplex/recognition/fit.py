@@ -69,11 +69,15 @@ from duplex.system.files import json_digest, refuse_existing, sole_writer, with_
 from duplex.training.checkpoint import with_checksum
 from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.loop import ResumePoint
-from duplex.training.recipes import (
+from duplex.training.run import MethodSpec, Run, evaluate_world, reproducible, train_on_all_images
+from duplex.training.scoring import Calibration
+from duplex.training.trials import (
     BlockCost,
     ImageCounts,
     RecipeChoice,
     Schedule,
+    Trial,
+    Trials,
     block_cost,
     finetunable_blocks,
     finetuned_recipes,
@@ -81,9 +85,6 @@ from duplex.training.recipes import (
     search_recipes,
     stored_schedule,
 )
-from duplex.training.run import MethodSpec, Run, evaluate_world, reproducible, train_on_all_images
-from duplex.training.scoring import Calibration
-from duplex.training.trials import Trial, Trials
 
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
 

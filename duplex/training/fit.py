@@ -83,7 +83,9 @@ def fit(
     chosen: dict[str, Any] = {"select": select, "optimiser": optimiser, "schedule": schedule, "log": log}
     settings |= {key: value for key, value in chosen.items() if isinstance(value, str)}
     own = {key: value for key, value in chosen.items() if not isinstance(value, str)}
-    _check_functions(**{key: value for key, value in own.items() if key != "log"}, on_step=on_step, on_epoch=on_epoch)
+    for key, function in {**own, "on_step": on_step, "on_epoch": on_epoch}.items():
+        if key != "log" and function is not None and not callable(function):
+            raise UsageError(f"{key} is {shown(function)}; expected a function, or one of the names that {key} has")
     name, entry = _entry(data, method)
     spec = _spec(data, name, entry, world, settings)
     _check_needs(data, spec, settings)
@@ -103,12 +105,6 @@ def fit(
         require_both_groups(inputs, "val", data.name)
         device = torch.device(resolve_device(data.device))
         return train_run(spec, inputs, seed, device, data.evaluation, hooks=hooks, choose_by=own.get("select"))
-
-
-def _check_functions(**functions: Any) -> None:
-    for name, function in functions.items():
-        if function is not None and not callable(function):
-            raise UsageError(f"{name} is {shown(function)}; expected a function, or one of the names that {name} has")
 
 
 def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,7 +37,7 @@ from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
 from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, read_features
 from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
-from duplex.labels import SPLITS, Bools, Ints, LabelSpace, UnknownLabel, World, prompt_name
+from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.finetuned import FinetunedBlocks, finetuned_blocks_factory
 from duplex.methods.paths import TEMPLATE, word_vectors
@@ -112,10 +113,6 @@ class CachedFeatures:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None
 
-    @property
-    def expected(self) -> dict[str, str | None]:
-        return {"manifest": self.manifest_sha256, ROOT: self.root}
-
 
 @dataclass(frozen=True)
 class OpenedFeatures:
@@ -155,14 +152,34 @@ class Data:
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
         """Read what a run requests; raises `DuplexError` if the cache is outdated or lacks it."""
-        tower, identity = load_text_tower(self.encoder, self.device, request.precision)
+        entry = self.encoder
+        tower: TextTower | None = None
+        identity = {"encoder": IMPORTED}
+        if entry.name != IMPORTED:
+            encoder = load_encoder(
+                entry.name, entry.weights, towers="text", device=self.device, precision=request.precision
+            )
+            tower, identity = encoder.text, encoder.identity.to_dict()
         opened = self.open(identity)
         arrays: dict[str, Any] = {"cls": opened.cls}
-        record = encoder_record(self.encoder, identity, opened.identity, request, self.word_vectors)
+        record = {
+            **identity,
+            **({"weights": opened.identity["weights"]} if entry.name == IMPORTED else {}),
+            "precision": entry.precision,
+            "text_precision": request.precision,
+            "name": entry.name,
+            "tag": entry.weights or "",
+            **({} if self.word_vectors is None else {WORD_VECTORS: sha256(self.word_vectors)}),
+        }
         make_blocks: Callable[[], FinetunedBlocks] | None = None
         member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None
         if opened.path is not None and "patch" in request.needs:
-            arrays["patch"] = _patch_tokens(opened.path, opened.rows, request)
+            arrays["patch"] = read_tokens(opened.path, "patch", int(request.memory * 2**30), opened.rows)
+            if arrays["patch"] is None:
+                raise UsageError(
+                    f"the method needs patch tokens, and {opened.path} has none; set extraction.tokens to patch in "
+                    f"params.yaml and run `duplex extract --dataset {opened.path.parent.name}`"
+                )
         if opened.path is not None and request.finetune is not None:
             arrays["block_inputs"], blocks = self._block_inputs(opened, request, request.finetune.blocks)
             record |= {key: opened.identity[key] for key in ("block_inputs", "bits") if key in opened.identity}
@@ -192,7 +209,7 @@ class Data:
         path, rows = self.features.require()
         expected: dict[str, str | None] = dict(encoder)
         if isinstance(self.features, CachedFeatures):
-            expected |= self.features.expected
+            expected |= {"manifest": self.features.manifest_sha256, ROOT: self.features.root}
         if self.encoder.name != IMPORTED:
             expected["precision"] = self.encoder.precision
         stored = read_features(path, expect=expected)
@@ -258,22 +275,8 @@ def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
     place = paths.manifest(dataset)
     manifest, labels = read_manifest(place), LabelSpace.load(paths.labels(dataset))
     digest = sha256(place)
-    if not _lists_all_pairs(labels, manifest):
-        raise DuplexError(
-            f"{paths.labels(dataset)} does not list all pairs of {place}; "
-            f"`duplex prepare --dataset {dataset}` writes both again"
-        )
     features = CachedFeatures(paths.features(dataset), place, digest, entry.source.recorded_root)
     return Data(manifest, labels, features, entry.encoder, params.device, params.evaluation.word_vectors)
-
-
-def _lists_all_pairs(labels: LabelSpace, manifest: pd.DataFrame) -> bool:
-    try:
-        compositions = labels.index(manifest["state"].tolist(), manifest["object"].tolist())
-    except UnknownLabel:
-        return False
-    splits = manifest["split"].to_numpy()
-    return all(np.isin(compositions[splits == split], labels.pairs[split]).all() for split in SPLITS)
 
 
 def load_inputs(
@@ -300,47 +303,6 @@ class InputsCache:
         return self._data.inputs(request)
 
 
-def encoder_record(
-    entry: EncoderParams,
-    identity: Mapping[str, str],
-    cache: Mapping[str, str],
-    request: InputRequest,
-    word_vectors: Path | None,
-) -> dict[str, str]:
-    """What a checkpoint stores on its encoder: identity, name, precisions, digest of the word-vector file.
-
-    identity: settings that the features depend on (`EncoderIdentity`).
-    cache: identity of the feature cache, for imported features, whose encoder is unknown.
-    """
-    return {
-        **identity,
-        **({"weights": cache["weights"]} if entry.name == IMPORTED else {}),
-        "precision": entry.precision,
-        "text_precision": request.precision,
-        "name": entry.name,
-        "tag": entry.weights or "",
-        **({} if word_vectors is None else {WORD_VECTORS: sha256(word_vectors)}),
-    }
-
-
-def load_text_tower(entry: EncoderParams, device: str, precision: str) -> tuple[TextTower | None, dict[str, str]]:
-    """An encoder's text tower (None if it has none), and the encoder's identity as a dictionary."""
-    if entry.name == IMPORTED:
-        return None, {"encoder": IMPORTED}
-    encoder = load_encoder(entry.name, entry.weights, towers="text", device=device, precision=precision)
-    return encoder.text, encoder.identity.to_dict()
-
-
-def _patch_tokens(path: Path, rows: Ints | None, request: InputRequest) -> Any:
-    patches = read_tokens(path, "patch", int(request.memory * 2**30), rows)
-    if patches is None:
-        raise UsageError(
-            f"the method needs patch tokens, and {path} has none; set extraction.tokens to patch in "
-            f"params.yaml and run `duplex extract --dataset {path.parent.name}`"
-        )
-    return patches
-
-
 NEEDED = ("state", "object")  # columns of a table of labels
 
 
@@ -352,7 +314,12 @@ def checked_table(
     index: the features' pandas index. Rows are matched by position, so different indexes raise `UsageError`.
     """
     columns = table.values() if isinstance(table, Mapping) else [table]
-    _require_equal([index, *map(pandas_index, columns)])
+    indexes = [each for each in (index, *map(pandas_index, columns)) if each is not None]
+    if not all(each.equals(indexes[0]) for each in indexes):
+        raise UsageError(
+            "features and the table's columns have different pandas indexes, but rows are matched by position; "
+            "bring all into one order and call reset_index(drop=True) on each"
+        )
     try:
         frame = pd.DataFrame(table).reset_index(drop=True)
     except ValueError as error:
@@ -370,15 +337,6 @@ def checked_table(
         image = frame.loc[frame["image"].duplicated(), "image"].iloc[0]
         raise UsageError(f"the table lists the image {image!r} twice; expected one row per image")
     return frame[[column for column in COLUMNS if column in frame]].astype(object)
-
-
-def _require_equal(indexes: Sequence[pd.Index | None]) -> None:
-    present = [index for index in indexes if index is not None]
-    if not all(index.equals(present[0]) for index in present):
-        raise UsageError(
-            "features and the table's columns have different pandas indexes, but rows are matched by position; "
-            "bring all into one order and call reset_index(drop=True) on each"
-        )
 
 
 def pandas_index(value: object) -> pd.Index | None:
@@ -422,14 +380,11 @@ def require_inputs(params: Params, dataset: str, method: str) -> None:
 
 def supported_methods(params: Params, dataset: str) -> list[str]:
     """The methods of params.yaml that can be trained with the inputs that a data set has."""
-    return [name for name in params.methods if _is_supported(params, dataset, name)]
-
-
-def _is_supported(params: Params, dataset: str, method: str) -> bool:
-    try:
-        return not missing_needs(params, dataset, method)
-    except DuplexError:  # of a plug-in that cannot be imported
-        return False
+    found = []
+    for name in params.methods:
+        with suppress(DuplexError):  # of a plug-in that cannot be imported
+            found += [] if missing_needs(params, dataset, name) else [name]
+    return found
 
 
 SHORT = 32  # bytes of state and object that every text tower but the packaged one reads: no token is below a byte

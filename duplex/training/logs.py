@@ -105,12 +105,12 @@ class DvcliveLog:
 
     def step(self, report: StepReport) -> None:
         self._live.step = report.step
-        for name, value in {**_losses(report), **_rates(report)}.items():
+        for name, value in _step_values(report).items():
             self._live.log_metric(f"train/{name}", value)
 
     def epoch(self, report: EpochReport) -> None:
         self._live.step = report.epoch
-        for name, value in {**_losses(report), **_validation(report)}.items():
+        for name, value in _epoch_values(report).items():
             self._live.log_metric(f"epoch/{name}", value)
         self._live.sync()
 
@@ -126,11 +126,11 @@ class TensorboardLog:
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def step(self, report: StepReport) -> None:
-        for name, value in {**_losses(report), **_rates(report)}.items():
+        for name, value in _step_values(report).items():
             self._writer.add_scalar(f"train/{name}", value, report.step)
 
     def epoch(self, report: EpochReport) -> None:
-        for name, value in {**_losses(report), **_validation(report)}.items():
+        for name, value in _epoch_values(report).items():
             self._writer.add_scalar(f"epoch/{name}", value, report.epoch)
         self._writer.flush()
 
@@ -159,14 +159,13 @@ def open_log(name: str, folder: Path) -> TrainingLog | None:
     return log
 
 
-def _losses(report: StepReport | EpochReport) -> dict[str, float]:
-    return {f"loss_{name}": value for name, value in report.losses.items()}
+def _step_values(report: StepReport) -> dict[str, float]:
+    losses = {f"loss_{name}": value for name, value in report.losses.items()}
+    if len(report.rates) == 1:
+        return {**losses, "learning_rate": report.rates[0]}
+    return losses | {f"learning_rate_{n}": rate for n, rate in enumerate(report.rates)}
 
 
-def _rates(report: StepReport) -> dict[str, float]:
-    single = len(report.rates) == 1
-    return {"learning_rate" if single else f"learning_rate_{n}": rate for n, rate in enumerate(report.rates)}
-
-
-def _validation(report: EpochReport) -> dict[str, float]:
-    return {f"val_{name}": value for name, value in report.validation.items()}
+def _epoch_values(report: EpochReport) -> dict[str, float]:
+    losses = {f"loss_{name}": value for name, value in report.losses.items()}
+    return losses | {f"val_{name}": value for name, value in report.validation.items()}

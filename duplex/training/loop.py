@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from duplex.errors import DuplexError, UsageError, shown
+from duplex.errors import DuplexError, shown
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.options import TrainingOptions
@@ -31,7 +31,6 @@ from duplex.system.processes import ProgressBar
 from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
 from duplex.training.checkpoint import read_header, read_tensors, write_model
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
-from duplex.training.scoring import check_shapes
 
 
 def make_optimiser(
@@ -43,7 +42,12 @@ def make_optimiser(
     if hooks.optimiser is not None:
         with_rates = [{"lr": settings.learning_rate, **group} for group in groups]
         optimiser = hooks.optimiser(with_rates)
-        _check_parameters(optimiser, groups)
+        trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
+        wanted = {id(parameter) for group in groups for parameter in group["params"]}
+        if missing := len(wanted - trained):
+            raise DuplexError(
+                f"the function `optimiser` returned one without {missing} of the {len(wanted)} trained parameters"
+            )
         return optimiser
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
@@ -51,16 +55,6 @@ def make_optimiser(
         "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum),
     }
     return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-
-
-def _check_parameters(optimiser: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-    place = "the function given as `optimiser`"
-    if isinstance(optimiser, torch.optim.LBFGS):
-        raise DuplexError(f"{place} returned LBFGS, which computes losses itself; expected an optimiser such as Adam")
-    trained = {id(parameter) for group in optimiser.param_groups for parameter in group["params"]}
-    wanted = {id(parameter) for group in groups for parameter in group["params"]}
-    if missing := len(wanted - trained):
-        raise DuplexError(f"{place} returned an optimiser without {missing} of the {len(wanted)} trained parameters")
 
 
 def make_schedule(
@@ -134,7 +128,7 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
     finally:
         torch.set_num_threads(every)
         torch.set_rng_state(random)
-    return fastest_count(seconds), seconds
+    return every if seconds[every] <= MARGIN * seconds[1] else 1, seconds
 
 
 def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int = ROUNDS) -> dict[int, float]:
@@ -156,19 +150,6 @@ def time_threads(step: Callable[[], None], counts: tuple[int, ...], rounds: int 
         fastest = min(min(values) for values in taken.values())
         remaining = [count for count in remaining if min(taken[count]) <= FAR_SLOWER * fastest]
     return {count: statistics.median(values) for count, values in taken.items()}
-
-
-def fastest_count(seconds: dict[int, float]) -> int:
-    """The smallest number of threads whose step time no larger number undercuts by 10 % or more.
-
-    >>> fastest_count({1: 1.0, 8: 0.95}), fastest_count({1: 1.0, 8: 0.5})
-    (1, 8)
-    """
-    best = min(seconds)
-    for count in sorted(seconds):
-        if seconds[count] <= MARGIN * seconds[best]:
-            best = count
-    return best
 
 
 SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
@@ -368,8 +349,7 @@ def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Te
         yield images[rows], torch.arange(len(rows))
 
 
-AnyMethod = Method[Any]
-Validate = Callable[[AnyMethod], float | Mapping[str, float]]  # AUC, or metrics of which the last chooses the epoch
+Validate = Callable[[Method[Any]], float | Mapping[str, float]]  # AUC, or metrics of which the last chooses the epoch
 
 
 @dataclass(frozen=True)
@@ -393,7 +373,7 @@ class TrainingResult:
 
 
 def train(
-    method: AnyMethod,
+    method: Method[Any],
     examples: Examples,
     settings: TrainingOptions,
     seed: int,
@@ -409,87 +389,52 @@ def train(
         raise DuplexError(
             "no training image is readable; `duplex data check NAME` lists the images that cannot be read"
         )
-    check_precision(method, settings)
-    check_shapes(method.class_name, method.context.inputs, examples.inputs)
-    check_labels(method, examples)
     with threads(settings.threads), nullcontext() if hooks.log is None else closing(hooks.log):
-        return _train(method, examples, settings, seed, validate, resume, hooks)
+        reset_peak_memory(examples.compositions.device)
+        labels = examples.compositions.clone()  # other runs read them too
+        images = Batch(examples.inputs, labels, labels.cpu().numpy())
+        method.checkpointing = settings.checkpointing
+        state = _begin(method, images, settings, seed, validate, resume, hooks)
+        epochs = settings.epochs if method.groups() else 0
+        if epochs:
+            _set_threads(state, images, settings, resume.label)
+        seconds, trained = 0.0, 0
+        steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
+        with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
 
+            def show(step: int, losses: dict[str, float]) -> None:
+                bar.show(state.epoch * steps + step, {**losses, "val AUC": state.history[-1]["val_auc"]})
 
-def check_labels(method: AnyMethod, examples: Examples) -> None:
-    wrong = (examples.compositions < 0) | (examples.compositions >= method.labels.size)
-    if bool(wrong.any()):
-        place = int(wrong.nonzero()[0])
-        raise UsageError(
-            f"training image {place} has the composition {int(examples.compositions[place])}; expected a number from 0 "
-            f"to {method.labels.size - 1}"
-        )
-
-
-def check_precision(method: AnyMethod, settings: TrainingOptions) -> None:
-    """Raise `UsageError` if a method's text tower runs in another precision than the training options set."""
-    present = getattr(method.context.text, "precision", settings.precision)
-    if present != settings.precision:
-        raise UsageError(
-            f"training.precision is {settings.precision} and the text tower was loaded in {present}; load it with "
-            f"load_encoder(..., precision={settings.precision!r}), or set precision to {present}"
-        )
-
-
-def _train(
-    method: AnyMethod,
-    examples: Examples,
-    settings: TrainingOptions,
-    seed: int,
-    validate: Validate,
-    resume: ResumePoint,
-    hooks: TrainingHooks,
-) -> TrainingResult:
-    reset_peak_memory(examples.compositions.device)
-    labels = examples.compositions.clone()  # other runs read them too
-    images = Batch(examples.inputs, labels, labels.cpu().numpy())
-    method.checkpointing = settings.checkpointing
-    state = _begin(method, images, settings, seed, validate, resume, hooks)
-    epochs = settings.epochs if method.groups() else 0
-    if epochs:
-        _set_threads(state, images, settings, resume.label)
-    seconds, trained = 0.0, 0
-    steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
-    with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
-
-        def show(step: int, losses: dict[str, float]) -> None:
-            bar.show(state.epoch * steps + step, {**losses, "val AUC": state.history[-1]["val_auc"]})
-
-        show(0, {})
-        while state.epoch < epochs and state.epoch - state.best_epoch < (settings.patience or math.inf):
-            start = time.perf_counter()
-            with float32_arithmetic(settings.precision):
-                losses = train_epoch(state, images, settings, show, hooks)
-            seconds += time.perf_counter() - start
-            trained += 1
-            state.schedule.step()
-            state.epoch += 1
-            method.eval().on_features_changed(images)
-            method.after_epoch(state.epoch)
-            _keep_best(state, _validated(state, validate, settings), losses, hooks)
-            show(0, losses)
-            if resume.path is not None:
-                state.save(resume.path)
-    method.load_state_dict(state.best)
-    method.eval()
-    cuda = state.device.type == "cuda"
-    timing = {  # kept out of the metrics because it varies
-        "seconds_per_epoch": seconds / trained if trained else 0.0,
-        "peak_bytes": torch.cuda.max_memory_allocated() if cuda else peak_resident(),
-        **({"threads": state.threads} if epochs and not cuda else {}),
-        **method.summary(),
-    }
-    best = state.history[state.best_epoch]
-    return TrainingResult(state.best_epoch, best["val_auc"], state.history, timing, _selection_metric(best))
+            show(0, {})
+            while state.epoch < epochs and state.epoch - state.best_epoch < (settings.patience or math.inf):
+                start = time.perf_counter()
+                with float32_arithmetic(settings.precision):
+                    losses = train_epoch(state, images, settings, show, hooks)
+                seconds += time.perf_counter() - start
+                trained += 1
+                state.schedule.step()
+                state.epoch += 1
+                method.eval().on_features_changed(images)
+                method.after_epoch(state.epoch)
+                _keep_best(state, _validated(state, validate, settings), losses, hooks)
+                show(0, losses)
+                if resume.path is not None:
+                    state.save(resume.path)
+        method.load_state_dict(state.best)
+        method.eval()
+        cuda = state.device.type == "cuda"
+        timing = {  # kept out of the metrics because it varies
+            "seconds_per_epoch": seconds / trained if trained else 0.0,
+            "peak_bytes": torch.cuda.max_memory_allocated() if cuda else peak_resident(),
+            **({"threads": state.threads} if epochs and not cuda else {}),
+            **method.summary(),
+        }
+        best = state.history[state.best_epoch]
+        return TrainingResult(state.best_epoch, best["val_auc"], state.history, timing, _selection_metric(best))
 
 
 def _begin(
-    method: AnyMethod,
+    method: Method[Any],
     images: Batch,
     settings: TrainingOptions,
     seed: int,

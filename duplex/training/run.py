@@ -31,7 +31,6 @@ from torch import Tensor
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams, MethodEntry, Params
 from duplex.errors import UsageError, require
-from duplex.evaluation.accumulate import TopCompetitors
 from duplex.evaluation.confidence import Confidence
 from duplex.evaluation.metric_table import METRICS
 from duplex.evaluation.metrics import Curve, Margins, Metrics, group_table, harmonic_mean, measure
@@ -49,7 +48,6 @@ from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingResult, saved_epoch, train
 from duplex.training.scoring import (
     FEWEST_PAIRS,
-    Calibrated,
     Calibration,
     ChooseBy,
     NoveltyDetector,
@@ -250,7 +248,7 @@ def train_run(
         | {
             "manifest": inputs.identity.get("manifest"),
             "features": inputs.identity.get("features"),
-            "calibration": calibration_settings(settings),
+            "calibration": {"feasibility": settings.feasibility, "thresholds": settings.thresholds},
             "plugin": code,
         },
     )
@@ -298,11 +296,6 @@ def train_on_all_images(
     return Run(spec.name, method.eval(), record, training, result)
 
 
-def calibration_settings(settings: EvaluationParams) -> dict[str, Any]:
-    """The evaluation settings that a run's feasibility threshold depends on; checkpoints store them."""
-    return {"feasibility": settings.feasibility, "thresholds": settings.thresholds}
-
-
 def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
@@ -338,6 +331,7 @@ def finish(
             kept.append(scores)
 
     by_world = {"closed": calibrate(method, val, labels, "closed", None, settings.thresholds, rule, keep)}
+    auc_all = None
     if "open" in spec.worlds:
         if rule == "likelihood" and method.likelihood() is None:
             print(f"{spec.name} has no likelihood of compositions; feasibility is from word vectors", file=sys.stderr)
@@ -346,21 +340,18 @@ def finish(
             needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
             print(f"{few}, {needed}: all pairs stay candidates", file=sys.stderr)
         by_world["open"] = calibrate(method, val, labels, "open", inputs.words, settings.thresholds, rule)
-    margins = by_world["closed"].margins
+        choice, margins_all = by_world["open"]
+        measured = [each.val_auc_all_feasible for each in (choice, *choice.alternatives)]
+        found = [auc / 100 for auc in measured if auc is not None]
+        auc_all = found[0] if found else defined_auc(margins_all)
+    margins = by_world["closed"][1]
     return Choices(
         margins,
         defined_auc(margins),
-        _auc_all_pairs(by_world["open"]) if "open" in by_world else None,
-        {world: by_world[world].calibration for world in spec.worlds},
+        auc_all,
+        {world: by_world[world][0] for world in spec.worlds},
         fit_confidence(method, val, labels, *kept),
     )
-
-
-def _auc_all_pairs(found: Calibrated) -> float:
-    for choice in (found.calibration, *found.calibration.alternatives):
-        if choice.val_auc_all_feasible is not None:
-            return choice.val_auc_all_feasible / 100
-    return defined_auc(found.margins)
 
 
 FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility
@@ -418,7 +409,10 @@ def evaluate_world(
     )
     competitors = result.accumulator.competitors()
     margins = Margins.of(competitors)
-    metrics = _metrics(result, competitors, labels, settings)
+    compositions = result.candidates.compositions
+    states, objects = labels.state_of(compositions), labels.object_of(compositions)
+    measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
+    metrics = _for_every_k(settings, measured)
     if settings.protocol == "sampled":
         exact = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
         metrics = {**_sampled(task, test, result, feasible_mask, settings), **exact}
@@ -481,15 +475,6 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
         hm = float(harmonic_mean(np.array(seen), np.array(unseen)))
         record |= {"seen_at_val_bias": 100 * seen, "unseen_at_val_bias": 100 * unseen, "hm_at_val_bias": 100 * hm}
     return record
-
-
-def _metrics(
-    result: ScoringResult, competitors: TopCompetitors, labels: LabelSpace, settings: EvaluationParams
-) -> dict[str, Any]:
-    compositions = result.candidates.compositions
-    states, objects = labels.state_of(compositions), labels.object_of(compositions)
-    measured = partial(measure, competitors, states=states, objects=objects, rounds=settings.bootstrap)
-    return _for_every_k(settings, measured)
 
 
 def _sampled(

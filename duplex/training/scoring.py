@@ -14,14 +14,13 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
@@ -59,7 +58,6 @@ class ScoringTask:
     scorer: Scorer
     score_blocks: ScoreBlocks | None = None  # by columns too, if one image has more than BLOCK_SCORES
     name: str = "the method"  # of the method's class, for messages
-    built_for: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of one image's inputs
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
@@ -67,15 +65,14 @@ class ScoringTask:
         method.eval()
         name = method.class_name
         size = method.labels.size
-        shapes = method.context.inputs
         if not isinstance(candidates, CandidateSet):
             candidates = CandidateSet(size, None if len(candidates) == size else candidates)
         if candidates.listed is None and size > BLOCK_SCORES:
             blocks = method.score_blocks(max(1, BLOCK_COLUMNS // len(method.labels.objects)))
             if blocks is not None:  # the scorer is built only where blocks by columns do not serve
-                return cls(candidates, partial(_score_once, method, candidates.compositions), blocks, name, shapes)
+                return cls(candidates, partial(_score_once, method, candidates.compositions), blocks, name)
         scorer = method.scorer(candidates.compositions.copy())  # the method may write into it
-        return cls(candidates, scorer, name=name, built_for=shapes)
+        return cls(candidates, scorer, name=name)
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Yield all scores in blocks that fit into memory: `(slice of b images, float32 scores [b, candidates])`."""
@@ -106,17 +103,6 @@ def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Te
         found = f"a tensor {list(scores.shape)} of {scores.dtype}"
         raise DuplexError(f"{method} scored images with {found}; expected float32 of shape {[images, columns]}")
     return scores.detach()
-
-
-def check_shapes(method: str, built_for: Mapping[str, tuple[int, ...]], inputs: Inputs) -> None:
-    """Raise `UsageError` if images have inputs of other shapes than a method was built for."""
-    for name in built_for.keys() & inputs.keys():
-        expected, present = list(built_for[name]), list(inputs[name].shape[1:])
-        if present != expected:
-            raise UsageError(
-                f"the images' input {name!r} has the shape {present} per image and {method} was built for {expected}; "
-                "use features of the same encoder"
-            )
 
 
 class TopCandidates:
@@ -188,7 +174,6 @@ def score_split(
     candidates = task.candidates
     if not len(examples):
         raise DuplexError("the split has no readable image")
-    check_shapes(task.name, task.built_for, examples.inputs)
     if k > len(candidates):
         raise UsageError(f"evaluation.k is {k}; expected at most {len(candidates)}, the number of candidates")
     compositions = examples.compositions.cpu().numpy()
@@ -205,16 +190,12 @@ def score_split(
         if reader is not None and scores.shape[1] == len(candidates):
             reader(scores, rows)
         if top:
-            shifts = _score_shifts(seen, feasible_mask, bias, slice(first, first + scores.shape[1]))
+            span = slice(first, first + scores.shape[1])
+            shifts = np.where(seen[span], 0.0, bias).astype(np.float32)
+            if feasible_mask is not None:
+                shifts[~feasible_mask[span]] = -np.inf
             best.add(scores + torch.from_numpy(shifts).to(device, non_blocking=True), rows, first)
     return ScoringResult(candidates, accumulator, candidates.at(best.columns.cpu().numpy()), others)
-
-
-def _score_shifts(seen: Bools, feasible_mask: Bools | None, bias: float, span: slice) -> NDArray[np.float32]:
-    shifts = np.where(seen[span], 0.0, bias).astype(np.float32)
-    if feasible_mask is not None:
-        shifts[~feasible_mask[span]] = -np.inf
-    return shifts
 
 
 @dataclass(frozen=True)
@@ -368,14 +349,6 @@ class Calibration:
         return values
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """The `Calibration` of a method in one world, and the validation images' margins with every pair a candidate."""
-
-    calibration: Calibration
-    margins: Margins
-
-
 def calibrate(
     method: Method[Any],
     val: Examples,
@@ -385,8 +358,10 @@ def calibrate(
     points: int,
     rule: FeasibilityRule = "auto",
     reader: ScoreReader | None = None,
-) -> Calibrated:
+) -> tuple[Calibration, Margins]:
     """Choose the bias on unseen pairs and the feasibility threshold in one pass over the validation images.
+
+    Also returns the images' margins with every pair a candidate.
 
     rule: source of feasibility whose threshold is used. "words" or "likelihood" (words for methods without one) use the
         threshold with the best validation AUC. "auto" uses a threshold only if its cross-fitted gain (gain in AUC on
@@ -401,7 +376,7 @@ def calibrate(
     if not sources:
         result = score_split(task, val, labels, reader=reader)
         margins = Margins.of(result.accumulator.competitors())
-        return Calibrated(Calibration(best_bias(margins)), margins)
+        return Calibration(best_bias(margins)), margins
     choices = choose_feasible(task, val, labels, list(sources.values()), points)
     calibrations = {source: _at_threshold(choice, source) for source, choice in zip(sources, choices, strict=True)}
     used: FeasibilitySource | None = "likelihood" if rule == "likelihood" and "likelihood" in sources else "words"
@@ -411,7 +386,7 @@ def calibrate(
     chosen = calibrations.pop(used, None) if used is not None else None
     if chosen is None:
         chosen = Calibration(best_bias(choices[0].margins_all))
-    return Calibrated(replace(chosen, alternatives=tuple(calibrations.values())), choices[0].margins_all)
+    return replace(chosen, alternatives=tuple(calibrations.values())), choices[0].margins_all
 
 
 def _at_threshold(choice: FeasibilityChoice, source: FeasibilitySource) -> Calibration:

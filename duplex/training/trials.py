@@ -1,14 +1,30 @@
 """Trials: trainings that are compared by validation, each in a folder named by a digest of what it is made from.
 
-`duplex tune` tries a grid of trials, `finetune: auto` and `duplex fit` a sequence in which a trial's result decides the
-next (`duplex.training.recipes`). A trial whose files exist is not trained again, and an interrupted one continues.
+`duplex tune` tries a grid of trials. `finetune: auto` and `duplex fit` choose how much to train: nothing, prompts, then
+one, two, four … fine-tuned blocks of the image tower. A trial whose files exist is not trained again, and an
+interrupted one continues.
+
+A *recipe* is a trial of such a search. Recipes are tried in order of cost, the cheapest first. A recipe replaces the
+best one so far if its validation AUC is higher by more than the standard error of the difference,
+
+    AUC' - AUC > SE(AUC' - AUC),    by DeLong's formula over the same validation images.
+
+More fine-tuned blocks replace fewer ones if their AUC is higher at all: once they are trained, both recognise images
+equally fast. The search ends when two numbers of blocks in a row bring no gain. Several learning rates are tried at the
+smallest number of blocks, the lowest first; a higher rate is chosen by the rule above, and all larger numbers of blocks
+use the chosen rate.
+
+A *schedule* says which recipes fit into a time limit. `finetunable_blocks` finds how many blocks can be fine-tuned at
+all, `block_cost` times these on random inputs, and `make_schedule` chooses. The schedule is stored: an interrupted
+search continues with the same recipes, even if the machine is faster or slower then.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,12 +37,17 @@ import torch
 
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams
-from duplex.errors import DuplexError
+from duplex.encoders.base import Encoder, load_encoder
+from duplex.encoders.image_blocks import block_input_shape, last_blocks
+from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.metrics import Components, Margins
+from duplex.features.encode import OutputSpec
+from duplex.features.file import row_bytes
 from duplex.features.tokens import Examples
 from duplex.methods.base import Method
-from duplex.system.files import json_digest, sha256, write_text
-from duplex.training.checkpoint import ModelHeader, Record, load_checkpoint, read_checkpoint, read_novelty
+from duplex.options import AutoFinetune, FinetuneOptions
+from duplex.system.files import json_digest, write_text
+from duplex.training.checkpoint import Record, load_checkpoint, read_checkpoint, read_novelty
 from duplex.training.inputs import InputRequest, RunInputs
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.run import MethodSpec, Run, train_run
@@ -103,9 +124,6 @@ class Trials:
             self._train(trial, files, result, margins)
         with report_damage(files.root), np.load(margins) as arrays:
             record = json.loads(result.read_text(encoding="utf-8"))
-            for name, digest in self._digests(trial, margins).items():
-                if record.pop(name, None) != digest:
-                    raise DuplexError(f"{result.name} is of another {name}")
             return TrialResult(trial.name, Margins(**arrays), **record)
 
     def _train(self, trial: Trial, files: RunPaths, result: Path, margins: Path) -> None:
@@ -123,28 +141,15 @@ class Trials:
             "accuracy": accuracy,
             "seconds": time.monotonic() - start,
             "seconds_per_epoch": run.result.timing["seconds_per_epoch"],
-            **self._digests(trial, margins),
         }
         write_text(result, json.dumps(record) + "\n")
         files.unfinished_training.unlink(missing_ok=True)
-
-    def _header(self, trial: Trial) -> ModelHeader:
-        header, spec = read_checkpoint(self.files(trial).checkpoint), trial.spec
-        record, training = header.record, spec.training.result_settings()
-        stored = [record.kind, record.options, record.finetune, record.seed, dict(record.training) | training]
-        if stored != [spec.kind, spec.options, spec.finetune, trial.seed, record.training]:
-            raise DuplexError(f"{header.path.name} is of another trial")
-        return header
-
-    def _digests(self, trial: Trial, margins: Path) -> dict[str, str]:
-        """Digests that a result stores, so that a file that was replaced afterwards is noticed."""
-        return {"checkpoint": self._header(trial).fingerprint, "margins": sha256(margins)}
 
     def load(self, trial: Trial) -> tuple[Record, Method[Any], RunInputs]:
         """Checkpoint metadata and trained method of a finished trial, and the inputs that it was trained on."""
         files, inputs = self.files(trial), self.read(trial.spec.request)
         with report_damage(files.root):
-            header = self._header(trial)
+            header = read_checkpoint(files.checkpoint)
             method = load_checkpoint(header, inputs.context(), inputs.encoder).to(self.device)
             record = replace(header.record, novelty=read_novelty(header, self.device))
         return record, method, inputs
@@ -175,3 +180,316 @@ def report_damage(folder: Path) -> Iterator[None]:
         raise DuplexError(
             f"{folder} has a damaged file ({problem}); delete the folder and run the same command again"
         ) from error
+
+
+FAILURES = 2  # numbers of blocks in a row without a gain, after which the search ends
+
+
+@dataclass(frozen=True)
+class RecipeChoice:
+    """Outcome of a search for training settings."""
+
+    recipe: Trial
+    attempt: TrialResult
+    table: tuple[dict[str, Any], ...]  # one row per attempt, in order: `recipe_row`
+
+
+def search_recipes(
+    levels: Iterable[Sequence[Trial]], attempt: Callable[[Trial], TrialResult], report: Callable[[str], None]
+) -> RecipeChoice:
+    """Try recipes, the cheapest first, and return the one that the rules of this module choose.
+
+    levels: lists of recipes of equal cost, such as two learning rates.
+    report: called with one line of text per recipe.
+    """
+    best: tuple[Trial, TrialResult] | None = None
+    table: list[dict[str, Any]] = []
+    rates: set[float | None] | None = None  # those still tried; None: all
+    failures = 0
+    for level in levels:
+        recipes = [recipe for recipe in level if rates is None or not recipe.blocks or recipe.rate in rates]
+        tried = []
+        for recipe in recipes:
+            result = attempt(recipe)
+            tried.append((recipe, result))
+            table.append(recipe_row(recipe, result, None if best is None else best[1]))
+            report(recipe_line(table[-1], result))
+        top = tried[0]
+        for other in tried[1:]:
+            top = other if gain_exceeds_error(other[1], top[1]) else top
+        adopted = best is None or _replaces(top, best)
+        if adopted:
+            best = top
+            for row in table:
+                row["chosen"] = row["recipe"] == top[0].name
+        if top[0].blocks:
+            rates = {top[0].rate}
+            failures = 0 if adopted else failures + 1
+            if failures == FAILURES:
+                break
+    if best is None:
+        raise DuplexError("there is no recipe to try; expected at least one")
+    return RecipeChoice(*best, tuple(table))
+
+
+def _replaces(new: tuple[Trial, TrialResult], best: tuple[Trial, TrialResult]) -> bool:
+    (recipe, result), (best_recipe, best_result) = new, best
+    if recipe.blocks > best_recipe.blocks > 0:
+        return result.auc > best_result.auc
+    return gain_exceeds_error(result, best_result)
+
+
+def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
+    """Whether a costlier training gains more validation AUC than the standard error of the difference."""
+    difference = dearer.components.minus(cheaper.components)
+    gain, error = difference.auc, difference.standard_error
+    return gain is not None and gain > (error or 0.0)
+
+
+def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> dict[str, Any]:
+    """The table row of a recipe: validation AUC in percent, gain over the best so far, standard errors of both."""
+    own = result.components
+    row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
+    row |= {"rate": recipe.rate} if recipe.blocks else {}
+    row |= {"auc": result.auc, "error": _percent(own.standard_error)}
+    if best is not None:
+        difference = own.minus(best.components)
+        row |= {"gain": result.auc - best.auc, "gain_error": _percent(difference.standard_error)}
+    return row | {"accuracy": result.accuracy, "epoch": result.epoch, "chosen": False}
+
+
+def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
+    """One line of text about a training that was tried: validation AUC, accuracy, gain over best, seconds."""
+    parts = [f"{row['recipe']:<24} validation AUC {row['auc']:5.1f}"]
+    if row["accuracy"] is not None:
+        parts.append(f"accuracy {row['accuracy']:5.1f} %")
+    if "gain" in row:
+        error = row["gain_error"]
+        parts.append(f"{row['gain']:+.1f}" + ("" if error is None else f" ± {error:.1f}"))
+    return ", ".join([*parts, f"{result.seconds:.0f} s"])
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+DEPTHS = (1, 2, 4, 8)  # numbers of fine-tuned blocks, the cheapest first
+RATES = (3e-4, 1e-3)  # learning rates of fine-tuned blocks
+EPOCHS = 6  # of a recipe with fine-tuned blocks, along half a cosine
+PATIENCE = 3  # epochs without a better validation AUC
+DISK_SHARE = 0.5  # of the free space that block inputs may take
+TIMED_IMAGES = 64
+
+
+def finetuned_recipes(
+    spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES, seed: int = 0
+) -> list[list[Trial]]:
+    """Recipes that train a method and the image tower's last blocks together: one list per depth, a recipe per rate.
+
+    Of the method's training options they change only the schedule.
+    """
+    training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
+    levels = []
+    for blocks in depths:
+        level = []
+        for rate in rates:
+            options = FinetuneOptions(blocks=blocks, adapter="full", learning_rate=rate)
+            name = f"{blocks} block{'s' * (blocks > 1)}, rate {rate:g}"
+            level.append(Trial(name, replace(spec, training=training, finetune=options), seed))
+        levels.append(level)
+    return levels
+
+
+@dataclass(frozen=True)
+class BlockRoom:
+    """How many last blocks of an image tower can be fine-tuned, and why not more."""
+
+    depth: int  # the largest number of blocks of `DEPTHS`; 0: none
+    image_bytes: int  # bytes per image that the inputs of `depth` blocks take in the cache
+    reason: str
+
+
+def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
+    """The largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
+
+    The tower must be of a kind that can be cut before these blocks, and their inputs, cached for all images, must fit
+    into half of the disk's free space.
+
+    folder: where the cache will be; it need not exist.
+    """
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    room = BlockRoom(0, 0, "")
+    for depth in depths:
+        try:
+            last_blocks(encoder, depth)
+        except UsageError as error:
+            return room if room.depth else BlockRoom(0, 0, str(error).partition(";")[0])
+        shapes = OutputSpec(block_inputs=depth).row_shapes(encoder)
+        size = sum(row_bytes(name, shape) for name, shape in shapes.items())
+        if images * size > DISK_SHARE * free:
+            reason = f"inputs of {depth} block{'s' * (depth > 1)} take {images * size / 1e9:.1f} of {free / 1e9:.1f}"
+            return replace(room, reason=f"{reason} GB free")
+        room = BlockRoom(depth, size, f"their inputs take {images * size / 1e6:,.0f} MB of {free / 1e9:,.1f} GB free")
+    return room
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """Measured seconds per image to train the last blocks of an image tower, and to run them without training."""
+
+    train: float  # forward and backward
+    forward: float
+    inputs: float = 0.0  # to compute the blocks' inputs from cached inputs of more blocks, once before the first epoch
+
+
+def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
+    """Measure the seconds per image to train the last blocks of an image tower, and to run them without training.
+
+    Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
+
+    cached: number of last blocks that a pass runs, at least `blocks`; those that are not trained are frozen.
+    """
+    cut = last_blocks(encoder, cached)
+    x = torch.randn(images, *block_input_shape(encoder, cached), device=encoder.device)
+    parameters = [parameter for block in cut.blocks[cached - blocks :] for parameter in block.parameters()]
+    before = [parameter.requires_grad for parameter in parameters]
+
+    def seconds(train: bool) -> float:
+        start = time.perf_counter()
+        with torch.set_grad_enabled(train):
+            y = cut(x)
+            if train:
+                torch.autograd.grad(y.float().sum(), parameters, allow_unused=True)
+            y.sum().item()  # waits for the device
+        return (time.perf_counter() - start) / images
+
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        train = min(seconds(True) for _ in range(3))
+        return BlockCost(train, min(seconds(False) for _ in range(3)))
+    finally:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.requires_grad_(value)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Numbers of fine-tuned blocks and learning rates that a search tries in a time limit, with its predicted time."""
+
+    depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
+    rates: tuple[float, ...]  # learning rates to try at the first depth
+    seconds: float  # predicted time, if all recipes are tried and the last is chosen
+    reason: str  # for the user
+
+
+@dataclass(frozen=True)
+class ImageCounts:
+    """Numbers of images for training, validation and the final fit to all images, to predict a search's duration."""
+
+    train: int
+    val: int
+    final: int  # images of the final fit; 0: there is none
+
+
+def make_schedule(
+    depth: int,
+    cost: Callable[[int], BlockCost],
+    sizes: ImageCounts,
+    budget: float,
+    epoch_seconds: float,
+    rates: Sequence[float] = RATES,
+) -> Schedule:
+    """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
+
+    The predicted time is that of training every recipe, and of a final fit to all images with the last one. The
+    schedule goes up to the largest number of blocks that the time allows. It also has all smaller numbers if there is
+    time for them, and all learning rates rather than only the first. It is empty if there is no time for one block.
+
+    epoch_seconds: duration of an epoch without fine-tuned blocks.
+    """
+    costs = {blocks: cost(blocks) for blocks in DEPTHS if blocks <= depth}
+
+    def predicted(depths: Sequence[int], tried: int) -> float:
+        total = 0.0
+        for place, blocks in enumerate(depths):
+            each = costs[blocks]
+            epoch = epoch_seconds + sizes.train * (each.train + each.forward) + sizes.val * each.forward
+            total += EPOCHS * epoch * (tried if place == 0 else 1) + sizes.final * each.inputs
+        last, share = costs[depths[-1]], sizes.final / max(1, sizes.train)
+        return total + EPOCHS * (share * epoch_seconds + sizes.final * (last.train + last.forward))
+
+    possible = tuple(costs)
+    for end in range(len(possible), 0, -1):
+        for depths, tried in _depth_choices(possible[:end], len(rates)):
+            if (seconds := predicted(depths, tried)) <= budget:
+                listed = ", ".join(map(str, depths))
+                return Schedule(depths, tuple(rates[:tried]), seconds, f"blocks {listed}: about {_duration(seconds)}")
+    if not possible:
+        return Schedule((), (), 0.0, "no block of the encoder can be fine-tuned")
+    least = min(predicted((blocks,), 1) for blocks in possible)
+    left = _duration(max(budget, 0.0))
+    return Schedule((), (), 0.0, f"fine-tuning takes at least {_duration(least)}, and {left} are left")
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} seconds" if seconds < 60 else f"{seconds / 60:.1f} minutes"
+
+
+def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int, ...], int]]:
+    """Pairs (numbers of blocks, number of rates to try at the smallest of them), the most thorough first."""
+    choices = [(depths, rates), (depths, 1)]
+    if len(depths) > 2:
+        choices += [((depths[0], depths[-1]), rates), ((depths[0], depths[-1]), 1)]
+    return [*choices, (depths[-1:], 1)]
+
+
+def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) -> Schedule:
+    """The schedule of a search with a time limit, from its file in `folder`; without a file, from `make`."""
+    path = folder / f"schedule-{minutes:g}.json"
+    if not path.is_file():
+        write_text(path, json.dumps(asdict(make())) + "\n")
+    with report_damage(folder):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return Schedule(tuple(record["depths"]), tuple(record["rates"]), record["seconds"], record["reason"])
+
+
+def train_chosen_blocks(
+    spec: MethodSpec, options: AutoFinetune, seed: int, runs: Trials, say: Callable[[str], None]
+) -> Run:
+    """Train with several numbers of fine-tuned blocks and return the run that validation chooses.
+
+    Its metadata has a table of all recipes tried; the files of `runs` are needed until it is saved.
+    """
+
+    def report(line: str) -> None:
+        say(f"{runs.label}: {line}")
+
+    first = Trial("0 blocks", spec, seed)
+    schedule = stored_schedule(runs.folder, options.minutes, lambda: _schedule(first, options, runs))
+    report(f"fine-tuning: {schedule.reason}")
+    levels = [[first], *finetuned_recipes(spec, schedule.depths, schedule.rates, seed)]
+    choice = search_recipes(levels, runs.result, report)
+    report(f"chosen: {choice.recipe.name}")
+    run = runs.run(choice.recipe)
+    numbers = [
+        {name: float(value) for name, value in row.items() if isinstance(value, (int, float))} for row in choice.table
+    ]
+    return replace(run, record=replace(run.record, recipes=tuple(numbers)))
+
+
+def _schedule(first: Trial, options: AutoFinetune, runs: Trials) -> Schedule:
+    inputs = runs.read(first.spec.request)
+    depth = int(inputs.identity.get("block_inputs", 0))
+    if not depth:
+        raise UsageError(
+            f"{first.spec.name} has `finetune: auto` and the feature cache holds no block inputs; set the data "
+            "set's encoder.block_inputs, or run `duplex data add` with --finetune auto"
+        )
+    name, tag = inputs.encoder["name"], inputs.encoder["tag"] or None
+    tower = load_encoder(name, tag, towers="image", device=str(runs.device))
+    last_blocks(tower, depth)  # raises for an encoder that cannot be cut
+    counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
+    epoch = runs.result(first).seconds_per_epoch
+    return make_schedule(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)

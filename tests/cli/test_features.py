@@ -77,7 +77,7 @@ def test_imported_features_of_another_width_are_refused(folder: Path, command: C
         (["extract", "-d", "pics", "--limit", "5"], 2, "name another file with --out"),
         (["extract", "-d", "pics", "--encoder", "ViT-B-32"], 2, "needs weights"),
         (["cache", "info", "absent.h5"], 1, "does not exist"),
-        (["cache", "info", "params.yaml"], 1, "name a file that `duplex extract` wrote"),
+        (["cache", "info", "params.yaml"], 1, "cannot be opened as HDF5 file"),
         (["cache", "verify", "params.yaml"], 2, "--dataset"),
         (["cache", "join", "absent.h5"], 1, "no shard"),
         (["cache", "import", "absent.npy"], 2, "--manifest FILE or --dataset NAME"),

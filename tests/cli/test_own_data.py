@@ -229,7 +229,7 @@ def test_finetune_auto_writes_what_it_found(project: Path, command: Command) -> 
 
 def test_without_room_on_the_disk_add_writes_no_finetuning(project: Path, command: Command, monkeypatch) -> None:
     make_folder(project / "mine", "nested")
-    monkeypatch.setattr("duplex.training.recipes.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
+    monkeypatch.setattr("duplex.training.trials.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())
     result = command("data", "add", "mine", "mine", "--encoder", "tiny", "--finetune", "auto")
     assert result.code == 0 and "fine-tuning: none; inputs of 1 block take" in result.err
     assert load_params().finetune("dual_finetuned", "mine") is None

@@ -38,7 +38,7 @@ def test_imported_features_become_a_cache(tmp_path: Path, monkeypatch, dtype: ty
         (np.zeros((6, 5), np.float32), "has 6 rows and the manifest 7"),
         (np.zeros((7, 5), np.int64), "must hold one array"),
         (np.full((7, 5), 1e6, np.float32), "above 65504"),
-        (np.array([None] * 7), r"holds Python objects, not numbers; save `X\.astype\('float32'\)`"),
+        (np.array([None] * 7), "holds Python objects; save"),
     ],
 )
 def test_arrays_that_cannot_be_features_are_refused(tmp_path: Path, values: np.ndarray, message: str) -> None:
@@ -97,5 +97,5 @@ def test_too_many_unusable_rows_leave_the_earlier_cache(tmp_path: Path) -> None:
 
 def test_names_saved_as_objects_are_refused_with_the_remedy(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", features=np.ones((2, 3), np.float32), images=np.array(["a", "b"], dtype=object))
-    with pytest.raises(UsageError, match=r"images holds Python objects; save `images\.astype\(str\)`"):
+    with pytest.raises(UsageError, match=r"holds Python objects; save .* `images\.astype\(str\)`"):
         import_features(tmp_path / "x.npz", 2, "0", tmp_path / "c.h5", ["a", "b"])

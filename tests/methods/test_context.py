@@ -7,26 +7,12 @@ import pytest
 import torch
 
 from duplex.encoders.base import load_encoder
-from duplex.errors import UsageError
-from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods.base import MethodContext
-from duplex.methods.kg_sp import KgSp, KgSpOptions
 from duplex.methods.paths import Prompts, unit
 from duplex.options import TrainingOptions
-from duplex.training.loop import train
-from tests.methods.world import features, small_context, small_labels
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)
-
-
-@pytest.mark.parametrize("composition", [99, -1])
-def test_training_images_beyond_the_label_space_are_refused(composition):
-    own = torch.as_tensor(np.resize(small_labels().pairs["train"], 20))
-    own[3] = composition
-    images = Examples(np.arange(20), {"cls": features(20, 0).float()}, own)
-    with pytest.raises(UsageError, match=f"training image 3 has the composition {composition}"):
-        train(KgSp(small_context(), KgSpOptions()), images, SETTINGS, 0, lambda _: 0.5)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,7 @@ from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
 from duplex.report.tables import run_recipe_tables
-from duplex.training import recipes
-from duplex.training import recipes as finetuned_recipes
+from duplex.training import trials
 from duplex.training.checkpoint import read_record
 from tests.projects import draw_project, interrupt
 
@@ -48,7 +47,7 @@ def params(folder: Path) -> Params:
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two epochs of a fine-tuned recipe instead of six."""
-    monkeypatch.setattr(finetuned_recipes, "EPOCHS", 2)
+    monkeypatch.setattr(trials, "EPOCHS", 2)
 
 
 def run_of(params: Params, folder: Path, out: str = "artifacts") -> ArtifactPaths:
@@ -93,7 +92,7 @@ def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch
 
 
 def test_without_time_nothing_is_fine_tuned(params, folder, monkeypatch, capsys):
-    monkeypatch.setattr(recipes, "block_cost", lambda *_: finetuned_recipes.BlockCost(1e6, 1e6))
+    monkeypatch.setattr(trials, "block_cost", lambda *_: trials.BlockCost(1e6, 1e6))
     record = read_record(run_of(params, folder, "hurried").run("own", "auto", 0).checkpoint)
     assert record.finetune is None
     assert [recipe["blocks"] for recipe in record.recipes] == [0]

@@ -19,7 +19,6 @@ from duplex.features.extract import extract
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
 from duplex.training import trials
-from duplex.training.checkpoint import read_record
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first
 from tests.subprocesses import duplex, start_duplex
@@ -123,30 +122,6 @@ def test_a_damaged_file_of_a_recipe_is_one_line_that_says_what_to_delete(fitted,
         if content is not None:
             path.write_bytes(content)
     with pytest.raises(DuplexError, match=r"has a damaged file .*; delete the folder and run the same command again"):
-        fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
-    assert not out.exists()
-
-
-OF_A_RECIPE = "checkpoint.safetensors margins.npz result.json"
-
-
-@pytest.mark.parametrize(
-    ("names", "source"), [*((name, 1e-4) for name in [*OF_A_RECIPE.split(), OF_A_RECIPE]), (OF_A_RECIPE, "untrained")]
-)
-def test_files_of_another_recipe_are_refused(fitted, drawn, tmp_path, names, source):
-    """Of one with another learning rate alone, or with other options alone."""
-    model, _ = fitted
-    out = tmp_path / "model"
-    cache = Path(shutil.copytree(fit.cache_folder(model), fit.cache_folder(out)))
-    records = {path.parent: read_record(path) for path in cache.glob("recipes-*/*/checkpoint.safetensors")}
-    folders = {
-        record.training["learning_rate"] if record.options.to_dict()["losses"] else "untrained": folder
-        for folder, record in records.items()
-        if record.finetune is None
-    }
-    for name in names.split():
-        shutil.copyfile(folders[source] / name, folders[1e-3] / name)
-    with pytest.raises(DuplexError, match=rf"{folders[1e-3].name} has a damaged file \(.* is of another"):
         fit.fit_folder(drawn, out, encoder="tiny", say=lambda _: None)
     assert not out.exists()
 

@@ -26,7 +26,7 @@ from duplex.recognition.trained import ExportedModel
 from duplex.recognition.update import NewImages, update_model, updated_model
 from duplex.system.files import sha256, sole_writer
 from duplex.training.checkpoint import read_header, read_tensors
-from duplex.training.recipes import finetuned_recipes
+from duplex.training.trials import finetuned_recipes
 from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.recognition.searches import only_the_first
 from tests.subprocesses import duplex

@@ -44,7 +44,7 @@ def method():
 
 
 def calibrate(*arguments: Any) -> Calibration:
-    return scoring.calibrate(*arguments).calibration
+    return scoring.calibrate(*arguments)[0]
 
 
 class WithLikelihood(Duplex):

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from duplex.errors import DuplexError, UsageError
-from duplex.features.tokens import Examples
+from duplex.errors import DuplexError
 from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 from duplex.training.loop import make_optimiser, optimiser_step, train
 from duplex.training.scoring import Validation, metric_name
 from tests.methods.world import small_method
-from tests.training.test_loop import DUPLEX, LABELS, SETTINGS, Recorder, examples, images, run, same, small_context
+from tests.training.test_loop import DUPLEX, LABELS, SETTINGS, examples, images, run, same
 
 VAL = examples("val", 24, 7)
 
@@ -134,23 +132,9 @@ def test_a_log_is_closed_even_if_training_fails():
     assert broken.calls == [("close", 0)]
 
 
-class Tower(nn.Module):
-    precision = "bf16"
-
-
-def test_a_precision_that_the_text_tower_does_not_have_is_refused():
-    context = dataclasses.replace(small_context(), text=Tower())  # type: ignore[arg-type]
-    ten = Examples(images().compositions[:10].numpy(), {"cls": images().cls[:10]}, images().compositions[:10])
-    with pytest.raises(UsageError, match="precision is fp32 and the text tower was loaded in bf16; load it with") as it:
-        train(Recorder(context), ten, SETTINGS, 0, lambda _: 0.5)
-    assert "\n" not in str(it.value)
-    train(Recorder(context), ten, dataclasses.replace(SETTINGS, precision="bf16", epochs=1), 0, lambda _: 0.5)
-
-
 def test_an_optimiser_that_would_not_train_the_method_is_refused():
     method = small_method(DUPLEX)
     for build, message in (
-        (torch.optim.LBFGS, "LBFGS, which computes losses itself"),
         (lambda _: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), r"without \d+ of the \d+ trained"),
     ):
         with pytest.raises(DuplexError, match=message):

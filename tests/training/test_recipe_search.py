@@ -13,12 +13,15 @@ from duplex.encoders.base import load_encoder
 from duplex.evaluation.metrics import Margins
 from duplex.methods.registry import parse_options
 from duplex.options import TrainingOptions
-from duplex.training.recipes import (
+from duplex.training.run import MethodSpec
+from duplex.training.trials import (
     DEPTHS,
     EPOCHS,
     RATES,
     BlockCost,
     ImageCounts,
+    Trial,
+    TrialResult,
     block_cost,
     finetunable_blocks,
     finetuned_recipes,
@@ -26,8 +29,6 @@ from duplex.training.recipes import (
     make_schedule,
     search_recipes,
 )
-from duplex.training.run import MethodSpec
-from duplex.training.trials import Trial, TrialResult
 
 TRAINING = TrainingOptions(learning_rate=1e-3, batch_size=64, epochs=3)
 SPEC = MethodSpec("m", "prompts", parse_options("prompts", {}), TRAINING, ("closed",), "closed")
@@ -180,7 +181,7 @@ def test_block_inputs_must_fit_the_disk_and_the_tower_must_have_the_blocks(tmp_p
     room = finetunable_blocks(encoder, 100, tmp_path / "absent" / "cache")
     assert room.depth == 4  # the packaged tower has four blocks
     free = 100 * room.image_bytes
-    monkeypatch.setattr("duplex.training.recipes.shutil.disk_usage", lambda _: type("", (), {"free": free})())
+    monkeypatch.setattr("duplex.training.trials.shutil.disk_usage", lambda _: type("", (), {"free": free})())
     smaller = finetunable_blocks(encoder, 100, tmp_path)
     assert smaller.depth < 4
     assert "GB" in smaller.reason
