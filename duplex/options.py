@@ -68,10 +68,15 @@ class Options:
         for name, adapter in _adapters(cls).items():
             value = getattr(self, name)
             value = tuple(value) if isinstance(value, list) else value
+            group = _group(get_type_hints(cls)[name])
             try:
-                object.__setattr__(self, name, adapter.validate_python(value))
+                is_table = group is not None and isinstance(value, Mapping)
+                checked = group.from_dict(value) if is_table else adapter.validate_python(value)
+            except OptionError as error:
+                raise OptionError(error.message, ".".join(filter(None, (name, error.key)))) from None
             except ValidationError as error:
                 raise OptionError(first_fault(error)[1], name) from None
+            object.__setattr__(self, name, checked)
         for holds, message in self.rules():
             if not holds:
                 raise OptionError(message)
@@ -85,9 +90,13 @@ class Options:
 
     @classmethod
     def describe_types(cls) -> dict[str, str]:
-        """Each option's allowed values as a user writes them, such as `learned | fixed`."""
-        hints = get_type_hints(cls)
-        return {field.name: _describe(hints[field.name]) for field in fields(cls)}
+        """Each option's allowed values as a user writes them, such as `learned | fixed`; `group.option` in a group."""
+        described = {}
+        for name, hint in ((field.name, get_type_hints(cls)[field.name]) for field in fields(cls)):
+            group = _group(hint)
+            parts = {"": _describe(hint)} if group is None else group.describe_types()
+            described |= {".".join(filter(None, (name, part))): text for part, text in parts.items()}
+        return described
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain values for JSON and YAML; tuples become lists."""
@@ -106,6 +115,11 @@ class Options:
             if key not in record and field.default is MISSING and field.default_factory is MISSING:
                 raise OptionError("missing", key)
         return cls(**record)
+
+
+def _group(hint: Any) -> Any:
+    """The class of a field that is a group of options; None for another field."""
+    return hint if isinstance(hint, type) and issubclass(hint, Options) else None
 
 
 def _describe(hint: Any) -> str:

@@ -12,6 +12,7 @@ an ablation, they are a random table of all compositions instead.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -229,6 +230,47 @@ class Codebook(nn.Module):
         self._inverse = None
         self._random = None
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+
+
+class TrainedCodebook(nn.Module):
+    """A codebook of which every prototype is a trained vector; gradients change all, `write_back` the refined ones.
+
+    It begins with the prototypes of `initial`, which an anchored codebook keeps.
+    """
+
+    def __init__(self, labels: LabelSpace, initial: Codebook, *, anchored: bool) -> None:
+        super().__init__()
+        self.labels = labels
+        self.beginning, self.anchored = initial, anchored
+        self.H = nn.Parameter(torch.zeros(labels.size, initial.dim))  # [M * N, d]
+
+    @property
+    def initial(self) -> Codebook | None:
+        return self.beginning if self.anchored else None
+
+    @torch.no_grad()
+    def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
+        self.beginning.start(z, compositions, seen=seen)
+        for block in np.array_split(np.arange(self.labels.size), math.ceil(self.labels.size / BLOCK)):
+            self.H[block[0] : block[-1] + 1] = self.beginning.prototypes(block)
+
+    def prototypes(self, compositions: Ints) -> Tensor:
+        (numbers,) = copy_to_device(self.H.device, compositions)
+        return normalize(self.H.index_select(0, numbers), dim=-1)
+
+    @torch.no_grad()
+    def write_back(self, compositions: Ints, rows: Tensor) -> None:
+        (numbers,) = copy_to_device(self.H.device, compositions)
+        self.H.index_copy_(0, numbers, rows.detach().to(self.H.dtype))
+
+    def logits_over(self, candidates: Ints | None) -> Logits:
+        rows = self.prototypes(np.arange(self.labels.size) if candidates is None else candidates)
+        return lambda z, scale: scale * (z @ rows.T)
+
+    def logits_by_states(self, z: Tensor, scale: float, step: int) -> Iterator[Tensor]:
+        n = len(self.labels.objects)
+        for m in range(0, len(self.labels.states), step):
+            yield self.logits_over(np.arange(m * n, min(m + step, len(self.labels.states)) * n))(z, scale)
 
 
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:

@@ -12,26 +12,67 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from dataclasses import field as option_field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from duplex.labels import CandidateSet, Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreBlocks, ScoreTerms
-from duplex.methods.codebook import Codebook
-from duplex.methods.paths import FactorPosteriors, Fusion, PathOptions, Paths, Prototypes, copy_to_device, unit
+from duplex.methods.codebook import Codebook, TrainedCodebook
+from duplex.methods.paths import (
+    FactorPosteriors,
+    Fusion,
+    PathOptions,
+    Paths,
+    Prototypes,
+    copy_to_device,
+    mean_over,
+    unit,
+)
 from duplex.methods.portable import portable_paths, prototype_means
 from duplex.methods.prompts import PathMethod
-from duplex.options import Share
+from duplex.options import Count, Options, Share
 
 BLOCK_BYTES = {"cpu": 2**20}  # elsewhere 256 MiB
 EPSILON = 1e-12
 LEAST_WEIGHT = 1e-20  # of all messages to a candidate; below it posteriors have underflowed
 Message = Literal["state", "object", "counterfactual"]
+
+
+@dataclass(frozen=True)
+class Reading(Options):
+    """What the paper's text leaves open, as options; the defaults are this package's, other values also fit the text.
+
+    anchors: whether the losses reach text features through the weights of messages. Detached, they do not.
+    codebook: whether gradients change prototypes too (trained), or refinement alone does (buffer).
+    counterfactuals: one per pair of images, or one per pair of labels, of the labels' mean factors.
+    diagonal: whether an image is paired with itself, too.
+    edges: whether a factor gives messages by posterior to every candidate, or to those of its own label.
+    fusion_rank: rank of the fusion's matrices M_s and M_o (Eq. 11); null: full matrices.
+    normalise: whether all messages to a candidate have one weighted mean, or each kind its own, which are averaged.
+    softmax: whether p(c^t|x) and p(c^h|x) are over the candidates, or over all M * N compositions (Eq. 4, 19, 21).
+    """
+
+    softmax: Literal["candidates", "all"] = "candidates"
+    edges: Literal["posterior", "label"] = "posterior"
+    counterfactuals: Literal["pairs", "labels"] = "pairs"
+    diagonal: bool = True
+    normalise: Literal["together", "by_kind"] = "together"
+    anchors: Literal["attached", "detached"] = "attached"
+    codebook: Literal["buffer", "trained"] = "buffer"
+    fusion_rank: Count | None = None
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        paired = self.counterfactuals == "pairs" or self.diagonal
+        yield paired, "counterfactuals: labels pairs no image with itself; leave diagonal out"
+
+    def changed(self) -> set[str]:
+        return {name for name, value in self.to_dict().items() if value != getattr(type(self), name)}
 
 
 class CellSums(torch.autograd.Function):
@@ -115,6 +156,8 @@ class LocalCandidates:
     compositions: Ints  # the candidates as m * N + n, rising [C]
     states: Tensor  # S(B), rising [S]
     objects: Tensor  # O(B), rising [O]
+    state_of: Tensor  # place of each image's state in S(B) [B]
+    object_of: Tensor  # place of each image's object in O(B) [B]
     partners_s: Tensor  # |O_cand(m)| of each state, at least 1 [S]
     partners_o: Tensor  # |S_cand(n)| of each object, at least 1 [O]
     row: Tensor  # place of each candidate's state in S(B) [C]
@@ -125,7 +168,13 @@ class LocalCandidates:
 
     @classmethod
     def of(
-        cls, states: Ints, objects: Ints, candidates: CandidateSet, n_objects: int, device: torch.device
+        cls,
+        states: Ints,
+        objects: Ints,
+        candidates: CandidateSet,
+        n_objects: int,
+        device: torch.device,
+        diagonal: bool = True,
     ) -> LocalCandidates:
         distinct_s, state_of = np.unique(states, return_inverse=True)
         distinct_o, object_of = np.unique(objects, return_inverse=True)
@@ -135,53 +184,90 @@ class LocalCandidates:
         place = np.full(inside.shape, -1, dtype=np.int64)
         place[row, column] = np.arange(len(row))
         of_pair = place[state_of][:, object_of]  # [B, B]
+        if not diagonal:
+            np.fill_diagonal(of_pair, -1)
         i, j = np.nonzero(of_pair >= 0)
         partners_s, partners_o = inside.sum(1).clip(min=1), inside.sum(0).clip(min=1)
-        arrays = (distinct_s, distinct_o, partners_s, partners_o, row, column, i, j, of_pair[i, j])
-        return cls(grid[inside], *copy_to_device(device, *arrays))
+        labels = (distinct_s, distinct_o, state_of, object_of, partners_s, partners_o)
+        return cls(grid[inside], *copy_to_device(device, *labels, row, column, i, j, of_pair[i, j]))
 
     def __len__(self) -> int:
         return len(self.compositions)
 
+    def means_by_state(self, x: Tensor) -> Tensor:
+        """Means of `x` [B, ...] over the images of each state in S(B) [S, ...]."""
+        return mean_over(x, self.state_of, len(self.states))
+
+    def means_by_object(self, x: Tensor) -> Tensor:
+        return mean_over(x, self.object_of, len(self.objects))
+
 
 def aggregate(
-    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, messages: tuple[Message, ...]
+    nodes: FactorNodes,
+    candidates: LocalCandidates,
+    fusion: Fusion | None,
+    messages: tuple[Message, ...],
+    reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
     """Weighted mean of the messages to each candidate [C, d] (Eq. 15-16), and a mask [C] of those that receive any."""
-    (total, weight), *others = [message_sums(kind, nodes, candidates, fusion) for kind in messages]
+    (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
+    if reading.normalise == "by_kind":
+        total, weight = _mean_of_kind(total, weight)
+        others = [_mean_of_kind(*sums) for sums in others]
     for more, more_weight in others:
         total, weight = total + more, weight + more_weight
     return total / weight.clamp(min=LEAST_WEIGHT), weight[:, 0].detach() > LEAST_WEIGHT
 
 
+def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Messages of one kind as one message [C, d] of weight 1, or of none."""
+    reached = (weight.detach() > LEAST_WEIGHT).to(weight.dtype)
+    return reached * total / weight.clamp(min=LEAST_WEIGHT), reached
+
+
 def message_sums(
-    kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
+    kind: Message,
+    nodes: FactorNodes,
+    candidates: LocalCandidates,
+    fusion: Fusion | None,
+    reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of one kind of messages per candidate [C, d], and total weights [C, 1]."""
-    m, n = candidates.row, candidates.column  # place of each candidate in the grid [C]
+    if kind == "counterfactual":
+        return _counterfactual_sums(nodes, candidates, fusion, by_label=reading.counterfactuals == "labels")
     if kind == "state":
         p = nodes.p_s.index_select(1, candidates.states) / candidates.partners_s  # p(s_m|x_i) / |O_cand(m)|  [B, S]
-        return (p.T @ nodes.z_s)[m], p.sum(0)[m, None]
-    if kind == "object":
+        z, own = nodes.z_s, candidates.state_of
+        place = candidates.row  # of each candidate's state [C]
+    else:
         p = nodes.p_o.index_select(1, candidates.objects) / candidates.partners_o  # p(o_n|x_j) / |S_cand(n)|  [B, O]
-        return (p.T @ nodes.z_o)[n], p.sum(0)[n, None]
-    return _counterfactual_sums(nodes, candidates, fusion)
+        z, own = nodes.z_o, candidates.object_of
+        place = candidates.column  # of its object [C]
+    if reading.edges == "label":  # no message to candidates of another label
+        p = p * one_hot(own, p.shape[1])
+    return (p.T @ z)[place], p.sum(0)[place, None]
 
 
 def _counterfactual_sums(
-    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None
+    nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, by_label: bool
 ) -> tuple[Tensor, Tensor]:
-    i, j = candidates.i, candidates.j
     label_s = nodes.p_s.gather(1, nodes.states[:, None])[:, 0]  # p(s_{m_i}|x_i) [B]
     label_o = nodes.p_o.gather(1, nodes.objects[:, None])[:, 0]  # p(o_{n_j}|x_j) [B]
-    weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
     if fusion is None:  # a feature plus another's difference from the average, in the space of the prototypes
         a, b = nodes.z, nodes.z - nodes.z.mean(0)
     else:
         a, b = fusion.project(nodes.z_s, nodes.z_o)
+    i, j = candidates.i, candidates.j
+    cell = candidates.cell
+    if by_label:  # one pair (m, n) per candidate, of means over the images of the state m and of the object n
+        a, b = candidates.means_by_state(a), candidates.means_by_object(b)
+        label_s, label_o = candidates.means_by_state(label_s), candidates.means_by_object(label_o)
+        i, j = candidates.row, candidates.column
+        cell = torch.arange(len(candidates), device=a.device)
+    weight = label_s.index_select(0, i) * label_o.index_select(0, j)  # [P]
     rectified = fusion is not None and fusion.rectified
-    sums = CellSums.apply(a, b, weight, i, j, candidates.cell, len(candidates), rectified)  # type: ignore[no-untyped-call]
-    return sums, weight.new_zeros(len(candidates)).index_add(0, candidates.cell, weight)[:, None]
+    sums = CellSums.apply(a, b, weight, i, j, cell, len(candidates), rectified)  # type: ignore[no-untyped-call]
+    return sums, weight.new_zeros(len(candidates)).index_add(0, cell, weight)[:, None]
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
@@ -203,11 +289,12 @@ def refine(
     nodes: FactorNodes,
     compositions: Ints,
     candidates: CandidateSet,
-    codebook: Codebook,
+    codebook: Codebook | TrainedCodebook,
     fusion: Fusion | None,
     messages: tuple[Message, ...],
     momentum: float,
     renormalise: bool = True,
+    reading: Reading = Reading(),
 ) -> RefinedPrototypes:
     """Weighted means of the old prototypes of a batch's candidates and of messages (Algorithm 1).
 
@@ -215,8 +302,9 @@ def refine(
     momentum: weight of the old prototypes (the initial ones if the codebook is anchored), lambda.
     """
     n = len(codebook.labels.objects)
-    local = LocalCandidates.of(compositions // n, compositions % n, candidates, n, nodes.z.device)
-    aggregated, reached = aggregate(nodes, local, fusion, messages)
+    states, objects = compositions // n, compositions % n
+    local = LocalCandidates.of(states, objects, candidates, n, nodes.z.device, reading.diagonal)
+    aggregated, reached = aggregate(nodes, local, fusion, messages, reading)
     rows = codebook.prototypes(local.compositions)
     anchor = rows if codebook.initial is None else codebook.initial.prototypes(local.compositions)
     blended = blend(anchor, aggregated, momentum, renormalise)
@@ -245,6 +333,8 @@ class DuplexOptions(PathOptions):
     losses: tuple[Literal["state", "object", "semantic", "visual"], ...] = ("state", "object", "semantic", "visual")
     inference: tuple[Literal["visual", "semantic", "factors"], ...] = ("visual", "semantic", "factors")
 
+    reading: Reading = option_field(default_factory=Reading)  # of what the paper leaves open (`duplex methods duplex`)
+
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
@@ -256,9 +346,27 @@ class DuplexOptions(PathOptions):
         from_data = (self.seen_rows, self.unseen_rows) == ("data", "compose")
         yield from_data or not recomputed, "rows: recomputed needs seen_rows: data and unseen_rows: compose"
         yield self.visual or not recomputed, "rows: recomputed needs visual in losses or inference"
+        yield from self._reading_rules()
+
+    def _reading_rules(self) -> Iterable[tuple[object, str]]:
+        changed, trained = self.reading.changed(), self.reading.codebook == "trained"
+        about_graph = sorted(changed - {"softmax", "codebook"})
+        names = ", ".join(about_graph)
+        yield self.graph or not about_graph, f"reading: {names} changes the local graph; set graph to true"
+        factors = {"state", "object"} & set(self.messages)
+        yield factors or "edges" not in changed, "reading.edges needs state or object in messages"
+        paired = "counterfactual" in self.messages or not changed & {"counterfactuals", "diagonal", "fusion_rank"}
+        yield paired, "reading.counterfactuals, diagonal and fusion_rank need counterfactual in messages"
+        has_matrices = self.fusion != "additive" or "fusion_rank" not in changed
+        yield has_matrices, "fusion: additive has no matrices; leave reading.fusion_rank out"
+        yield "visual" in self.losses or not trained, "reading.codebook: trained needs visual in losses"
+        yield self.rows == "initial" or not trained, "rows: recomputed would undo the training of reading.codebook"
+        is_all = self.reading.softmax == "all"
+        given = self.semantic_negatives == "seen" or not is_all
+        yield given, "reading.softmax: all is over all compositions; leave semantic_negatives out"
 
     def trained_losses(self) -> set[str]:
-        trained = self.adapted or (self.graph and self.momentum < 1)
+        trained = self.adapted or self.reading.codebook == "trained" or (self.graph and self.momentum < 1)
         return super().trained_losses() | ({"visual"} if trained else set())
 
     @property
@@ -272,18 +380,23 @@ class Duplex(PathMethod[DuplexOptions]):
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
         super().__init__(context, options)
         world = context.world if options.refine_over == "world" else options.refine_over
-        dim = context.tower.dim
-        self.codebook = Codebook(
-            context.labels,
+        labels, dim, reading = context.labels, context.tower.dim, options.reading
+        anchored, is_trained = options.blend == "anchored", reading.codebook == "trained"
+        rows = Codebook(
+            labels,
             dim,
             unseen=options.unseen_rows,
             random_seen=options.seen_rows == "random",
-            anchored=options.blend == "anchored",
+            anchored=anchored and not is_trained,
         )
-        self.paths = Paths(context.labels, context.tower, options, world)
+        self.codebook = TrainedCodebook(labels, rows, anchored=anchored) if is_trained else rows
+        every = np.arange(labels.size) if reading.softmax == "all" else None
+        self.paths = Paths(labels, context.tower, options, world, negatives=every)
         learned = options.graph and options.fusion != "additive"
-        self.fusion = Fusion(dim, rectified=options.fusion == "learned") if learned else None
-        self.candidates = CandidateSet.of(context.labels, world, "train")  # C_tgt, the candidates in training
+        rectified, rank = options.fusion == "learned", reading.fusion_rank
+        self.fusion = Fusion(dim, rectified=rectified, rank=rank) if learned else None
+        self.candidates = CandidateSet.of(labels, world, "train")  # C_tgt, whose prototypes training refines
+        self.classes = self.candidates if every is None else CandidateSet.of(labels, "open", "train")  # of L_c^h
         self.pending: RefinedPrototypes | None = None  # set by `losses`, written to the codebook by `after_batch`
 
     def start(self, train: Batch) -> None:
@@ -300,7 +413,7 @@ class Duplex(PathMethod[DuplexOptions]):
         self.pending = None
         if refines and factors is not None:
             self.pending = refine(
-                self.nodes(z, factors, batch.compositions),
+                self.nodes(z, factors, batch.compositions, shared),
                 batch.compositions_np,
                 self.candidates,
                 self.codebook,
@@ -308,19 +421,24 @@ class Duplex(PathMethod[DuplexOptions]):
                 messages=self.options.messages,
                 momentum=self.options.momentum,
                 renormalise=self.options.renormalise,
+                reading=self.options.reading,
             )
         if "visual" in names:
-            (positions,) = copy_to_device(self.device, self.candidates.positions(batch.compositions_np))
-            logits = self.codebook.logits_over(self.candidates.listed)(z, self.paths.scale)
+            (positions,) = copy_to_device(self.device, self.classes.positions(batch.compositions_np))
+            logits = self.codebook.logits_over(self.classes.listed)(z, self.paths.scale)
             if self.pending is not None:  # refined prototypes replace those in the codebook
-                (refined,) = copy_to_device(self.device, self.candidates.positions(self.pending.compositions))
+                (refined,) = copy_to_device(self.device, self.classes.positions(self.pending.compositions))
                 logits = logits.index_copy(1, refined, self.paths.logits(z, self.pending.rows))
             losses["visual"] = cross_entropy(logits, positions)
         return {name: losses[name] for name in names}
 
-    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor) -> FactorNodes:
+    def nodes(self, z: Tensor, factors: FactorPosteriors, compositions: Tensor, t: Prototypes) -> FactorNodes:
         m, n = self.primitives(compositions)
-        return FactorNodes(z, factors.z_s, factors.z_o, factors.log_s.exp(), factors.log_o.exp(), m, n)
+        p_s, p_o = factors.log_s.exp(), factors.log_o.exp()
+        if self.options.reading.anchors == "detached":
+            p_s = self.paths.logits(factors.z_s, t.states.detach()).softmax(-1)
+            p_o = self.paths.logits(factors.z_o, t.objects.detach()).softmax(-1)
+        return FactorNodes(z, factors.z_s, factors.z_o, p_s, p_o, m, n)
 
     def after_batch(self) -> None:
         if self.pending is not None:
@@ -335,10 +453,12 @@ class Duplex(PathMethod[DuplexOptions]):
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
         names = self.options.inference
-        prototypes = self.paths.encode(candidates, names)
-        states, objects = self.primitives(torch.as_tensor(candidates, device=self.device))
         whole = len(candidates) == self.labels.size and bool((np.diff(candidates) > 0).all())
         listed = None if whole else candidates
+        if self.options.reading.softmax == "all" and not whole:
+            return self._terms_of_all(candidates)
+        prototypes = self.paths.encode(candidates, names)
+        states, objects = self.primitives(torch.as_tensor(candidates, device=self.device))
         visual = self.codebook.logits_over(listed) if "visual" in names else None
 
         @torch.no_grad()
@@ -349,6 +469,11 @@ class Duplex(PathMethod[DuplexOptions]):
             yield from self.paths.score_terms(z, prototypes, states, objects, names)
 
         return terms
+
+    def _terms_of_all(self, candidates: Ints) -> ScoreTerms:
+        """Posteriors over all compositions, of which the candidates' are taken (`reading.softmax`)."""
+        every, columns = self.score_terms(np.arange(self.labels.size)), torch.as_tensor(candidates, device=self.device)
+        return lambda inputs: ((name, term.index_select(1, columns)) for name, term in every(inputs))
 
     @torch.no_grad()
     def score_blocks(self, states: int) -> ScoreBlocks | None:
@@ -382,7 +507,9 @@ class Duplex(PathMethod[DuplexOptions]):
         return blocks
 
     @torch.no_grad()
-    def portable(self, candidates: Ints) -> dict[str, Tensor]:
+    def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
+        if self.options.reading.softmax == "all" and len(candidates) < self.labels.size:
+            return None  # an export has no other compositions to compare with
         tensors = portable_paths(self.paths, candidates, self.options.inference)
         if "visual" in self.options.inference:
             seen = self.labels.pairs["train"]
@@ -391,7 +518,7 @@ class Duplex(PathMethod[DuplexOptions]):
         return tensors
 
     def inspectable(self) -> Inspectable:
-        return replace(super().inspectable(), visual=self.codebook.prototypes, fuse=self.fusion)
+        return replace(super().inspectable(), visual=torch.no_grad()(self.codebook.prototypes), fuse=self.fusion)
 
     def summary(self) -> dict[str, int]:
         return {**super().summary(), "codebook_rows": self.labels.size}

@@ -80,12 +80,15 @@ class Disentangler(nn.Module):
 
 
 class Fusion(nn.Module):
-    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), without the relu unless `rectified`."""
+    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), without the relu unless `rectified`.
 
-    def __init__(self, dim: int, *, rectified: bool = True) -> None:
+    rank: of `M_s` and of `M_o`, each then a product of two matrices; None: full matrices.
+    """
+
+    def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
         super().__init__()
         self.rectified = rectified
-        self.state, self.object = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.state, self.object = _matrix(dim, rank), _matrix(dim, rank)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
         """Projections of factors [B, d], each image's once; fusion adds and normalises them."""
@@ -95,6 +98,12 @@ class Fusion(nn.Module):
         state, object = self.project(z_s, z_o)
         joined = state + object
         return normalize(relu(joined) if self.rectified else joined, dim=-1)
+
+
+def _matrix(dim: int, rank: int | None) -> nn.Module:
+    if rank is None:
+        return nn.Linear(dim, dim, bias=False)
+    return nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False))
 
 
 class Factors(nn.Module):
@@ -302,7 +311,10 @@ class Paths(nn.Module):
 
     negatives: Tensor
 
-    def __init__(self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World) -> None:
+    def __init__(
+        self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World, negatives: Ints | None = None
+    ) -> None:
+        """Negatives are the classes of the semantic loss, by default what `semantic_negatives` says."""
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -321,8 +333,10 @@ class Paths(nn.Module):
         self.factors: Factors | None = None
         if options.paths == "three":
             self.factors = Factors(tower.dim, options.width, residual=options.disentangler == "residual")
-        seen = options.semantic_negatives == "seen"
-        self._negatives = labels.pairs["train"] if seen else labels.candidates(world, "train")
+        if negatives is None:
+            seen = options.semantic_negatives == "seen"
+            negatives = labels.pairs["train"] if seen else labels.candidates(world, "train")
+        self._negatives = negatives
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def adapt(self, z: Tensor) -> Tensor:

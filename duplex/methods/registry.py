@@ -156,7 +156,10 @@ def describe_method(kind: str) -> dict[str, Any]:
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if default is MISSING:
             default, complete = None, False
-        defaults[field.name] = list(default) if isinstance(default, tuple) else default
+        if isinstance(default, Options):
+            defaults |= {f"{field.name}.{key}": value for key, value in default.to_dict().items()}
+        else:
+            defaults[field.name] = list(default) if isinstance(default, tuple) else default
     needs = sorted(method_class.needs(method_class.Options())) if complete else []
     types = method_class.Options.describe_types()
     options = [{"name": name, "type": types[name], "default": default} for name, default in defaults.items()]

@@ -10,6 +10,7 @@ import torch
 
 from duplex.methods import portable
 from duplex.methods.duplex import DuplexOptions as Options
+from duplex.methods.duplex import Reading
 from tests.methods import twin
 from tests.methods.world import every_row, features, scores_of, small_labels, small_method, step_of
 
@@ -28,9 +29,10 @@ def refined(**row: Any) -> Any:
 
 
 @pytest.mark.parametrize("states", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("codebook", ["buffer", "trained"])
 @pytest.mark.parametrize("terms", [("visual", "factors"), ("visual",), ("factors",)], ids=str)
-def test_score_blocks_equal_the_scorer(terms, states):
-    method, z = refined(inference=terms), features(5, 2)
+def test_score_blocks_equal_the_scorer(terms, codebook, states):
+    method, z = refined(inference=terms, reading=Reading(codebook=codebook)), features(5, 2)
     whole, blocks = scores_of(method, EVERY, z), list(method.score_blocks(states)({"cls": z}))
     assert [first for first, _ in blocks] == list(range(0, LABELS.size, states * len(LABELS.objects)))
     assert all(part.dtype == torch.float32 and not part.requires_grad for _, part in blocks)
@@ -71,7 +73,7 @@ def test_inspectable_features_are_those_of_the_scores():
     assert torch.equal(shown.visual(EVERY), every_row(method)) and not shown.visual(EVERY).requires_grad
     z_s, z_o = shown.factors({"cls": z})
     fused = twin.learned_fusion(z_s, z_o, method.fusion.state.weight, method.fusion.object.weight)
-    expected = torch.stack([fused(i, i) for i in range(4)]).detach()
+    expected = torch.stack([fused([i], [i]) for i in range(4)]).detach()
     torch.testing.assert_close(shown.fuse(z_s, z_o), expected)
     assert not shown.fuse(z_s, z_o).requires_grad
     assert refined(fusion="additive").inspectable().fuse is None
