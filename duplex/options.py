@@ -91,7 +91,7 @@ class Options:
     @classmethod
     def describe_types(cls) -> dict[str, str]:
         """Each option's allowed values as a user writes them, such as `learned | fixed`; `group.option` in a group."""
-        described = {}
+        described: dict[str, str] = {}
         for name, hint in ((field.name, get_type_hints(cls)[field.name]) for field in fields(cls)):
             group = _group(hint)
             parts = {"": _describe(hint)} if group is None else group.describe_types()

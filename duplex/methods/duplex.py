@@ -380,7 +380,8 @@ class Duplex(PathMethod[DuplexOptions]):
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
         super().__init__(context, options)
         world = context.world if options.refine_over == "world" else options.refine_over
-        labels, dim, reading = context.labels, context.tower.dim, options.reading
+        labels, dim = context.labels, context.tower.dim
+        reading = options.reading
         anchored, is_trained = options.blend == "anchored", reading.codebook == "trained"
         rows = Codebook(
             labels,
