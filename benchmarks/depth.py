@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from benchmarks.measure import alternate, begin_peak, emit, memory, options, say
 from duplex.encoders.image_blocks import capture_block_input, last_blocks
-from duplex.encoders.upstream import VisionTransformer
+from duplex.encoders.open_clip import open_clip
 from duplex.features.file import ENCODED, PartialCache, Span, row_bytes
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
@@ -44,7 +44,7 @@ IDENTITY = {key: key for key in ("encoder", "weights", "precision", "preprocessi
 def encoder(layers: int, width: int) -> Any:
     """A frozen image tower with random weights."""
     torch.manual_seed(0)
-    visual = VisionTransformer(SIZE, PATCH, width, layers, width // 64, 4.0, output_dim=DIM)
+    visual = open_clip.transformer.VisionTransformer(SIZE, PATCH, width, layers, width // 64, 4.0, output_dim=DIM)
     return SimpleNamespace(visual=visual.eval().requires_grad_(False), name="random")
 
 

@@ -24,8 +24,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks.measure import FamilyMemory, apart, device_name, emit, median_ratio, options, say, write_pictures
-from duplex.encoders.base import Encoder, EncoderSource, complete_preprocess, load_encoder
-from duplex.encoders.open_clip import ClipEncoder, open_clip
+from duplex.encoders.base import Encoder, EncoderSource, load_encoder
+from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, open_clip
 from duplex.features.encode import ImageRows, decode_batches, decoding_workers, split_rows
 from duplex.features.extract import extract
 from duplex.system.threads import PRECISIONS, keep_freed_memory

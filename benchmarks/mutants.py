@@ -290,12 +290,9 @@ def survey(chosen_modules: list[str], sample: int, seed: int) -> float:
 
 def _import_heavy() -> None:
     """Import once what every child needs and no mutant changes."""
-    from duplex.encoders.vision_ops import ensure_torchvision
-
-    ensure_torchvision()
     for name in ("torch", "pandas", "h5py", "hypothesis", "pytest", "PIL.Image", "typer", "pydantic", "rich.progress",
-                 "open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml", "_hypothesis_pytestplugin",
-                 "numpy.testing", "torch.utils.data"):  # fmt: skip
+                 "duplex.encoders.open_clip", "safetensors.torch", "huggingface_hub", "ruamel.yaml",
+                 "_hypothesis_pytestplugin", "numpy.testing", "torch.utils.data"):  # fmt: skip
         importlib.import_module(name)
     gc.freeze()  # children need not collect what exists already
 

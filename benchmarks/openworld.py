@@ -21,7 +21,6 @@ import torch
 from benchmarks.closed_form import labels as cgqa_labels
 from benchmarks.measure import alternate, emit, options, say
 from duplex.encoders.text import ClipTextTower
-from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.codebook import Codebook
@@ -38,8 +37,9 @@ Z = torch.nn.functional.normalize
 
 def small_tower(width: int, device: str = "cpu") -> ClipTextTower:
     """CLIP's text tower with two layers and random weights."""
-    ensure_torchvision()
     from open_clip.model import CLIPTextCfg, _build_text_tower
+
+    import duplex.encoders.open_clip  # noqa: F401
 
     torch.manual_seed(0)
     config = CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)

@@ -33,7 +33,7 @@ from benchmarks.clients import BOUNDARY, form
 from benchmarks.measure import emit, median_ratio, memory, options, say, write_pictures
 from duplex import Recognizer
 from duplex.data.images import decode_image
-from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.encoders.open_clip import open_clip
 from duplex.recognition.serve import ImageRequest, Limits, image_workers
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3
@@ -91,8 +91,6 @@ def served(model: str, pictures: list[Path]) -> dict[str, Any]:
 
 def steps(model: str, pictures: list[Path]) -> dict[str, float]:
     """Measure decoding, transform and parsing of the form; encoding and scoring one image and sixteen."""
-    ensure_torchvision()
-    import open_clip
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -26,7 +26,6 @@ from torch.nn import functional as F
 from benchmarks.measure import begin_peak, device_name, emit, median_ratio, memory, options, say
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts
 from duplex.encoders.text import ClipTextTower, encode_separately
-from duplex.encoders.vision_ops import ensure_torchvision
 from duplex.labels import prompt_name
 
 Pair = tuple[str, str]
@@ -39,9 +38,9 @@ def random_tower(
     name: str, *, layers: int | None = None, width: int | None = None, precision: str = "fp32", device: str = "cpu"
 ) -> ClipTextTower:
     """A text tower of an open_clip architecture with random weights, without an image tower."""
-    ensure_torchvision()
-    import open_clip
     from open_clip.model import _build_text_tower
+
+    from duplex.encoders.open_clip import open_clip
 
     config = open_clip.get_model_config(name)
     if config is None:

@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from benchmarks.tiny_corpus import SEED, training_example
 from duplex.encoders.base import read_config
+from duplex.encoders.open_clip import open_clip
 from duplex.encoders.tiny import CONFIG, WEIGHTS
-from duplex.encoders.upstream import CLIP, SimpleTokenizer
 from duplex.system.files import write_tensors
 
 EXPECTED = "loss 1.17 after 14 epochs; 34 minutes on one thread of a busy two-core machine"
@@ -69,7 +69,7 @@ def render_corpus(count: int, side: int, context_length: int) -> Corpus:
         drawn = list(pool.map(partial(_render, side=side), range(count), chunksize=500))
     distinct, captions = np.unique([caption for _, caption in drawn], return_inverse=True)
     images = torch.from_numpy(np.stack([pixels for pixels, _ in drawn])).permute(0, 3, 1, 2).contiguous()
-    ids = SimpleTokenizer(context_length=context_length)(distinct.tolist())
+    ids = open_clip.SimpleTokenizer(context_length=context_length)(distinct.tolist())
     tokens, texts = torch.unique(ids, return_inverse=True)
     return Corpus(images, torch.from_numpy(captions), texts, tokens)
 
@@ -161,7 +161,7 @@ def main(
     text["vocab_size"] = len(corpus.tokens)
     torch.set_num_threads(threads)
     torch.manual_seed(seed)
-    model = CLIP(**config["architecture"]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = open_clip.CLIP(**config["architecture"]).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     mean, std = (torch.tensor(preprocess[name])[:, None, None] for name in ("mean", "std"))
     out.mkdir(parents=True, exist_ok=True)
     save = partial(save_weights, model, corpus.tokens, out)

@@ -119,15 +119,11 @@ def summarise(name: str, seconds: dict[str, float], device: torch.device) -> dic
 
 def image_encoder(device: torch.device, **smaller: Any) -> torch.nn.Module:
     """A random ViT-L/14 image tower; `smaller` are layers and width for a quick trial."""
-    from duplex.encoders.vision_ops import ensure_torchvision
-
-    ensure_torchvision()
-    import open_clip
-    from open_clip.model import CLIPVisionCfg, _build_vision_tower
+    from duplex.encoders.open_clip import open_clip
 
     config = open_clip.get_model_config("ViT-L-14-quickgelu")
-    tower = _build_vision_tower(
-        config["embed_dim"], CLIPVisionCfg(**{**config["vision_cfg"], **smaller}), quick_gelu=True
+    tower = open_clip.model._build_vision_tower(
+        config["embed_dim"], open_clip.model.CLIPVisionCfg(**{**config["vision_cfg"], **smaller}), quick_gelu=True
     )
     return tower.to(device).eval()
 

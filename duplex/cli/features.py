@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -171,7 +172,7 @@ def list_encoders(as_json: AsJson = False) -> None:
     families = all_families()
     entries = [entry for family in families for entry in family.catalog()]
     if as_json:
-        print_json([entry.to_dict() for entry in entries])
+        print_json([asdict(entry) for entry in entries])
         return
     width = max(len(entry.name) for entry in entries)
     typer.echo(f"{'encoder':{width}}  width  published  on disk")

@@ -14,10 +14,8 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
@@ -30,21 +28,11 @@ from huggingface_hub.errors import EntryNotFoundError
 from PIL import Image
 from torch import Tensor
 
-from duplex.encoders.upstream import (
-    HF_SAFE_WEIGHTS_NAME,
-    HF_WEIGHTS_NAME,
-    PreprocessCfg,
-    image_transform_v2,
-    load_state_dict,
-    merge_preprocess_dict,
-    open_clip,
-    transforms,
-)
-from duplex.errors import DuplexError, UsageError, require, require_type, shown
+from duplex.errors import DuplexError, UsageError, require, require_type
 from duplex.system.code import plugin_hash
 from duplex.system.files import sha256_once
 from duplex.system.plugins import installed_plugins, load_plugin, module_of
-from duplex.system.threads import PRECISIONS, dtype_of
+from duplex.system.threads import PRECISIONS
 
 if TYPE_CHECKING:
     from duplex.encoders.prompt_tree import Prompts, PromptTree
@@ -54,12 +42,8 @@ DEFAULT = "clip"  # the family of names that no other family claims
 PACKAGED = "tiny"  # the encoder that ships with the package
 RANDOM = "random"
 TOWERS = ("both", "image", "text")
-LAST_STEPS = ["MaybeConvertMode", "MaybeToTensor", "Normalize"]  # of open_clip's preprocessing
-MAX_ASPECT = 50  # longer images are cropped before they are resized; only their middle can reach the centre crop
-DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
 FORM = "local-dir:FOLDER"  # name of an open_clip encoder whose weights are in a folder
 TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
-WEIGHTS = (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME)  # names in a repository, the preferred one first
 Config = dict[str, Any]
 
 
@@ -79,9 +63,6 @@ class CatalogEntry:
     dim: int  # width of the features
     tags: tuple[str, ...]  # published weights
     on_disk: tuple[str, ...]  # those of the tags that need no download
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class EncoderFamily(ABC):
@@ -287,13 +268,6 @@ class EncoderSource:
         )
 
 
-def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """open_clip's preprocessing options, with defaults for missing ones and the architecture's image size."""
-    size = architecture["vision_cfg"].get("image_size", 224)
-    merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
-    return merged
-
-
 def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
     """Read a JSON file of an encoder's folder; raises DuplexError if it lacks one of `keys`."""
     try:
@@ -318,15 +292,6 @@ def refuse_other_weights(name: str, weights: str | None, own: str | None = None)
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weights file by name; raises DuplexError if it is unreadable."""
-    try:
-        state: dict[str, Tensor] = load_state_dict(str(path))
-    except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
-        raise DuplexError(f"{path} cannot be read as weights: {first_line(error)}") from error
-    return state
-
-
 def first_line(error: BaseException) -> str:  # of its message; without one, its type
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
@@ -344,84 +309,6 @@ def _version(library: str) -> str:
         return version(library)
     except PackageNotFoundError:
         return "unknown"
-
-
-class ImageTransform:
-    """From an RGB image to pixels [3, R, R], with open_clip's resize and crop; uint8, a quarter of float32's bytes."""
-
-    def __init__(self, preprocess: dict[str, Any]) -> None:
-        steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
-        if [type(step).__name__ for step in steps[-3:]] != LAST_STEPS:
-            raise DuplexError(
-                f"open_clip {open_clip.__version__} prepares images in unknown steps; install a version below 4"
-            )
-        self.steps = transforms.Compose([*steps[:-3], transforms.PILToTensor()])
-        self.shortest = preprocess["resize_mode"] == "shortest"
-
-    def __call__(self, image: Image.Image) -> Tensor:
-        width, height = image.size
-        if self.shortest and max(width, height) > MAX_ASPECT * min(width, height):
-            # Resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that the crop throws away.
-            keep = MAX_ASPECT * min(width, height)
-            left, top = max(0, width - keep) // 2, max(0, height - keep) // 2
-            image = image.crop((left, top, width - left, height - top))
-        pixels: Tensor = self.steps(image)
-        return pixels
-
-
-class FrozenEncoder:
-    """The interface `Encoder` without a model; subclasses set `_visual` and `_text` and implement `encode_patches`."""
-
-    logit_scale = 0.0
-
-    def __init__(self, source: EncoderSource, *, device: str, precision: str) -> None:
-        self.name = source.name
-        self.dim = source.dim
-        self.identity = source.identity(precision)
-        self.device = torch.device(device)
-        self.precision = precision
-        self.dtype = dtype_of(precision)
-        self.image_transform = ImageTransform(source.preprocess)
-        size = source.preprocess["size"]
-        self._pixel_shape = (3, size, size) if isinstance(size, int) else (3, *size)  # of one image
-        self._visual: Any = None
-        self._text: Any = None
-        self._mean = torch.tensor(source.preprocess["mean"], device=self.device).view(3, 1, 1)
-        self._std = torch.tensor(source.preprocess["std"], device=self.device).view(3, 1, 1)
-
-    @property
-    def visual(self) -> Any:
-        if self._visual is None:
-            raise DuplexError(f"encoder {self.name!r} was loaded without its image tower; load it with towers='both'")
-        return self._visual
-
-    @property
-    def text(self) -> Any:
-        if self._text is None:
-            raise DuplexError(f"encoder {self.name!r} was loaded without its text tower; load it with towers='both'")
-        return self._text
-
-    def encode_images(self, pixels: Tensor) -> Tensor:
-        return self.encode_patches(pixels)[0]
-
-    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    @property
-    def patch_shape(self) -> tuple[int, int]:
-        _, count, width = self.encode_patches(self.image_transform(Image.new("RGB", (8, 8)))[None])[1].shape
-        return count, width
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """Uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize."""
-        is_tensor = isinstance(pixels, Tensor)
-        if not is_tensor or pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
-            found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "") if is_tensor else shown(pixels)
-            expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"
-            raise UsageError(
-                f"pixels are {found}; encoder {self.name!r} expects {expected}, as its `image_transform` returns"
-            )
-        return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)
 
 
 class TextTower(Protocol):
@@ -473,23 +360,6 @@ def is_random(weights: str | None) -> bool:
     return random_seed(weights) is not None
 
 
-@contextmanager
-def initialised_by(seed: int) -> Iterator[None]:
-    """Seed torch's random generator within the `with` block."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
-def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Path of published weights (an entry of open_clip's table) on this disk, if they are."""
-    url = str(published.get("url", ""))
-    if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
-        return file
-    owner, names = _repository(published)
-    return hub_file_on_disk(owner, names) if owner else None
-
-
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
     """Path of the first of the files `names` of a Hugging Face repository that is on disk."""
     for name in names:
@@ -499,25 +369,11 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
     return None
 
 
-def download_address(published: dict[str, Any]) -> str:
-    """URL of published weights, an entry of open_clip's table."""
-    owner, names = _repository(published)
-    return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
-
-
-def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """Path of published weights (an entry of open_clip's table), downloaded if necessary; errors call them `what`."""
-    if file := weights_on_disk(published):
-        return file
-    owner, names = _repository(published)
-    return fetch_from_hub(owner, names, what) if owner else _fetch_url(published, what)
-
-
 def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
     """Path of the first of the files `names` in a Hugging Face repository, downloaded if necessary."""
     if file := hub_file_on_disk(owner, names):
         return file
-    _check_reachable(hf_hub_url(owner, names[0]), what, form)
+    check_reachable(hf_hub_url(owner, names[0]), what, form)
     for name in names:
         try:
             return Path(hf_hub_download(owner, name))
@@ -538,24 +394,7 @@ def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexE
     )
 
 
-def _fetch_url(published: dict[str, Any], what: str) -> Path:
-    folder = DOWNLOADS.expanduser()
-    _check_reachable(published["url"], what)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            file = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
-            return file.replace(folder / file.name)
-    except Exception as error:  # as for the hub
-        raise download_error(what, error) from error
-
-
-def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
-    owner, _, file = published.get("hf_hub", "").rpartition("/")
-    return owner, (file,) if file else WEIGHTS
-
-
-def _check_reachable(url: str, what: str, form: str = FORM) -> None:
+def check_reachable(url: str, what: str, form: str = FORM) -> None:
     if _offline():
         raise download_error(what, OSError("no network is used"), form)
     import requests
@@ -568,7 +407,7 @@ def _check_reachable(url: str, what: str, form: str = FORM) -> None:
 
 def is_reachable(url: str) -> bool:
     try:
-        _check_reachable(url, url)
+        check_reachable(url, url)
     except DuplexError:
         return False
     return True

@@ -47,9 +47,9 @@ class LastBlocks:
 
 
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
-    """The last `count` blocks of an encoder's image tower; raises UsageError if it has fewer or is unknown."""
+    """The last `count` blocks of an encoder's image tower and the layers after them, as a function."""
     trunk, layout = _trunk(encoder)
-    blocks, rest = _select(encoder, count), _without_blocks(trunk)
+    blocks, rest = select_blocks(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
     return LastBlocks(blocks, lambda x: project(layout.end(rest, x)), layout.branch_outputs)
 
@@ -61,7 +61,9 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
     if count == 0:
         yield inputs
         return
-    hook = _select(encoder, count)[0][0].register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    hook = select_blocks(encoder, count)[0][0].register_forward_pre_hook(
+        lambda _, arguments: inputs.append(arguments[0])
+    )
     try:
         yield inputs
     finally:
@@ -77,12 +79,8 @@ def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
     return tuple(inputs[0].shape[1:])
 
 
-def require_blocks(encoder: Any, count: int) -> None:
-    """Raise UsageError if an image tower has fewer than `count` blocks or an unknown architecture."""
-    _select(encoder, count)
-
-
-def _select(encoder: Any, count: int) -> TowerBlocks:
+def select_blocks(encoder: Any, count: int) -> TowerBlocks:
+    """The last `count` blocks; raises UsageError if the tower has fewer or an unknown architecture."""
     trunk, layout = _trunk(encoder)
     blocks = layout.blocks(trunk)
     if not 1 <= count <= len(blocks):
@@ -106,9 +104,9 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
 
 
 def _layouts() -> dict[Any, TowerLayout]:
+    from open_clip.modified_resnet import ModifiedResNet
+    from open_clip.transformer import VisionTransformer
     from timm.models import convnext, efficientnet, mobilenetv3, resnet, vision_transformer
-
-    from duplex.encoders.upstream import ModifiedResNet, VisionTransformer
 
     return {
         VisionTransformer.forward: TowerLayout(

@@ -1,102 +1,115 @@
-"""CLIP models of open_clip as frozen encoders, from a hub, a folder (with `open_clip_config.json`) or a file."""
+"""CLIP models of open_clip as frozen encoders, from a hub, a folder (with `open_clip_config.json`) or a file.
+
+This module imports open_clip and timm for all others, fast, and also if torch is not the build that torchvision was
+compiled for. A CPU build of torch beside a CUDA build of torchvision cannot load its compiled library, and importing
+torchvision then fails at two unregistered operators; nothing here calls them, so declaring their signatures suffices.
+torchvision and timm import torch's compiler for one function each, two thirds of the time of `import open_clip`; stubs
+replace both. Do not compile timm's NaFlex models in this process.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import json
+import sys
+import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_url
+from PIL import Image
 from torch import Tensor
 
 from duplex.encoders.base import (
     RANDOM,
-    WEIGHTS,
     CatalogEntry,
     Config,
     EncoderFamily,
     EncoderSource,
-    FrozenEncoder,
     MissingWeights,
-    complete_preprocess,
+    check_reachable,
     config_hash,
-    download_address,
+    download_error,
     fetch_from_hub,
-    fetch_weights,
     first_line,
     hub_file_on_disk,
-    initialised_by,
     is_random,
     random_seed,
     read_config,
-    read_weights,
     refuse_other_weights,
     require_keys,
     stable_json,
-    weights_on_disk,
 )
 from duplex.encoders.text import ClipTextTower
-from duplex.encoders.upstream import open_clip
 from duplex.errors import DuplexError, UsageError
 from duplex.system.files import write_tensors, write_text
-from duplex.system.threads import float32_arithmetic
+from duplex.system.threads import dtype_of, float32_arithmetic
+
+OPERATORS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+
+
+def torchvision_is_compiled_for_torch() -> bool:
+    for folder in find_spec("torchvision").submodule_search_locations or ():  # type: ignore[union-attr]
+        for path in sorted(Path(folder).glob("_C.*")):
+            try:
+                torch.ops.load_library(str(path))
+            except OSError:
+                continue
+    return hasattr(torch.ops.torchvision, "qnms")
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Let stubs stand for torch's compiler within the `with` block, unless it has been imported."""
+    names = ("torch._dynamo", "torch._dynamo.utils")
+    if names[0] in sys.modules:
+        yield
+        return
+    compiler, utilities = ModuleType(names[0]), ModuleType(names[1])
+    compiler.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+    utilities.is_compile_supported = is_compile_supported  # type: ignore[attr-defined]
+    sys.modules |= {names[0]: compiler, names[1]: utilities}
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+
+
+def is_compile_supported(device_type: str) -> bool:
+    from torch._dynamo.utils import is_compile_supported
+
+    return bool(is_compile_supported(device_type))
+
+
+if not torchvision_is_compiled_for_torch():
+    declared = torch.library.Library("torchvision", "FRAGMENT")  # a signature lives as long as this object
+    for signature in OPERATORS:
+        declared.define(signature)
+with without_compiler():
+    import open_clip
+    import timm as timm  # noqa: PLC0414
+    from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
+    from torchvision import transforms
 
 LOCAL, HUB = "local-dir:", "hf-hub:"
 CONFIG = "open_clip_config.json"
 USUAL_STEMS = ("open_clip_model", "open_clip_pytorch_model", "model", "pytorch_model")  # of weights files
 SUFFIXES = (".safetensors", ".bin", ".pth")
+DOWNLOADS = Path("~/.cache/clip")  # open_clip's folder for weights that are not on the hub
+WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # names in a repository, the preferred first
+MAX_ASPECT = 50  # longer images are cropped before they are resized; only their middle can reach the centre crop
 NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in OpenAI's archives
-
-
-def find_source(name: str, weights: str | None = None) -> EncoderSource:
-    """The source of an encoder `local-dir:FOLDER`, `hf-hub:OWNER/MODEL` or of an architecture, downloaded if necessary.
-
-    weights: for an architecture, a tag to download, a file, or `random:SEED`.
-    """
-    if name.startswith((LOCAL, HUB)):
-        refuse_other_weights(name, weights)
-    if name.startswith(LOCAL):
-        return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
-    if name.startswith(HUB):
-        owner = name.removeprefix(HUB)
-        config = read_config(fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
-        preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
-        return EncoderSource(name, config["model_cfg"], preprocess, fetch_from_hub(owner, WEIGHTS, name))
-    architecture = open_clip.get_model_config(name)
-    if architecture is None:
-        raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
-    if weights is None:
-        raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({_tags(name)})")
-    if (seed := random_seed(weights)) is not None:
-        return EncoderSource(name, architecture, complete_preprocess({}, architecture), Path(RANDOM), seed=seed)
-    if Path(weights).expanduser().is_file():
-        return _file_source(name, architecture, Path(weights).expanduser())
-    preprocess = preprocess_of(name, architecture, weights)
-    path = fetch_weights(open_clip.get_pretrained_cfg(name, weights), f"{name} + {weights}")
-    return EncoderSource(name, architecture, preprocess, path)
-
-
-def missing_weights(name: str, weights: str | None) -> MissingWeights | None:
-    if name.startswith(HUB):
-        refuse_other_weights(name, weights)
-        owner = name.removeprefix(HUB)
-        on_disk = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
-        return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
-    architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
-    if architecture is None or weights is None or is_random(weights) or Path(weights).expanduser().is_file():
-        find_source(name, weights)  # raises if anything is wrong with the name or the weights
-        return None
-    preprocess_of(name, architecture, weights)
-    published = open_clip.get_pretrained_cfg(name, weights)
-    if weights_on_disk(published):
-        return None
-    with torch.device("meta"):  # counts parameters without allocating them
-        model = open_clip_class(architecture)(**model_arguments(architecture))
-    size = 4 * sum(parameter.numel() for parameter in model.parameters())
-    return MissingWeights(download_address(published), size)
 
 
 def open_clip_class(architecture: Config) -> Any:
@@ -221,7 +234,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
     write_tensors(folder / WEIGHTS[0], tensors)
     config = json.dumps({"model_cfg": architecture, "preprocess_cfg": preprocess}, indent=2) + "\n"
     write_text(folder / CONFIG, config)
-    source = find_source(f"{LOCAL}{folder}")
+    source = ClipFamily().find(f"{LOCAL}{folder}")
     try:
         build_model(source)
     except DuplexError as error:
@@ -233,19 +246,119 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
     return source
 
 
+def complete_preprocess(options: Config, architecture: Config) -> Config:
+    """open_clip's preprocessing options, with defaults for missing ones and the architecture's image size."""
+    size = architecture["vision_cfg"].get("image_size", 224)
+    merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
+    return merged
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file by name; raises DuplexError if it is unreadable."""
+    try:
+        state: dict[str, Tensor] = open_clip.factory.load_state_dict(str(path))
+    except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
+        raise DuplexError(f"{path} cannot be read as weights: {first_line(error)}") from error
+    return state
+
+
+@contextmanager
+def initialised_by(seed: int) -> Iterator[None]:
+    """Seed torch's random generator within the `with` block."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def weights_on_disk(published: dict[str, Any]) -> Path | None:
+    """Path of published weights (an entry of open_clip's table) on this disk, if they are."""
+    url = str(published.get("url", ""))
+    if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
+        return file
+    owner, names = _repository(published)
+    return hub_file_on_disk(owner, names) if owner else None
+
+
+def download_address(published: dict[str, Any]) -> str:
+    """URL of published weights, an entry of open_clip's table."""
+    owner, names = _repository(published)
+    return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
+
+
+def fetch_weights(published: dict[str, Any], what: str) -> Path:
+    """Path of published weights (an entry of open_clip's table), downloaded if necessary; errors call them `what`."""
+    if file := weights_on_disk(published):
+        return file
+    owner, names = _repository(published)
+    return fetch_from_hub(owner, names, what) if owner else _fetch_url(published, what)
+
+
+def _fetch_url(published: dict[str, Any], what: str) -> Path:
+    folder = DOWNLOADS.expanduser()
+    check_reachable(published["url"], what)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            file = Path(open_clip.download_pretrained(published, prefer_hf_hub=False, cache_dir=scratch))
+            return file.replace(folder / file.name)
+    except Exception as error:  # as for the hub
+        raise download_error(what, error) from error
+
+
+def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    owner, _, file = published.get("hf_hub", "").rpartition("/")
+    return owner, (file,) if file else WEIGHTS
+
+
 class ClipFamily(EncoderFamily):
     """All open_clip architectures, and folders and hub repositories in open_clip's format."""
 
     usage = "local-dir:FOLDER and hf-hub:OWNER/NAME of open_clip"
 
-    def find(self, name: str, weights: str | None) -> EncoderSource:
-        return find_source(name, weights)
+    def find(self, name: str, weights: str | None = None) -> EncoderSource:
+        if name.startswith((LOCAL, HUB)):
+            refuse_other_weights(name, weights)
+        if name.startswith(LOCAL):
+            return _folder_source(Path(name.removeprefix(LOCAL)).expanduser())
+        if name.startswith(HUB):
+            owner = name.removeprefix(HUB)
+            config = read_config(fetch_from_hub(owner, (CONFIG,), name), ("model_cfg", "preprocess_cfg"))
+            preprocess = complete_preprocess(config["preprocess_cfg"], config["model_cfg"])
+            return EncoderSource(name, config["model_cfg"], preprocess, fetch_from_hub(owner, WEIGHTS, name))
+        architecture = open_clip.get_model_config(name)
+        if architecture is None:
+            raise UsageError(f"unknown encoder {name!r}; `duplex encoders list` shows the names")
+        if weights is None:
+            raise UsageError(f"encoder {name!r} needs weights: a file, or one of its tags ({_tags(name)})")
+        if (seed := random_seed(weights)) is not None:
+            return EncoderSource(name, architecture, complete_preprocess({}, architecture), Path(RANDOM), seed=seed)
+        if Path(weights).expanduser().is_file():
+            return _file_source(name, architecture, Path(weights).expanduser())
+        preprocess = preprocess_of(name, architecture, weights)
+        path = fetch_weights(open_clip.get_pretrained_cfg(name, weights), f"{name} + {weights}")
+        return EncoderSource(name, architecture, preprocess, path)
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> ClipEncoder:
         return ClipEncoder(source, towers=towers, device=device, precision=precision)
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
-        return missing_weights(name, weights)
+        if name.startswith(HUB):
+            refuse_other_weights(name, weights)
+            owner = name.removeprefix(HUB)
+            on_disk = hub_file_on_disk(owner, (CONFIG,)) and hub_file_on_disk(owner, WEIGHTS)
+            return None if on_disk else MissingWeights(f"https://huggingface.co/{owner}", None)
+        architecture = None if name.startswith(LOCAL) else open_clip.get_model_config(name)
+        if architecture is None or weights is None or is_random(weights) or Path(weights).expanduser().is_file():
+            self.find(name, weights)  # raises if anything is wrong with the name or the weights
+            return None
+        preprocess_of(name, architecture, weights)
+        published = open_clip.get_pretrained_cfg(name, weights)
+        if weights_on_disk(published):
+            return None
+        with torch.device("meta"):  # counts parameters without allocating them
+            model = open_clip_class(architecture)(**model_arguments(architecture))
+        size = 4 * sum(parameter.numel() for parameter in model.parameters())
+        return MissingWeights(download_address(published), size)
 
     def catalog(self) -> list[CatalogEntry]:
         entries = []
@@ -254,6 +367,81 @@ class ClipFamily(EncoderFamily):
             on_disk = tuple(tag for tag in tags if weights_on_disk(open_clip.get_pretrained_cfg(name, tag)))
             entries.append(CatalogEntry(name, int(open_clip.get_model_config(name)["embed_dim"]), tags, on_disk))
         return entries
+
+
+class ImageTransform:
+    """From an RGB image to pixels [3, R, R], with open_clip's resize and crop; uint8, a quarter of float32's bytes."""
+
+    def __init__(self, preprocess: dict[str, Any]) -> None:
+        steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
+        self.steps = transforms.Compose(
+            [*steps[:-3], transforms.PILToTensor()]
+        )  # without conversions and normalisation
+        self.shortest = preprocess["resize_mode"] == "shortest"
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        width, height = image.size
+        if self.shortest and max(width, height) > MAX_ASPECT * min(width, height):
+            # Resizing a strip of 20,000 x 1 whole would take gigabytes for pixels that the crop throws away.
+            keep = MAX_ASPECT * min(width, height)
+            left, top = max(0, width - keep) // 2, max(0, height - keep) // 2
+            image = image.crop((left, top, width - left, height - top))
+        pixels: Tensor = self.steps(image)
+        return pixels
+
+
+class FrozenEncoder:
+    """The interface `Encoder` without a model; subclasses set `_visual` and `_text` and implement `encode_patches`."""
+
+    logit_scale = 0.0
+
+    def __init__(self, source: EncoderSource, *, device: str, precision: str) -> None:
+        self.name = source.name
+        self.dim = source.dim
+        self.identity = source.identity(precision)
+        self.device = torch.device(device)
+        self.precision = precision
+        self.dtype = dtype_of(precision)
+        self.image_transform = ImageTransform(source.preprocess)
+        size = source.preprocess["size"]
+        self._pixel_shape = (3, size, size) if isinstance(size, int) else (3, *size)  # of one image
+        self._visual: Any = None
+        self._text: Any = None
+        self._mean = torch.tensor(source.preprocess["mean"], device=self.device).view(3, 1, 1)
+        self._std = torch.tensor(source.preprocess["std"], device=self.device).view(3, 1, 1)
+
+    @property
+    def visual(self) -> Any:
+        if self._visual is None:
+            raise DuplexError(f"encoder {self.name!r} was loaded without its image tower; load it with towers='both'")
+        return self._visual
+
+    @property
+    def text(self) -> Any:
+        if self._text is None:
+            raise DuplexError(f"encoder {self.name!r} was loaded without its text tower; load it with towers='both'")
+        return self._text
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        return self.encode_patches(pixels)[0]
+
+    def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        _, count, width = self.encode_patches(self.image_transform(Image.new("RGB", (8, 8)))[None])[1].shape
+        return count, width
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """Uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize."""
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
+            found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "")
+            expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"
+            raise UsageError(
+                f"pixels are {found}; encoder {self.name!r} expects {expected}, as its `image_transform` returns"
+            )
+        return pixels.to(self.device).float().div_(255).sub_(self._mean).div_(self._std).to(self.dtype)
 
 
 class ClipEncoder(FrozenEncoder):

@@ -25,26 +25,26 @@ from torch.utils.checkpoint import checkpoint as recompute
 from duplex.encoders.base import (
     EncoderFamily,
     EncoderSource,
-    FrozenEncoder,
-    complete_preprocess,
     fetch_from_hub,
-    fetch_weights,
-    initialised_by,
     random_seed,
     read_config,
-    read_weights,
     refuse_other_weights,
 )
-from duplex.encoders.open_clip import as_tokens
+from duplex.encoders.open_clip import (
+    FrozenEncoder,
+    as_tokens,
+    complete_preprocess,
+    initialised_by,
+    read_weights,
+    timm,
+)
 from duplex.encoders.prompt_tree import Prompts, PromptTree, check_length, pad_prompts, tree_blocks
-from duplex.encoders.upstream import timm
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.system.threads import dtype_of, float32_arithmetic
 
 BLIP_PREFIX, TIMM_PREFIX = "blip:", "timm:"
 FORM = f"{BLIP_PREFIX}FOLDER"  # name of an encoder whose weights are in a folder
 TEMPERATURE = 0.07
-MISSING_LIBRARY = f"BLIP needs the transformers library; run {install_command('blip')}"
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
@@ -56,7 +56,7 @@ class BlipFamily(EncoderFamily):
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         refuse_other_weights(name, weights)
         if find_spec("transformers") is None:  # before its weights are downloaded
-            raise DuplexError(MISSING_LIBRARY)
+            raise DuplexError(f"BLIP needs the transformers library; run {install_command('blip')}")
         place = name.removeprefix(BLIP_PREFIX)
         folder = Path(place).expanduser()
         is_local = folder.is_dir()
@@ -110,7 +110,9 @@ class BlipTextTower:
         self.logit_scale = -math.log(TEMPERATURE)
         for part in (self._model, self._project):
             part.to(dtype_of(precision))
-        self._tokenizer = _transformers().AutoTokenizer.from_pretrained(str(source.folder), local_files_only=True)
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(str(source.folder), local_files_only=True)
         self._table = self._model.embeddings.word_embeddings.weight
         self.width = int(self._table.shape[1])
         self.dim = source.dim
@@ -154,18 +156,11 @@ class BlipTextTower:
         return features
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise DuplexError(MISSING_LIBRARY) from error
-    return transformers
-
-
 def _build_blip(source: EncoderSource) -> Any:
-    transformers = _transformers()
+    import transformers
+
     config = transformers.BlipConfig(**source.architecture["blip"])
-    model = transformers.BlipForImageTextRetrieval(config)
+    model: Any = transformers.BlipForImageTextRetrieval(config)
     missing = model.load_state_dict(read_weights(source.weights), strict=False).missing_keys
     missing = [name for name in missing if not name.endswith("position_ids")]
     if missing:
@@ -198,7 +193,7 @@ class TimmFamily(EncoderFamily):
             shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
         architecture = {"timm_model_name": model, "embed_dim": int(shape.num_features), "vision_cfg": size}
         if not is_local:
-            path = fetch_weights({"hf_hub": f"{config.hf_hub_id}/model.safetensors"}, f"{name} + {weights}")
+            path = fetch_from_hub(config.hf_hub_id, ("model.safetensors",), f"{name} + {weights}")
         return EncoderSource(name, architecture, complete_preprocess(options, architecture), path, seed=seed)
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> TimmEncoder:

@@ -39,7 +39,6 @@ def pad_prompts(sequences: Prompts) -> Ints:
     """Prompts as an array `[P, L]` of lexicon rows with `PAD` after each prompt's end."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
-        lengths = (rows != PAD).sum(1)
     else:
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
         rows = np.full((len(lengths), int(lengths.max(initial=0))), PAD, np.int64)
@@ -47,10 +46,6 @@ def pad_prompts(sequences: Prompts) -> Ints:
         rows[np.arange(rows.shape[1]) < lengths[:, None]] = flat
     if not len(rows):
         raise DuplexError("there is no prompt to encode: the list of compositions is empty")
-    if lengths.min() == 0:
-        raise DuplexError(f"prompt {int(lengths.argmin())} has no tokens: every prompt needs its start and end token")
-    if rows.min() < PAD or (rows == PAD)[np.arange(rows.shape[1]) < lengths[:, None]].any():
-        raise DuplexError("a prompt has a token index below 0; -1 is padding and may only follow the prompt's end")
     return rows
 
 

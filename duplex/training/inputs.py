@@ -32,7 +32,7 @@ from duplex.data.tables import (
     refuse_unnamed_split,
 )
 from duplex.encoders.base import PACKAGED, TextTower, load_encoder, resolve_device
-from duplex.encoders.image_blocks import last_blocks, require_blocks
+from duplex.encoders.image_blocks import last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
 from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, read_features
@@ -235,7 +235,7 @@ class Data:
         stored, dataset = int(opened.identity.get("block_inputs", 0)), path.parent.name
         if blocks > stored:
             if self.encoder.name != IMPORTED:
-                require_blocks(load_encoder(self.encoder.name, self.encoder.weights, towers="image"), blocks)
+                select_blocks(load_encoder(self.encoder.name, self.encoder.weights, towers="image"), blocks)
             raise UsageError(
                 f"finetune.blocks is {blocks} and {path} holds the inputs of {stored} blocks; set "
                 f"datasets.{dataset}.encoder.block_inputs to {blocks} in params.yaml and run "

@@ -10,13 +10,13 @@ from duplex.data.shapes import HARSH, LOOKS, MILD, OBJECTS, OUTLINES, STATES, dr
 from duplex.data.shapes import SEED as BENCHMARK_SEED
 from duplex.encoders import tiny
 from duplex.encoders.base import read_config
-from duplex.encoders.upstream import CLIP
+from duplex.encoders.open_clip import open_clip
 
 
 def test_saving_and_loading_returns_the_same_model(tmp_path):
     config = read_config(tiny.CONFIG)
     config["architecture"]["text_cfg"]["vocab_size"] = 5
-    model = CLIP(**config["architecture"])
+    model = open_clip.CLIP(**config["architecture"])
     rows = torch.tensor([0, 3, 9, 49406, 49407])
     save_weights(model, rows, tmp_path)
     state, read_rows = tiny.load_state(tmp_path / "weights.safetensors")

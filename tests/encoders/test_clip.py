@@ -8,9 +8,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from duplex.encoders.base import ImageTransform, load_encoder
-from duplex.encoders.open_clip import build_model, find_source
-from duplex.encoders.upstream import PreprocessCfg, image_transform_v2, open_clip
+from duplex.encoders.base import load_encoder
+from duplex.encoders.open_clip import (
+    ClipFamily,
+    ImageTransform,
+    PreprocessCfg,
+    build_model,
+    image_transform_v2,
+    open_clip,
+)
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import noise_image, write_folder
 
@@ -63,7 +69,7 @@ def test_a_very_long_picture_is_its_middle() -> None:
 
 def test_features_are_open_clips(name: str) -> None:
     encoder = load_encoder(name, towers="image")
-    model = build_model(find_source(name))
+    model = build_model(ClipFamily().find(name))
     pixels = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in ([0.5, 0.4, 0.3], [0.2, 0.3, 0.4]))
     prepared = (pixels.float() / 255 - mean) / std

@@ -7,7 +7,7 @@ import requests
 import torch
 
 from duplex.encoders.base import encoder_identity, load_encoder
-from duplex.encoders.open_clip import convert_weights, find_source, open_clip
+from duplex.encoders.open_clip import ClipFamily, convert_weights, open_clip
 from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import ARCHITECTURE, add_architecture, write_folder
 
@@ -78,8 +78,8 @@ def test_a_bare_file_needs_unambiguous_preprocessing(tmp_path: Path) -> None:
     file = tmp_path / "weights.pt"
     torch.save({}, file)
     with pytest.raises(UsageError, match=r"does not say how images are prepared.*encoders convert.*--tag"):
-        find_source("ViT-L-14", str(file))  # its published weights disagree
-    assert find_source("ViT-L-14-quickgelu", str(file)).preprocess["mean"][0] == pytest.approx(0.48145466)
+        ClipFamily().find("ViT-L-14", str(file))  # its published weights disagree
+    assert ClipFamily().find("ViT-L-14-quickgelu", str(file)).preprocess["mean"][0] == pytest.approx(0.48145466)
 
 
 def test_weights_of_another_architecture_are_an_error(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_unreachable_weights_fail_after_one_request(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr("duplex.encoders.base.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("duplex.encoders.base.DOWNLOADS", tmp_path / "clip")
+    monkeypatch.setattr("duplex.encoders.open_clip.DOWNLOADS", tmp_path / "clip")
     monkeypatch.setattr("requests.head", refuse)
     with pytest.raises(DuplexError, match=r"does not answer; download them .* as local-dir:FOLDER$") as caught:
         load_encoder("ViT-L-14-quickgelu", "openai")

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from duplex.encoders.base import PACKAGED, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, capture_block_input, last_blocks
-from duplex.encoders.others import timm
-from duplex.encoders.upstream import ModifiedResNet, VisionTransformer, open_clip
+from duplex.encoders.open_clip import open_clip, timm
 from duplex.errors import UsageError
 from duplex.methods.finetuned import FinetunedBlocks, LowRank
 from duplex.options import FinetuneOptions
@@ -23,8 +22,8 @@ ADAPTERS = ("bottleneck", "lora", "full")
 
 
 TOWERS = {
-    "OpenAI ViT": (lambda: VisionTransformer(32, 8, 32, 3, 4, 4.0, output_dim=16), 32),
-    "OpenAI ResNet": (lambda: ModifiedResNet((1, 1, 1, 1), 16, 8, 32, 8), 32),
+    "OpenAI ViT": (lambda: open_clip.transformer.VisionTransformer(32, 8, 32, 3, 4, 4.0, output_dim=16), 32),
+    "OpenAI ResNet": (lambda: open_clip.modified_resnet.ModifiedResNet((1, 1, 1, 1), 16, 8, 32, 8), 32),
     "timm ViT in CLIP": (lambda: TimmModel("test_vit", 16, 160, pool="token"), 160),
     "timm ViT": (lambda: timm.create_model("test_vit", num_classes=0), 160),
     "ConvNeXt": (lambda: TimmModel("test_convnext", 16, 32, pool="avg"), 32),

@@ -90,13 +90,3 @@ def test_features_of_a_file_need_the_weights_that_made_them():
         duplex.Dataset.from_arrays(np.zeros((1, 16)), table, encoder=NAME, weights="random:1")
     with pytest.raises(UsageError, match="would not fit imported features"):
         _encoder_entry(NAME, "random:1", None, Path("X.npy"))
-
-
-def test_data_add_remarks_on_random_weights(project, command):
-    manifest = shapes_manifest(scale=0.03)
-    render_images(manifest, project / "images")
-    manifest.to_csv(project / "images" / "table.csv", index=False)
-    result = command("data", "add", "mine", "images/table.csv", "--encoder", NAME, "--weights", "random:2")
-    assert result.code == 0
-    assert "random weights, whose results mean nothing" in result.out
-    assert "weights drawn at random" in command("doctor").out

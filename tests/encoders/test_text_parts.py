@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from duplex.encoders.open_clip import open_clip
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.encoders.text import ClipTextTower, Vocabulary
-from duplex.encoders.upstream import open_clip
 from duplex.errors import DuplexError
 from tests.encoders.towers import END, START, FakeTokenizer, small_model, text_ids
 
@@ -41,30 +41,12 @@ def test_a_word_without_a_trained_token_is_named() -> None:
         vocabulary.tokens("striped zebra")
 
 
-def test_embeddings_are_rows_of_the_table() -> None:
-    model = small_model()
-    tower = ClipTextTower(model, FakeTokenizer([START], [END], 0))
-    assert torch.equal(tower.embedding([3, 5]), model.token_embedding.weight[[3, 5]])
-    assert torch.equal(tower.embedding(torch.tensor([5])), model.token_embedding.weight[[5]])
-    assert not tower.embedding([3]).requires_grad
-
-
 def test_start_and_end_come_from_the_tokenizer() -> None:
     tower = ClipTextTower(small_model(), FakeTokenizer([START], [END], 0))
     assert (tower.start, tower.end) == (START, END)
     assert tower.tokens("7 8") == [7, 8]
     headless = ClipTextTower(small_model({"no_causal_mask": True, "pool_type": "last"}), FakeTokenizer([], [1], 1))
     assert headless.tokens("7 8") == [7, 8]
-
-
-def test_the_scale_and_sizes_are_the_models() -> None:
-    """The scale is ln(1/τ), as open_clip stores it."""
-    model = small_model()
-    with torch.no_grad():
-        model.logit_scale.fill_(4.6052)
-    tower = ClipTextTower(model)
-    assert tower.logit_scale == pytest.approx(4.6052)
-    assert (tower.width, tower.dim, tower.context_length) == (16, 8, 12)
 
 
 SIZES = {"context_length", "vocab_size", "width", "heads", "layers"}

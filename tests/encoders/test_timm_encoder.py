@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from duplex.encoders.base import encoder_identity, load_encoder
-from duplex.encoders.others import timm
+from duplex.encoders.open_clip import timm
 from duplex.errors import UsageError
 from tests.encoders.small import noise_image
 

@@ -21,13 +21,6 @@ def test_the_weights_are_small_and_in_half_precision():
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float16, torch.int64}
 
 
-def test_only_rows_in_use_have_values():
-    state, rows = tiny.load_state()
-    finite = state.pop(tiny.TOKENS).isfinite().all(dim=1)
-    assert torch.equal(finite.nonzero().flatten(), rows)
-    assert all(value.isfinite().all() for value in state.values())
-
-
 def test_every_label_and_the_usual_prompt_are_known_and_an_unknown_word_is_named():
     known = [*STATES, *OBJECTS, *LOOKS, *OUTLINES, "a photo of the picture"]
     assert unknown_words("tiny", known) == []

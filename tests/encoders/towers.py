@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duplex.encoders.upstream import CLIP, open_clip
+from duplex.encoders.open_clip import open_clip
 
 VISION = {"image_size": 8, "layers": 1, "width": 16, "patch_size": 8, "head_width": 8}
 VOCABULARY, CONTEXT = 64, 12
@@ -43,7 +43,7 @@ def small_model(
         vision = VISION | {"attentional_pool": True}
         model = open_clip.CoCa(8, multimodal_cfg=decoder, text_cfg=config, vision_cfg=vision)
     else:
-        model = (open_clip.CustomTextCLIP if custom else CLIP)(8, VISION, config, quick_gelu=quick_gelu)
+        model = (open_clip.CustomTextCLIP if custom else open_clip.CLIP)(8, VISION, config, quick_gelu=quick_gelu)
     model = model.double().eval()
     with torch.no_grad():
         for weight in model.parameters():

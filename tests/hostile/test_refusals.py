@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.encoders.open_clip import missing_weights
+from duplex.encoders.base import missing_weights
 from duplex.errors import DuplexError
 from duplex.project import sweep
 from duplex.recognition import inputs

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from duplex.encoders.vision_ops import ensure_torchvision
+from duplex.encoders.open_clip import open_clip
+from duplex.encoders.text import ClipTextTower
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
@@ -26,13 +27,8 @@ KINDS = sorted(kind for kind, source in installed_methods().items() if source.mo
 @cache
 def small_tower(seed: int = 0, dtype: torch.dtype = torch.float64, device: str = "cpu"):
     """A random CLIP text tower of two layers, in double precision unless told."""
-    ensure_torchvision()
-    from open_clip.model import CLIP
-
-    from duplex.encoders.text import ClipTextTower
-
     torch.manual_seed(seed)
-    model = CLIP(
+    model = open_clip.CLIP(
         embed_dim=DIM,
         vision_cfg={"layers": 1, "width": 16, "image_size": 8, "patch_size": 8, "head_width": 8},
         text_cfg={"context_length": 16, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},

@@ -18,20 +18,17 @@ from duplex.encoders.base import (
     CatalogEntry,
     EncoderFamily,
     EncoderSource,
-    complete_preprocess,
     read_config,
-    read_weights,
     refuse_other_weights,
 )
-from duplex.encoders.open_clip import ClipEncoder
-from duplex.encoders.upstream import CLIP, SimpleTokenizer
+from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, open_clip, read_weights
 from duplex.errors import UsageError
 
 CONFIG = Path(__file__).with_name("model.json")
 WEIGHTS = Path(__file__).with_name("weights.safetensors")
 TAG = "packaged"  # of the weights
 TOKENS = "token_embedding.weight"
-_tokenizer = cache(SimpleTokenizer)
+_tokenizer = cache(open_clip.SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
@@ -73,7 +70,7 @@ class TinyFamily(EncoderFamily):
 
 class TinyEncoder(ClipEncoder):
     def build(self, source: EncoderSource) -> Any:
-        model = CLIP(**source.architecture)
+        model = open_clip.CLIP(**source.architecture)
         model.load_state_dict(load_state(source.weights)[0])
         return model.eval().requires_grad_(False)
 

@@ -6,45 +6,33 @@ import textwrap
 
 import pytest
 
-from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.subprocesses import ENVIRONMENT
 
 FORKS = """
 import os
-import sys
-import types
 import torch
-vision_ops = types.ModuleType("vision_ops")  # without its package, which imports open_clip
-exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"), vision_ops.__dict__)
+import duplex.encoders.text
 
-def repeats():
-    first = vision_ops.ensure_torchvision()
-    assert vision_ops.ensure_torchvision() == first
-    import torchvision
+def refuse(path):
+    raise OSError("libcudart is missing")
 
-def nothing_is_declared():
+kept = []
+def register(path):
     '''A library that registers the operators, as a matching build does: ours must then declare none.'''
-    def load(path):
-        vision_ops._kept = torch.library.Library("torchvision", "FRAGMENT")
-        for schema in vision_ops.SCHEMAS.values():
-            vision_ops._kept.define(schema)
-    torch.ops.load_library = load
-    assert vision_ops.ensure_torchvision() is False
-    assert not vision_ops._declared
+    if kept:
+        refuse(path)  # the import of torchvision that follows
+    kept.append(torch.library.Library("torchvision", "FRAGMENT"))
+    for name in ("nms", "qnms"):
+        kept[0].define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
-def declared():
-    def load(path):
-        raise OSError("libcudart is missing")
-    torch.ops.load_library = load
-    assert vision_ops.ensure_torchvision() is True
-    import torchvision
-
-for work in (repeats, nothing_is_declared, declared):
-    process = os.fork()
-    if process == 0:
-        work()
-        print(work.__name__, flush=True)
+for load, declares in ((refuse, True), (register, False)):
+    if os.fork() == 0:
+        torch.ops.load_library = load
+        from duplex.encoders import open_clip
+        assert hasattr(open_clip, "declared") == declares
+        print(load.__name__, flush=True)
         os._exit(0)
-    os.waitpid(process, 0)
+    os.wait()
 """
 
 
@@ -54,20 +42,21 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_operators_are_declared_where_the_library_lacks_them_and_nowhere_else() -> None:
-    done = run("-c", FORKS, str(ROOT / "duplex" / "encoders" / "vision_ops.py"))
-    assert done.stdout.split() == ["repeats", "nothing_is_declared", "declared"], done.stderr
+    done = run("-c", FORKS)
+    assert done.stdout.split() == ["refuse", "register"], done.stderr
 
 
 @pytest.mark.slow
 def test_open_clip_and_timm_are_imported_without_the_compiler_which_works_afterwards() -> None:
     done = run(
         "-c",
-        "import sys, duplex.encoders.upstream; before = 'torch._dynamo' in sys.modules or 'sympy' in sys.modules\n"
+        "import sys, duplex.project.stages; early = 'open_clip' in sys.modules\n"
+        "import duplex.encoders.open_clip; before = 'torch._dynamo' in sys.modules or 'sympy' in sys.modules\n"
         "import torch, torch._dynamo; from torch._dynamo.utils import is_compile_supported\n"
         "double = torch.compile(lambda x: 2 * x, backend='eager')\n"
-        "print(before, torch._dynamo.__file__ is not None, double(torch.ones(1)).item())",
+        "print(early, before, torch._dynamo.__file__ is not None, double(torch.ones(1)).item())",
     )
-    assert done.stdout.split() == ["False", "True", "2.0"], done.stderr
+    assert done.stdout.split() == ["False", "False", "True", "2.0"], done.stderr
 
 
 @pytest.mark.slow
@@ -79,7 +68,7 @@ def test_worker_processes_prepare_images(tmp_path) -> None:
         import torch
         from PIL import Image
         from torch.utils.data import DataLoader
-        from duplex.encoders.base import ImageTransform
+        from duplex.encoders.open_clip import ImageTransform
         from duplex.features.encode import ImageRows
         from pathlib import Path
         if __name__ == "__main__":
