@@ -37,7 +37,7 @@ from duplex.recognition.trained import TrainedRun, open_trained
 from duplex.system.threads import initial_modes
 from duplex.training.checkpoint import load_checkpoint
 from duplex.training.inputs import RunInputs
-from duplex.training.loop import make_optimiser, optimiser_step
+from duplex.training.loop import make_optimiser, optimiser_step, shuffled_rows
 from duplex.training.run import MethodSpec, calibration_for, evaluate_world, term_metrics, train_run
 
 IMAGES = 40
@@ -194,7 +194,7 @@ def _check_training(kind: type[Method[Any]], options: Options) -> None:
             optimiser = make_optimiser(method, SETTINGS)
             method.train()
             torch.manual_seed(7)
-            for rows in train.shuffled_rows(torch.Generator().manual_seed(3)).split(SETTINGS.batch_size)[:3]:
+            for rows in shuffled_rows(train, torch.Generator().manual_seed(3)).split(SETTINGS.batch_size)[:3]:
                 optimiser_step(method, train, rows, SETTINGS, optimiser)
             method.eval().on_features_changed(train)
             method.after_epoch(1)
@@ -313,10 +313,10 @@ def _check_inspectable(method: Method[Any]) -> None:
 
 
 def _check_predictions(method: Method[Any]) -> None:
-    values = method.likelihood()
+    values = method.composition_plausibility()
     size = small_labels().size
     valid = values is None or (values.shape == (size,) and bool(torch.isfinite(values).all()))
-    _demand(valid, method, f"likelihood() is not one finite number for each of the {size} compositions")
+    _demand(valid, method, f"composition_plausibility() is not one finite number for each of the {size} compositions")
     candidates = small_labels().candidates("closed", "test")
     batch = small_batch(6, seed=4)
     scores = _scores(method, candidates, batch.inputs)

@@ -155,13 +155,6 @@ class Batch:
         }
         return Batch(inputs, self.compositions[device_rows], self.compositions_np[host_rows], self.rows_np[host_rows])
 
-    def shuffled_rows(self, order: torch.Generator) -> Tensor:
-        """The indices 0 to B - 1 in a random order; if inputs are on disk, in one that a disk reads fast."""
-        for values in self.inputs.values():
-            if not isinstance(values, Tensor):
-                return values.shuffled_rows(order)
-        return torch.randperm(len(self), generator=order)
-
     @property
     def rows(self) -> Tensor:
         """Index [B] of each image among all training images, which `Method.start` receives."""
@@ -261,7 +254,7 @@ class Method(nn.Module, Generic[OptionsT]):
         auc: the validation AUC of scores [V, C].
         """
 
-    def tuned_options(self) -> dict[str, Any]:
+    def chosen_options(self) -> dict[str, Any]:
         """The values that `tune` chose by option, to train again without validation images."""
         return {}
 
@@ -285,7 +278,7 @@ class Method(nn.Module, Generic[OptionsT]):
         """Probability of each candidate per image, from `scores` [B, C]; excluded candidates have -inf."""
         return scores.softmax(-1)
 
-    def likelihood(self) -> Tensor | None:
+    def composition_plausibility(self) -> Tensor | None:
         """How likely the training images make each composition [M·N], to exclude the least likely; or None."""
         return None
 
@@ -306,9 +299,19 @@ class Method(nn.Module, Generic[OptionsT]):
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
 
 
-def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weights:
-    """Weights with the best AUC, by coordinate search; the last is fixed, as a common factor changes no ranking."""
-    best, best_auc = first, auc_with(first)
+def tuned_weights(
+    first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
+) -> Tensor:
+    """The K weights from `first` [K] with the best `auc` of the sum of the `weighted` summands [B, C].
+
+    A coordinate search; the last weight is fixed, as a common factor changes no ranking.
+    """
+
+    def auc_with(weights: Weights) -> float:
+        return auc(torch.stack([*weighted(weights)]).sum(0))
+
+    best: Weights = tuple(first.tolist())
+    best_auc = auc_with(best)
     for step in STEPS:
         improved = True
         while improved:
@@ -318,13 +321,4 @@ def search_weights(first: Weights, auc_with: Callable[[Weights], float]) -> Weig
                 if max(trial) < LARGEST_WEIGHT and (trial_auc := auc_with(trial)) > best_auc:
                     best, best_auc = trial, trial_auc
                     improved = True
-    return best
-
-
-def tuned_weights(
-    first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
-) -> Tensor:
-    """The K weights from `first` [K] with the best `auc` of the sum of the `weighted` summands [B, C]."""
-    return torch.tensor(
-        search_weights(tuple(first.tolist()), lambda weights: auc(torch.stack([*weighted(weights)]).sum(0)))
-    )
+    return torch.tensor(best)

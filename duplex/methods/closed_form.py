@@ -4,7 +4,7 @@
 
 * p(c^t|x), p(s|x), p(o|x): posteriors by prompts of compositions, states and objects
 * p_g(c|x): softmax of g_c, the log-likelihood of the image feature under a normal distribution about the mean of
-  composition c (duplex/methods/gaussian.py)
+  composition c (duplex/methods/gaussian.py has it, and the covariance that all compositions share)
 * p_g(s|x), p_g(o|x): posteriors by normal distributions per state and per object
 * w: weights that maximise validation AUC;  Z normalises over the candidates
 
@@ -13,7 +13,7 @@ With `fusion: sum` probabilities are added, as in the Duplex paper.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -117,7 +117,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         for name, new in measured.items():
             getattr(self, name).copy_(new)
         self._fitted = None
-        model = self._fit(self.options.shrinkage, self.options.interactions, self.options.added_variance)
+        model = self._fit(self._settings())
         self.chosen.copy_(torch.tensor([model.shrinkage, model.tau, model.added_variance]))
 
     def on_features_changed(self, train: Batch) -> None:
@@ -126,7 +126,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
     def fitted(self) -> ClosedForm:
         """The `ClosedForm` that `start` fitted, in float32."""
         if self._fitted is None:
-            model = self._fit(*self.chosen.tolist())
+            model = self._fit(self._settings(self.chosen.tolist()))
             self._fitted = model.to(torch.float32, self.counts.device)
         return self._fitted
 
@@ -147,23 +147,17 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return ClassStatistics(*shape, self._seen[present], self.counts[present], self.sums[present], self.moment)
 
     def fitted_statistics(self) -> FittedStatistics:
+        return FittedStatistics(self._statistics(), self._settings())
+
+    def _settings(self, chosen: Sequence[float] | None = None) -> FitSettings:
         options = self.options
-        settings = self._settings(options.shrinkage, options.interactions, options.added_variance)
-        return FittedStatistics(self._statistics(), settings)
+        shrinkage, interactions, added = chosen or (options.shrinkage, options.interactions, options.added_variance)
+        return FitSettings(options.ridge, shrinkage, interactions, options.prior, added)
 
-    def _settings(self, shrinkage: float | None, interactions: float | None, added: float | None) -> FitSettings:
-        return FitSettings(
-            ridge=self.options.ridge,
-            shrinkage=shrinkage,
-            interactions=interactions,
-            prior=self.options.prior,
-            added_variance=added,
-        )
-
-    def _fit(self, shrinkage: float | None, interactions: float | None, added: float | None) -> ClosedForm:
+    def _fit(self, settings: FitSettings) -> ClosedForm:
         words, device = self.context.words, self.counts.device
         vectors = None if words is None else (words.states.to(device), words.objects.to(device))
-        return ClosedForm.fit(self._statistics(), self._settings(shrinkage, interactions, added), vectors)
+        return ClosedForm.fit(self._statistics(), settings, vectors)
 
     def groups(self) -> list[dict[str, Any]]:
         return super().groups() if self.options.losses else []
@@ -183,7 +177,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         terms = [term.cpu() for term in self._log_terms(candidates)(images)]
         self.weights.copy_(tuned_weights(self.weights, lambda weights: self._weighted(terms, weights), auc))
 
-    def tuned_options(self) -> dict[str, Any]:
+    def chosen_options(self) -> dict[str, Any]:
         return {"weights": tuple(self.weights.tolist())}
 
     @torch.no_grad()
@@ -200,7 +194,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return [w * (term if multiplies else term.exp()) for w, term in zip(weights, terms, strict=True)]
 
     @torch.no_grad()
-    def likelihood(self) -> Tensor:
+    def composition_plausibility(self) -> Tensor:
         return self.fitted().log_support().flatten()
 
     @torch.no_grad()

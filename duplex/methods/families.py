@@ -306,11 +306,9 @@ def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
     """Each image's next partner [B] of those `allowed` [B, B], wrapping around, or itself; and which have one [B]."""
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)
-    after = (place[None] - place[:, None]) % max(count, 1)  # 0 is the image itself
+    after = (place[None] - place[:, None]) % count  # 0 is the image itself
     free = allowed & (after > 0)
     has_partner = free.any(1)
-    if not count:
-        return place, has_partner
     return torch.where(has_partner, after.masked_fill(~free, count).argmin(1), place), has_partner
 
 

@@ -224,8 +224,8 @@ class WithFinetuning(Method[Options]):
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
         self.method.tune(FinetunedInputs(images, self.blocks), candidates, auc)
 
-    def tuned_options(self) -> dict[str, Any]:
-        return self.method.tuned_options()
+    def chosen_options(self) -> dict[str, Any]:
+        return self.method.chosen_options()
 
     def scorer(self, candidates: Ints) -> Scorer:
         return with_finetuned_features(self.method.scorer(candidates), self.blocks)
@@ -242,8 +242,8 @@ class WithFinetuning(Method[Options]):
     def probabilities(self, scores: Tensor) -> Tensor:
         return self.method.probabilities(scores)
 
-    def likelihood(self) -> Tensor | None:
-        return self.method.likelihood()
+    def composition_plausibility(self) -> Tensor | None:
+        return self.method.composition_plausibility()
 
     def fitted_statistics(self) -> FittedStatistics | None:
         return self.method.fitted_statistics()

@@ -88,13 +88,7 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Statistics of features `z` [n, d]; raises DuplexError for indices out of range and infinite or NaN values."""
-        if len(z) != len(compositions):
-            raise DuplexError(
-                f"there are {len(z)} features and {len(compositions)} labels; expected one label per feature"
-            )
-        if len(z) and not 0 <= int(compositions.min()) <= int(compositions.max()) < states * objects:
-            raise DuplexError(f"compositions must be from 0 to {states * objects - 1}, for {states} x {objects} labels")
+        """Statistics of features `z` [n, d]; raises DuplexError for infinite and NaN values."""
         broken = ~torch.isfinite(z).all(dim=1)
         if broken.any():
             first = int(broken.nonzero()[0])
@@ -308,10 +302,9 @@ class KernelFactors:
     def of_words(cls, states: Tensor, objects: Tensor) -> KernelFactors:
         return cls(kernel_factor(states), kernel_factor(objects))
 
-    def features(self, seen: PairMeans) -> Tensor:
+    def features(self, states: Tensor, objects: Tensor) -> Tensor:
         """The regressors `U_m (x) V_n` of P pairs' interactions [P, r s]."""
-        u, v = self.states[seen.states], self.objects[seen.objects]
-        return (u[:, :, None] * v[:, None]).flatten(1)
+        return (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
 
 
 def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
@@ -326,16 +319,13 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Interactions:
+class Interactions(KernelFactors):
     """Vectors `gamma_mn` [d] by which pairs' means depart from their effects' sum."""
 
-    states: Tensor  # U [M, r], factor of the states' kernel
-    objects: Tensor  # V [N, s], factor of the objects' kernel
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
-        phi = (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
-        return phi @ self.core.flatten(0, 1)
+        return self.features(states, objects) @ self.core.flatten(0, 1)
 
     def project(self, x: Tensor) -> Tensor:
         """`U (x . G)` [B, M, s] of features `x` [B, d]; times `V^T` it is `x . gamma_mn`."""
@@ -344,7 +334,7 @@ class Interactions:
 
 class JointEquations:
     def __init__(self, seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float) -> None:
-        self.normal, phi = NormalEquations(seen, v, ridge), kernels.features(seen)
+        self.normal, phi = NormalEquations(seen, v, ridge), kernels.features(seen.states, seen.objects)
         weighted = self.normal.w[:, None] * phi
         corner = phi.T @ weighted
         corner.diagonal().add_(1 / tau)

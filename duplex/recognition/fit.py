@@ -504,7 +504,7 @@ def fit_chosen(recipes: FolderRecipes, recipe: Trial) -> Run:
     files = recipes.final_files(recipe)
     resume = ResumePoint("all images", files.unfinished_training, recipes.runs.files(recipe).root.name)
     inputs = recipes.all_images(recipe)
-    run = train_on_all_images(recipe.spec, record, method.tuned_options(), inputs, recipes.device, resume)
+    run = train_on_all_images(recipe.spec, record, method.chosen_options(), inputs, recipes.device, resume)
     run.write(files)
     return run
 

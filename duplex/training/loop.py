@@ -237,7 +237,7 @@ def train_epoch(
     size = settings.batch_size * settings.accumulate
     losses = Losses(state.epoch + 1, settings)
     earlier_steps = state.epoch * math.ceil(len(images) / size)
-    for step, (batch, rows) in enumerate(prefetch(images, images.shuffled_rows(state.order).split(size)), start=1):
+    for step, (batch, rows) in enumerate(prefetch(images, shuffled_rows(images, state.order).split(size)), start=1):
         losses.add(step, len(rows), optimiser_step(state.method, batch, rows, settings, state.optimiser))
         if hooks.reads_steps or step % READ_EVERY == 0:
             losses.flush()
@@ -247,6 +247,14 @@ def train_epoch(
         show(step, losses.means)
     losses.flush()
     return losses.means
+
+
+def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
+    """The indices of all images in a random order; if inputs are on disk, in one that a disk reads fast."""
+    for values in images.inputs.values():
+        if not isinstance(values, Tensor):
+            return values.shuffled_rows(order)
+    return torch.randperm(len(images), generator=order)
 
 
 class Losses:

@@ -266,7 +266,7 @@ def train_on_all_images(
     """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
 
     chosen: checkpoint metadata of the earlier run; its number of epochs, bias and distance threshold are used.
-    tuned: values of options that the earlier run chose on validation images (`Method.tuned_options`).
+    tuned: values of options that the earlier run chose on validation images (`Method.chosen_options`).
     inputs: data set with every image in the training split.
     """
     options = replace(spec.options, **tuned)
@@ -333,7 +333,7 @@ def finish(
     by_world = {"closed": calibrate(method, val, labels, "closed", None, settings.thresholds, rule, keep)}
     auc_all = None
     if "open" in spec.worlds:
-        if rule == "likelihood" and method.likelihood() is None:
+        if rule == "likelihood" and method.composition_plausibility() is None:
             print(f"{spec.name} has no likelihood of compositions; feasibility is from word vectors", file=sys.stderr)
         if rule == "auto" and (pairs := unseen_pairs(val, labels)) < FEWEST_PAIRS:
             few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"

@@ -415,7 +415,7 @@ def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
     None if the method has no likelihood or no composition is unseen.
     """
     labels = method.labels
-    likelihood = None if len(labels.pairs["train"]) == labels.size else method.likelihood()
+    likelihood = None if len(labels.pairs["train"]) == labels.size else method.composition_plausibility()
     if likelihood is None:
         return None
     values: Floats = likelihood.detach().to("cpu", torch.float64, copy=True).numpy()

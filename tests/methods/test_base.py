@@ -3,13 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from duplex.methods.base import Batch, Inspectable, Method
-from duplex.methods.families import WordTable, next_allowed_partner
+from duplex.training.loop import shuffled_rows
 from tests.methods.field import batch, context
-from tests.methods.world import features
 
 
 class DiskInputs:
@@ -50,8 +48,8 @@ def test_inputs_on_disk_are_indexed_and_choose_the_order():
     plain, rows = batch(6), torch.tensor([1, 5])
     on_disk = Batch({"cls": plain.cls, "patch": DiskInputs(plain.inputs["patch"])}, plain.compositions)  # type: ignore[dict-item]
     assert torch.equal(on_disk[rows].inputs["patch"], plain.inputs["patch"][rows])
-    assert on_disk.shuffled_rows(torch.Generator()).tolist() == [5, 4, 3, 2, 1, 0]
-    order = plain.shuffled_rows(torch.Generator().manual_seed(1))
+    assert shuffled_rows(on_disk, torch.Generator()).tolist() == [5, 4, 3, 2, 1, 0]
+    order = shuffled_rows(plain, torch.Generator().manual_seed(1))
     assert torch.equal(order, torch.randperm(6, generator=torch.Generator().manual_seed(1)))
 
 
@@ -64,26 +62,6 @@ def test_the_defaults_train_all_parameters_and_offer_nothing_else():
     assert plain.shared() == () and plain.inspectable() == Inspectable() and plain.inspectable().present_fields == ()
     for name, argument in (("score_blocks", 2), ("score_terms", [0]), ("portable", [0])):
         assert getattr(plain, name)(argument) is None
-    assert plain.likelihood() is None
+    assert plain.composition_plausibility() is None
     scores = torch.tensor([[1.0, 2.0, -torch.inf]])
     assert torch.equal(plain.probabilities(scores), scores.softmax(1))
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_word_tables_start_at_the_normalised_vectors(trained):
-    states, objects = features(4, 1), features(3, 2)
-    table = WordTable(states, objects, trained=trained)
-    assert table.width == 8 and len(list(table.parameters())) == (2 if trained else 0)
-    assert set(table.state_dict()) == {"states", "objects"}
-    for rows, vectors in ((table.states, states), (table.objects, objects)):
-        torch.testing.assert_close(rows.detach(), (vectors / vectors.norm(dim=1, keepdim=True)).float())
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_next_allowed_partner_equals_loops(seed):
-    count = seed
-    allowed = torch.rand(count, count, generator=torch.Generator().manual_seed(seed)) < 0.4
-    partner, has = next_allowed_partner(allowed)
-    for i in range(count):
-        after = [(i + step) % count for step in range(1, count) if allowed[i, (i + step) % count]]
-        assert (int(partner[i]), bool(has[i])) == ((after[0], True) if after else (i, False))

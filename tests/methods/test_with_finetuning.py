@@ -93,7 +93,7 @@ def test_every_kind_scores_and_trains_on_features_of_the_blocks(kind: str) -> No
 
 def test_every_function_of_the_protocol_is_passed_on() -> None:
     functions = {name for name, value in vars(Method).items() if isfunction(value) and not name.startswith("_")}
-    assert {"scorer", "likelihood"} < functions - {"primitives", "grow"} <= vars(WithFinetuning).keys()
+    assert {"scorer", "composition_plausibility"} < functions - {"primitives", "grow"} <= vars(WithFinetuning).keys()
 
 
 class Recorder(PromptMethod):
@@ -138,8 +138,8 @@ def test_score_blocks_are_the_scorers_scores() -> None:
 
 def test_likelihood_is_that_of_the_method() -> None:
     method = started("closed_form")
-    torch.testing.assert_close(method.likelihood(), method.method.fitted().log_support().flatten())
-    assert started("prompts").likelihood() is None
+    torch.testing.assert_close(method.composition_plausibility(), method.method.fitted().log_support().flatten())
+    assert started("prompts").composition_plausibility() is None
 
 
 def test_an_export_has_the_tensors_of_the_method_and_of_the_blocks() -> None:

@@ -50,7 +50,7 @@ def calibrate(*arguments: Any) -> Calibration:
 class WithLikelihood(Duplex):
     """A method whose likelihood grows with the number of the composition."""
 
-    def likelihood(self) -> torch.Tensor:
+    def composition_plausibility(self) -> torch.Tensor:
         return torch.arange(self.labels.size)
 
 
@@ -113,7 +113,7 @@ def test_without_unseen_compositions_there_is_no_feasibility() -> None:
     every = LabelSpace.from_pairs({"train": [(s, o) for s in LABELS.states for o in LABELS.objects]})
     assert feasibility_by_words(every, words()) is None
     assert feasibility_by_likelihood(small_method(Options(width=5))) is None  # without a likelihood
-    likely = SimpleNamespace(labels=every, likelihood=lambda: torch.zeros(every.size))
+    likely = SimpleNamespace(labels=every, composition_plausibility=lambda: torch.zeros(every.size))
     assert feasibility_by_likelihood(likely) is None  # type: ignore[arg-type]
 
 
