@@ -68,9 +68,3 @@ def test_losses_and_scores_by_loops():
         for c, s, o in zip(v_c, v_s, v_o, strict=True)
     ]
     close(scores(method, candidates, images), expected)
-
-
-def test_scores_do_not_depend_on_the_order_of_tokens():
-    method, images = build(Ade, **ROW), batch(3)
-    turned = type(images)({**images.inputs, "patch": images.inputs["patch"].flip(1)}, images.compositions)
-    close(scores(method, range(12), turned), scores(method, range(12), images))

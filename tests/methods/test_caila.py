@@ -8,7 +8,7 @@ import torch
 from duplex.methods.caila import Caila
 from duplex.methods.prompts import PromptMethod
 from tests.methods.field import CLIP, SEEN, N, batch, build, check_losses, scores, targets
-from tests.methods.loops import close, cross_entropy, dot, linear, products, softmax, unit
+from tests.methods.loops import close, cross_entropy, linear, products, softmax, unit
 
 ROW: dict[str, Any] = {"width": 4, "scale": 0.5}
 
@@ -64,18 +64,6 @@ def test_before_training_it_scores_as_clip_does():
     plain = build(PromptMethod, shaken=False, **CLIP)
     whole = scores(method, range(12), images)
     torch.testing.assert_close(whole.float(), scores(plain, range(12), images), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("own", [(6, 4), (9, 5), (0, 9, 5)])
-def test_artificial_images_of_unseen_compositions_are_left_out_of_the_loss(own):
-    method, count = build(Caila, **ROW), len(own)
-    z = torch.nn.functional.normalize(torch.randn(count, 8, dtype=torch.float64), dim=-1)
-    t = method.shared().compositions
-    made = [(unit(z[i] + z[(i + 1) % count]), own[i] // N * N + own[(i + 1) % count] % N) for i in range(count)]
-    rows = [[method.scale * dot(f, p.detach()) for p in t] for f, c in made if c in SEEN]
-    labels = [SEEN.index(c) for _, c in made if c in SEEN]
-    assert len(labels) == count - 1, "3, the state of the last with the object of the first, is unseen"
-    close(method.shift_loss(z, z, torch.tensor(own), t).item(), cross_entropy(rows, labels))
 
 
 def test_without_a_seen_artificial_image_the_loss_is_zero():

@@ -49,14 +49,3 @@ def test_losses_and_scores_by_loops(conditional, monkeypatch):
         for z, (s, o) in zip(images.cls, found, strict=True)
     ]
     close(scores(method, candidates, images), expected)
-
-
-def test_state_embeddings_depend_on_the_image_only_if_conditional():
-    for conditional in (True, False):
-        method = build(Canet, width=5, conditional=conditional)
-        for layer in method.see_s:
-            if hasattr(layer, "weight"):
-                torch.nn.init.zeros_(layer.weight)
-        to_states, _ = method.cosines(torch.nn.functional.normalize(batch(2).cls, dim=-1))
-        assert torch.allclose(to_states[0], to_states[1]) is not conditional
-        assert any("scale_" in name for name, _ in method.named_parameters()) is conditional

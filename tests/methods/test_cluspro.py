@@ -7,11 +7,9 @@ import torch
 
 from duplex.methods.cluspro import (
     ClusPro,
-    assign_clusters,
     balanced_assignment,
     covariance_norm,
     initial_clusters,
-    updated_clusters,
 )
 from tests.methods.field import N, batch, build
 from tests.methods.loops import close, dot, unit
@@ -108,15 +106,6 @@ def test_transport_is_separate_for_each_primitive():
         close(plan[own == group], plan_by_hand(similarity[own == group]))
     single = balanced_assignment(similarity.float(), own, 5)
     torch.testing.assert_close(single, plan.float(), rtol=1e-4, atol=1e-6)
-
-
-def test_prototypes_without_images_do_not_change():
-    rows = torch.nn.functional.normalize(torch.randn(3, 2, 4, dtype=torch.float64), dim=-1)
-    z, own = rows[1, :1].clone(), torch.tensor([1])
-    cluster = assign_clusters(z, own, rows)
-    after = updated_clusters(rows, z, own, cluster, 0.5)
-    changed = [(g, k) for g in range(3) for k in range(2) if not torch.equal(after[g, k], rows[g, k])]
-    assert set(changed) <= {(1, int(cluster))}
 
 
 def test_the_covariance_of_a_single_image_is_zero():

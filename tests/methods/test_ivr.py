@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 
-from duplex.methods.families import next_allowed_partner
 from duplex.methods.ivr import Ivr
 from tests.methods.field import SEEN, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, composed, cross_entropy, linear, mlp, products, softmax, unit
@@ -84,8 +83,3 @@ def test_images_without_partners_only_have_the_plain_losses():
     of_state = linear(method.of_states.classify, mlp(method.of_states.head, f))
     close(losses["state"].item(), cross_entropy([of_state], [own // N]))
     assert losses["again"] == losses["penalty"] == 0
-
-
-def test_an_empty_batch_has_no_partners():
-    place, found = next_allowed_partner(torch.zeros(0, 0, dtype=torch.bool))
-    assert place.shape == found.shape == (0,)

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.methods.lde import Lde, exp_map, intrinsic_mean, log_map
+from duplex.methods.lde import Lde
 from duplex.methods.paths import CompositionIndex, Prompts
 from tests.methods.field import LABELS, M, N, batch, build, scores
 from tests.methods.loops import close, dot, softmax, unit
-from tests.methods.world import DIM, features, small_tower
-
-EVERY = CompositionIndex(np.arange(M * N), N)
+from tests.methods.world import features, small_tower
 
 
 def units(rows):
@@ -77,29 +75,3 @@ def test_a_primitive_without_compositions_is_zero(space):
     found, same = method.prepare(CompositionIndex(np.array([8, 0]), N))
     close(found, method.centre)
     assert not torch.allclose(same, found)
-
-
-@pytest.mark.parametrize("space", ["linear", "sphere"])
-def test_additive_features_are_reconstructed_exactly(space):
-    """On the sphere the parts of `exp_mu(v_s + v_o)` have mean zero, so mu is the intrinsic mean."""
-    random = torch.Generator().manual_seed(2)
-    mu = unit(torch.randn(DIM, generator=random, dtype=torch.float64))
-    parts = [0.2 * torch.randn(k, DIM, generator=random, dtype=torch.float64) for k in (M, N)]
-    states, objects = ((p - p.mean(0)) @ (torch.eye(DIM) - torch.outer(mu, mu)) for p in parts)
-    v = (states[:, None] + objects[None]).reshape(M * N, DIM)
-    u = exp_map(mu, v) if space == "sphere" else mu + v
-    method = build(Lde, space=space)
-    method.decompose(u, torch.arange(M * N))
-    close(method.centre, mu)
-    close(method.states, states)
-    close(method.objects, objects)
-    close(method.prepare(EVERY), u)
-
-
-def test_exp_and_log_maps_are_inverse():
-    random = torch.Generator().manual_seed(3)
-    u = units(torch.randn(5, DIM, generator=random, dtype=torch.float64))
-    mu = intrinsic_mean(u[:3])
-    close(exp_map(mu, log_map(mu, u)), u)
-    close(log_map(mu, mu[None]), torch.zeros(1, DIM, dtype=torch.float64))
-    close(log_map(mu, u[:3]).mean(0), torch.zeros(DIM, dtype=torch.float64))

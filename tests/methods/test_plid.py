@@ -72,24 +72,6 @@ def test_losses_and_scores_by_loops():
     close(scores(method, candidates, images), torch.tensor(logits, dtype=torch.float64).softmax(-1))
 
 
-def test_the_bound_exceeds_the_loss_of_sampled_classes():
-    """Jensen: the closed form is at least the mean cross-entropy over class vectors drawn at random."""
-    method = build(Plid, **ROW)
-    random = torch.Generator().manual_seed(4)
-    x = unit(torch.randn(DIM, generator=random, dtype=torch.float64))
-    means = torch.nn.functional.normalize(torch.randn(5, DIM, generator=random, dtype=torch.float64), dim=-1)
-    samples = 0.1 * torch.randn(5, 6, DIM, generator=random, dtype=torch.float64)
-    deviations = samples - samples.mean(1, keepdim=True)
-    y = torch.tensor([2])
-    margins = method.margins(x[None], deviations, y)
-    bound = torch.nn.functional.cross_entropy(method.scale * (x @ means.T)[None] + margins, y)
-    # of each channel, classes that vary together as the samples do
-    draws = torch.randn(20000, 6, DIM, generator=random, dtype=torch.float64) / math.sqrt(5)
-    drawn = means + torch.einsum("njd,kjd->nkd", draws, deviations)
-    sampled = torch.nn.functional.cross_entropy(method.scale * drawn @ x, y.expand(20000))
-    assert bound >= sampled
-
-
 def test_the_weight_of_primitives_is_drawn_with_its_mean():
     method, like = build(Plid, **ROW).train(), torch.zeros(1, dtype=torch.float64)
     torch.manual_seed(5)

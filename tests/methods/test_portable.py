@@ -9,7 +9,7 @@ import torch
 from duplex.methods import portable
 from duplex.methods.prompts import PromptOptions
 from tests.methods.loops import close
-from tests.methods.world import DIM, features, small_labels, small_method
+from tests.methods.world import small_labels, small_method
 
 LABELS = small_labels()
 
@@ -36,24 +36,6 @@ def test_tensors_hold_the_contexts_and_the_learned_words(vocabulary):
         )
         assert torch.equal(lexicon[row[1:-1]], prompt)
         assert len(tensors["words.states"]) == 4 and len(tensors["words.objects"]) == 3
-
-
-def test_a_term_with_a_weight_is_weighted():
-    random = torch.Generator().manual_seed(0)
-    visual = torch.randn(5, DIM, dtype=torch.float64, generator=random)
-    z, t = features(3, 2), {"scale": torch.tensor(4.0), "visual": visual}
-    ((name, plain),) = portable.score_terms(t, z)
-    unit = z / z.norm(dim=1, keepdim=True)
-    assert name == "visual"
-    close(plain, (4 * unit @ visual.T).softmax(1))
-    weight = {"weights.visual": torch.tensor(0.3, dtype=torch.float64)}
-    ((_, weighed),) = portable.score_terms({**t, **weight}, z)
-    close(weighed, 0.3 * plain)
-    ((_, logarithm),) = portable.score_terms({**t, **weight, "product": torch.ones(())}, z)
-    close(logarithm, 0.3 * plain.log())
-    sure = {**t, "scale": torch.tensor(1e6), "product": torch.ones(())}
-    ((_, floored),) = portable.score_terms(sure, z)
-    assert floored.min() == pytest.approx(np.log(1e-30))
 
 
 @pytest.mark.parametrize("mixed", [False, True])

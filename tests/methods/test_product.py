@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.methods.base import LARGEST_WEIGHT, search_weights
 from duplex.methods.closed_form import ClosedFormMethod
 from duplex.methods.compcos import CompCos
 from duplex.methods.portable import score_terms
@@ -121,12 +120,6 @@ def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
     assert tuned.weights.tolist() != [1, 1] and tuned.weights[1] == 1
     first, second = (auc(product.scorer(columns)(images.inputs)) for product in (equal, tuned))
     assert second > first
-
-
-def test_the_search_stops_at_the_largest_weight() -> None:
-    assert search_weights((1.0, 1.0), lambda w: w[0])[0] < LARGEST_WEIGHT
-    assert search_weights((1.0, 1.0), lambda w: -abs(w[0] - 8))[0] == pytest.approx(8)
-    assert search_weights((1.0,), lambda w: w[0]) == (1.0,)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from types import ModuleType
 
@@ -79,25 +78,6 @@ def test_a_description_has_options_needs_and_provider():
     losses = next(option for option in description["options"] if option["name"] == "losses")
     default = ["state", "object", "semantic"]
     assert losses == {"name": "losses", "type": "list of state | object | semantic", "default": default}
-
-
-@dataclass(frozen=True)
-class RequiredOptions(Options):
-    depth: int
-    names: tuple[str, ...] = field(default_factory=lambda: ("a", "b"))
-    rate: float = 0.5
-
-
-class Required(Method[RequiredOptions]):
-    Options = RequiredOptions
-
-
-def test_a_description_without_defaults_has_no_needs():
-    description = describe_method(f"{__name__}:Required")
-    assert description["source"] == description["module"] == __name__
-    assert description["needs"] == [] and "error" not in description
-    defaults = {option["name"]: option["default"] for option in description["options"]}
-    assert defaults == {"depth": None, "names": ["a", "b"], "rate": 0.5}
 
 
 def test_a_built_in_kind_wins_and_one_of_two_distributions_is_refused(monkeypatch):
