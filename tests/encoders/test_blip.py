@@ -114,10 +114,3 @@ def test_a_folder_of_another_model_is_refused(folder, tmp_path):
     (moved / "config.json").write_text(json.dumps(config))
     with pytest.raises(DuplexError, match="is not of BLIP's retrieval model: it lacks 'image_text_hidden_size'"):
         encoder_identity(f"blip:{moved}", None)
-
-
-def test_a_folder_without_a_file_names_it(folder, tmp_path):
-    moved = shutil.copytree(folder, tmp_path / "moved")
-    (moved / "preprocessor_config.json").unlink()
-    with pytest.raises(DuplexError, match=r"preprocessor_config\.json"):
-        encoder_identity(f"blip:{moved}")

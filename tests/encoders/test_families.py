@@ -1,14 +1,16 @@
-"""Encoder families from entry points: built-in ones, and those of other distributions."""
+"""Encoder families from entry points: built-in ones, those of other distributions, and what edits of their code do."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
+import duplex
 from duplex.encoders.base import (
     GROUP,
     EncoderIdentity,
@@ -19,10 +21,17 @@ from duplex.encoders.base import (
     missing_weights,
     unknown_words,
 )
+from duplex.errors import DuplexError, UsageError
+from duplex.features import extract
+from duplex.features.file import PartialCache, read_features
+from duplex.recognition import fit
+from duplex.recognition.update import update_model
 from duplex.system.plugins import installed_plugins
 from tests.encoders.small import write_folder
+from tests.recognition.drawn_folder import draw_folder, draw_pair
+from tests.recognition.searches import only_the_first
 
-MODULE = """
+RENAMED = """
 from duplex.encoders.open_clip import ClipFamily
 
 class Renamed(ClipFamily):
@@ -36,19 +45,23 @@ class Renamed(ClipFamily):
 """
 
 
+def install(folder: Path, module: str, source: str, points: str, patch: pytest.MonkeyPatch) -> Path:
+    """Write a distribution of one module to a folder on sys.path; return the module's file."""
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[duplex.encoders]\n{points}\n")
+    (folder / f"{module}.py").write_text(source)
+    patch.syspath_prepend(folder)
+    patch.delitem(sys.modules, module, raising=False)
+    return folder / f"{module}.py"
+
+
 @pytest.fixture
 def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A distribution on sys.path with a family `other` and one with a built-in name."""
-    info = tmp_path / "other_encoders-0.3.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-encoders\nVersion: 0.3\n")
-    (info / "entry_points.txt").write_text(
-        "[duplex.encoders]\nother = other_encoders:Renamed\ntiny = other_encoders:Renamed\n"
-    )
-    (tmp_path / "other_encoders.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "other_encoders", raising=False)
-    return tmp_path
+    points = "other = other_encoders:Renamed\ntiny = other_encoders:Renamed"
+    return install(tmp_path, "other_encoders", RENAMED, points, monkeypatch).parent
 
 
 def test_a_family_of_another_distribution_loads(distribution: Path) -> None:
@@ -83,3 +96,87 @@ def test_an_identity_survives_as_a_record() -> None:
     assert list(record) == [field.name for field in fields(EncoderIdentity) if field.name != "code"]
     assert all(isinstance(value, str) for value in record.values())
     assert EncoderIdentity.from_dict({**record, "manifest": "m"}) == identity
+
+
+MINE = """
+from dataclasses import replace
+
+from duplex.encoders.tiny import TinyFamily
+
+class Mine(TinyFamily):
+    def find(self, name, weights=None):
+        return replace(super().find("tiny", weights), name="mine")
+"""
+LINE = "duplex: the code of 'mine' has changed since the model was trained\n"
+Change = Callable[[], object]
+
+
+@pytest.fixture
+def change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Change:
+    """Install the packaged encoder as the plug-in `mine`; return a function that changes the plug-in's code."""
+    file = install(tmp_path / "site", "mine_encoders", MINE, "mine = mine_encoders:Mine", monkeypatch)
+    return lambda: file.write_text(f"{MINE}\nCHANGED = 1\n")
+
+
+def test_the_code_is_in_the_identity_of_plugins_alone(change: Change) -> None:
+    before = encoder_identity("mine")
+    assert before.code and load_encoder("mine").identity == before
+    assert EncoderIdentity.from_dict(before.to_dict()) == before
+    tiny = encoder_identity("tiny").to_dict()
+    assert "code" not in tiny and before.to_dict() == {**tiny, "encoder": "mine", "code": before.code}
+    change()
+    after = encoder_identity("mine")
+    assert after != before and load_encoder("mine").identity == after
+
+
+def test_caches_and_runs_of_other_code_are_refused_or_made_again(
+    change: Change, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = draw_folder(tmp_path / "shop", images=4)
+    data = duplex.load_dataset(root, encoder="mine", cache=tmp_path / "cache")
+    run = duplex.fit(data, "closed_form")
+    folder = run.save(tmp_path / "run")
+    (cache,) = (tmp_path / "cache").glob("*/*.h5")
+    features, image = read_features(cache), next(root.rglob("*.png"))
+    capsys.readouterr()
+    duplex.Recognizer.load(folder)(image)
+    assert "has changed" not in capsys.readouterr().err
+    change()
+    with pytest.raises(DuplexError, match="made with another code of its encoder family"):
+        read_features(cache, expect=encoder_identity("mine").to_dict())
+    recognizer = duplex.Recognizer.load(folder)
+    recognizer(image)
+    recognizer(image)
+    assert capsys.readouterr().err.count(LINE) == 1
+    assert len(recognizer(features)) == len(features.cls), "features of training are still those of the model"
+    data = duplex.load_dataset(root, encoder="mine", cache=tmp_path / "cache")
+    (other,) = set((tmp_path / "cache").glob("*/*.h5")) - {cache}
+    with pytest.raises(UsageError, match="was trained on features of code"):
+        duplex.evaluate(run, data)
+    with pytest.raises(UsageError, match=r"made with another code of its encoder family.*or choose a model"):
+        recognizer(read_features(other))
+
+
+@pytest.mark.slow
+def test_a_fit_encodes_again_and_an_update_is_refused(
+    change: Change, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    root, out = draw_folder(tmp_path / "shop", images=6), tmp_path / "model"
+    draw_pair(tmp_path / "more", "red", "star", range(20, 24))
+    fit.fit_folder(root, out, encoder="mine", say=lambda _: None)
+    update_model(out, tmp_path / "more", tmp_path / "updated", say=lambda _: None)
+    change()
+    with pytest.raises(UsageError, match=r"the code of 'mine' has changed since .*was fitted.*`duplex fit` again"):
+        update_model(out, tmp_path / "more", tmp_path / "other", say=lambda _: None)
+    encoded: list[torch.device] = []
+    encode = extract._encode_pending
+
+    def counted(cache: PartialCache, job: extract.ExtractionJob) -> None:
+        encoded.append(job.encoder.device)
+        encode(cache, job)
+
+    monkeypatch.setattr(extract, "_encode_pending", counted)
+    fit.fit_folder(root, out, encoder="mine", say=lambda _: None, force=True)
+    assert len(encoded) == 1
+    update_model(out, tmp_path / "more", tmp_path / "again", say=lambda _: None)

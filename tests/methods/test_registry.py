@@ -12,13 +12,12 @@ import pytest
 from torch import nn
 
 from duplex.errors import DISTRIBUTION, UsageError
-from duplex.methods import registry
 from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.finetuned import WithFinetuning
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
-from duplex.options import OptionError, Options
+from duplex.options import Options
 from duplex.system import plugins
 from duplex.system.plugins import module_of
 from tests.methods.world import small_context
@@ -60,15 +59,6 @@ class NeedsAll(Method[Options]):
 def test_a_missing_input_is_reported_with_what_to_do(kind, options, change, message):
     with pytest.raises(UsageError, match=message):
         make_method(kind, options, dataclasses.replace(small_context(), **change))
-
-
-def test_wrong_options_are_refused_where_they_are_made():
-    with pytest.raises(OptionError, match=r"^context: input should be 'learned' or 'fixed'"):
-        PromptOptions(context="lerned")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="width: input should be a valid integer"):
-        dataclasses.replace(PromptOptions(), width=3.5)  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"codebook: unknown key; known: context,"):
-        registry.parse_options("prompts", {"codebook": "none"})
 
 
 def test_a_description_has_options_needs_and_provider():

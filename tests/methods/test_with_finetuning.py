@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, partialmethod
 from inspect import isfunction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.finetuned import WithFinetuning, finetuned_blocks_factory
 from duplex.methods.prompts import PromptMethod, PromptOptions
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.testing import small_batch, small_context
-from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, train
-from tests.methods.test_modes import TRAINED
+from duplex.training.loop import make_optimiser, optimiser_step
+from tests.methods.test_kinds import TRAINED
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=16, epochs=3)
 ROW = (192, 3, 3)
@@ -136,7 +134,7 @@ def test_score_blocks_are_the_scorers_scores() -> None:
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)
 
 
-def test_likelihood_is_that_of_the_method() -> None:
+def test_plausibility_is_that_of_the_method() -> None:
     method = started("closed_form")
     torch.testing.assert_close(method.composition_plausibility(), method.method.fitted().log_support().flatten())
     assert started("prompts").composition_plausibility() is None
@@ -167,46 +165,6 @@ def test_a_step_moves_the_blocks_at_their_own_learning_rate(adapter: str) -> Non
         steps[inside] = max(steps[inside], float((parameter.detach() - old).abs().max()))
     assert steps[False] == pytest.approx(0.01, rel=0.1)
     assert 0.5e-6 < steps[True] < 2e-6  # float32 rounds a weight's sum
-
-
-def test_accumulated_batches_have_the_gradients_of_one_batch() -> None:
-    grads = []
-    for size in (16, 48):
-        method = started(context=finetuning_task(dropout=0.0), adapter="none")
-        settings = replace(SETTINGS, batch_size=size, accumulate=48 // size)
-        optimiser = torch.optim.SGD(method.parameters(), lr=0.0)
-        optimiser_step(method.train(), block_batch(), torch.arange(48), settings, optimiser)
-        grads.append(torch.cat([parameter.grad.flatten() for parameter in method.blocks.parameters()]))
-    torch.testing.assert_close(grads[0], grads[1], atol=1e-6, rtol=1e-4)
-
-
-class Killed(Exception):
-    pass
-
-
-def test_a_resumed_run_ends_with_the_same_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = block_batch()
-    examples = Examples(torch.arange(len(batch)).numpy(), batch.inputs, batch.compositions)
-    partial, save = tmp_path / "training.partial", TrainingState.save
-
-    def run(**more: Any) -> dict[str, torch.Tensor]:
-        method = started("closed_form", random_blocks=False)
-        train(method, examples, SETTINGS, 0, lambda current: float(current.method.sums.abs().sum()), **more)
-        return method.state_dict()
-
-    def dying(state: TrainingState, path: Path) -> None:
-        save(state, path)
-        if state.epoch == 2:
-            raise Killed
-
-    whole = run()
-    monkeypatch.setattr(TrainingState, "save", dying)
-    with pytest.raises(Killed):
-        run(resume=ResumePoint(path=partial, key="k"))
-    monkeypatch.undo()
-    again = run(resume=ResumePoint(path=partial, key="k"))
-    assert whole.keys() == again.keys() and any(name.startswith("blocks.") for name in whole)
-    assert all(torch.equal(again[name], tensor) for name, tensor in whole.items())
 
 
 @pytest.mark.parametrize(("kind", "options"), [("closed_form", {}), ("duplex", {"graph": False, "rows": "recomputed"})])
