@@ -49,15 +49,15 @@ def test_init_writes_a_project(tmp_path):
     assert "params.yaml" in status and ".dvc/tmp" not in status
 
 
-def test_existing_files_are_not_overwritten(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "dvc.yaml").write_text("mine")
-    done = run(*DUPLEX, "init", ".", folder=tmp_path)
-    assert done.returncode == 2 and "dvc.yaml exists; choose an empty folder" in done.stderr
+    assert command("init", ".").refused("dvc.yaml exists; choose an empty folder")
     assert os.listdir(tmp_path) == ["dvc.yaml"] and (tmp_path / "dvc.yaml").read_text() == "mine"
-    done = run(*DUPLEX, "init", "dvc.yaml", folder=tmp_path)
-    assert done.returncode == 2 and "is a file; name a folder" in done.stderr
+    assert command("init", "dvc.yaml").refused("is a file; name a folder")
 
 
+@pytest.mark.slow
 def test_init_inside_a_git_repository_uses_that_repository(tmp_path):
     run("git", "init", "-q", folder=tmp_path)
     done = run(*DUPLEX, "init", "a/part", folder=tmp_path)

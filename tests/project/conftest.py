@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
+from duplex.project import sweep, tune
 from duplex.project.stages import extract, prepare
+from duplex.project.sweep import Executor
 from tests.projects import draw_project
 
 
@@ -35,3 +38,14 @@ def project(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 @pytest.fixture
 def params(project: Path) -> Params:
     return load_params(project / "params.yaml")
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps and searches start no processes, which would import torch again; the last trial is the first."""
+
+    def executor(params: Params, wanted: Any, jobs: Any, engine: Any, paths: ArtifactPaths) -> Any:
+        return lambda trials: map(Executor(params, paths, 1).execute, reversed(trials))
+
+    for module in (sweep, tune):
+        monkeypatch.setattr(module, "trial_executor", executor)

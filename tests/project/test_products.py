@@ -24,9 +24,10 @@ from duplex.project.stamps import settings
 from duplex.project.sweep import SweptRun, grid, sweep
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
+from tests.commands import Command, command
 from tests.projects import draw_project
-from tests.subprocesses import duplex
 
+__all__ = ["command"]
 PRODUCTS = {
     "both": {"kind": "product", "of": ["csp", "closed_form"]},
     "tuned": {"kind": "product", "of": ["csp", "closed_form"], "weights": "tuned"},
@@ -72,17 +73,19 @@ def params(project: Path) -> Params:
 def test_a_product_has_the_metrics_of_its_members_scores(params: Params) -> None:
     train_stage(params, "own", "both", 0)
     found = stages.evaluate_stage(params, "own", "both", 0)
-    alone = {name: stages.evaluate_stage(params, "own", name, 0) for name in ("csp", "closed_form")}
-    for name, metrics in alone.items():
-        assert found[f"terms_{name}"]["auc"] == pytest.approx(metrics["closed"]["auc"], abs=0.3)  # ties of tiny scores
+    for name in ("csp", "closed_form"):
+        assert found[f"terms_{name}"]["auc"] == pytest.approx(auc_of(name), abs=0.3)  # ties of tiny scores
     assert found["closed"]["auc"] > 0 and found["open"]["auc_all"] > 0
     record = read_record(ArtifactPaths().run("own", "both", 0).checkpoint)
     assert [(m["method"], m["seed"]) for m in record.options.members] == [("csp", 0), ("closed_form", 0)]
 
 
+def auc_of(method: str) -> float:
+    return json.loads(ArtifactPaths().run("own", method, 0).metrics.read_text())["closed"]["auc"]
+
+
 def test_a_product_of_earlier_runs_is_not_evaluated(params: Params) -> None:
     train_stage(params, "own", "both", 0)
-    stages.evaluate_stage(params, "own", "both", 0)
     training = {**params.methods["csp"].training, "learning_rate": 0.05}
     changed = {**params.methods, "csp": params.methods["csp"].model_copy(update={"training": training})}
     params = params.model_copy(update={"methods": changed})
@@ -107,28 +110,26 @@ def test_runs_of_all_seeds_are_multiplied_whatever_the_seed(params: Params) -> N
     assert metrics[0] == metrics[1] and not [name for name in metrics[0] if name.startswith("terms_")]
 
 
-def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Params) -> None:
+def test_members_with_fine_tuned_blocks_compute_their_own_features(params: Params, command: Command) -> None:
     train_stage(params, "own", "deep", 0)
     found = stages.evaluate_stage(params, "own", "deep", 0)
-    alone = stages.evaluate_stage(params, "own", "csp_deep", 0)
-    assert found["terms_csp_deep"]["auc"] == pytest.approx(alone["closed"]["auc"], abs=0.3)
+    assert found["terms_csp_deep"]["auc"] == pytest.approx(auc_of("csp_deep"), abs=0.3)
     assert found["terms_csp"]["auc"] != found["terms_csp_deep"]["auc"]
-    process = duplex("export", "artifacts/own/deep/0", "out")
-    assert process.returncode == 2 and "methods of kind 'product' cannot be exported" in process.stderr
+    exported = command("export", "artifacts/own/deep/0", "out")
+    assert exported.refused("methods of kind 'product' cannot be exported")
     picture = next(Path(params.dataset("own").source.root).rglob("*.png"))
     (answer,) = Recognizer.load("artifacts/own/deep/0", device="cpu")([picture])
     assert list(answer.top[0].score_terms) == ["csp", "csp_deep"]
 
 
-def test_a_product_recognises_and_exports_where_its_members_do(params: Params, project: Path) -> None:
+def test_a_product_recognises_and_exports_where_its_members_do(params: Params, project: Path, command: Command) -> None:
     train_stage(params, "own", "tuned", 0)
     stages.evaluate_stage(params, "own", "tuned", 0)
     features = np.asarray(read_features(project / "artifacts/own/features.h5").cls[:20], dtype=np.float32)
     here = Recognizer.load("artifacts/own/tuned/0", device="cpu")
     answers = here(features)
     assert list(answers[0].top[0].score_terms) == ["csp", "closed_form"]
-    process = duplex("export", "artifacts/own/tuned/0", "out", cwd=project)
-    assert process.returncode == 0, process.stderr
+    assert command("export", "artifacts/own/tuned/0", "out").code == 0
     there = Recognizer.load("out", device="cpu")
     np.testing.assert_allclose(there.scores(features).numpy(), here.scores(features).numpy(), rtol=1e-4, atol=1e-4)
     names = [answer.best.name for answer in answers]
@@ -213,6 +214,7 @@ def test_a_sweep_executes_members_before_their_products(params: Params, project:
     assert sweep(params, runs, 1, "local").complete == 3
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_failed_member_fails_its_product_too(params: Params, project: Path) -> None:
     shutil.rmtree(project / "artifacts/own/csp")
     report = sweep(params, grid(params, None, ["both"], [0]), 1, "local")

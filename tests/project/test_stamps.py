@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +25,10 @@ from duplex.project.stages import extract, prepare
 from duplex.project.stamps import DATA_STAGES, RUN_STAGES, data_difference, load_planned, run_difference, settings
 from duplex.project.suspects import rank_suspects
 from duplex.project.train import train_stage
+from duplex.training.inputs import load_inputs
 from tests.features.conftest import update_checksums
 from tests.projects import inside, make_project
-from tests.subprocesses import ENVIRONMENT, ROOT
+from tests.subprocesses import ROOT
 
 PLUGIN = "from duplex.methods.prompts import PromptMethod\n\n\nclass Mine(PromptMethod):\n    pass\n"
 CSP = ArtifactPaths().run("own", "csp", 0)
@@ -307,17 +308,32 @@ def test_a_stage_refuses_values_of_its_own_that_changed_since_the_plan(
     assert load_planned("own", changed, method=methods[changed]) == load_params()
 
 
+def test_a_checkpoint_replaced_during_an_evaluation_gives_no_metrics(project: Path) -> None:
+    run, other = (ArtifactPaths().run("own", method, 0) for method in ("clip", "csp"))
+    before = run.metrics.read_bytes()
+
+    def load(*arguments):
+        shutil.copy(other.checkpoint, run.checkpoint)
+        return load_inputs(*arguments)
+
+    with pytest.raises(DuplexError, match="its tensors were changed"):
+        stages.evaluate_stage(load_params(), "own", "clip", 0, load=load)
+    assert run.metrics.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [("prepare", ["own"]), ("extract", ["own"]), ("train", ["own", "csp", "0"]), ("evaluate", ["own", "csp", "0"]),
      ("product", ["own", "csp", "0"])],
 )  # fmt: skip
-def test_each_script_of_the_pipeline_compares_its_plan(project: Path, script: str, words: list[str]) -> None:
+def test_each_script_of_the_pipeline_compares_its_plan(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str, words: list[str]
+) -> None:
     stamps.plan_stage(load_params())
     for file in Path("artifacts/plan/own").rglob("*.json"):
         file.write_text("{}")
-    done = subprocess.run(
-        [sys.executable, ROOT / "pipeline" / f"{script}.py", *words], env=ENVIRONMENT, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "run `dvc repro` again" in done.stderr
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *words])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "pipeline" / f"{script}.py"), run_name="__main__")
+    err = capsys.readouterr().err
+    assert left.value.code == 1 and err.count("\n") == 1 and "run `dvc repro` again" in err

@@ -143,6 +143,7 @@ class PrintsEnvironment(Executor):
         return Outcome(trial, output=repr(values))
 
 
+@pytest.mark.slow
 def test_each_process_gets_one_gpu_in_turn(params, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
@@ -249,6 +250,7 @@ def test_what_is_committed_covers_single_runs_groups_and_products():
     assert commit_targets([both], {"product@own-both-0", "product@own-both-1"}) == ["product@own-both-0"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_nothing_is_committed_if_params_yaml_changed_during_the_sweep(project, params, monkeypatch):
     run, committed = SweptRun("own", "csp", 0, False), list[list[str]]()
     changed = {"extract@own", "train@own-csp-0", "evaluate@own-csp-0"}

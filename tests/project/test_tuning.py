@@ -16,7 +16,6 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.cli import app
 from duplex.config.params import MethodEntry, load_params
 from duplex.errors import UsageError
-from duplex.project import tune as tuning
 from duplex.project.sweep import Executor
 from duplex.project.train import train_stage
 from duplex.project.tune import TuningTrial, best_rows, tune
@@ -85,14 +84,11 @@ def test_test_images_are_not_needed(params, tmp_path):
     assert executor.execute(TuningTrial("own", "csp", {"epochs": 1}, 0, tmp_path)).error is None
 
 
-def test_a_second_search_trains_only_what_is_missing(params, monkeypatch):
-    def in_this_process(params, wanted, jobs, engine, paths):
-        return lambda tasks: map(Executor(params, paths, 1).execute, reversed(tasks))
-
+@pytest.mark.usefixtures("in_this_process")
+def test_a_second_search_trains_only_what_is_missing(params):
     def trained() -> set[int]:
         return {path.stat().st_mtime_ns for path in ArtifactPaths().trials.rglob("checkpoint.safetensors")}
 
-    monkeypatch.setattr(tuning, "trial_executor", in_this_process)
     first = tune(params, "own", ["csp"], {"epochs": [1]}, [0])
     before = trained()
     again = tune(params, "own", ["csp"], {"epochs": [1, 2]}, [0])
@@ -103,6 +99,7 @@ def test_a_second_search_trains_only_what_is_missing(params, monkeypatch):
     assert len(trained()) == 1 and not before & trained()
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_failed_trial_leaves_the_others(params):
     rows = tune(params, "own", ["csp"], {"learning_rate": [0.001, 9.99], "epochs": [3]}, [0], jobs=1)
     diverging = [row for row in rows if row.errors]
@@ -112,6 +109,7 @@ def test_a_failed_trial_leaves_the_others(params):
     assert all("lower training.learning_rate" in row.errors[0] for row in diverging)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_settings_without_effect_are_reported_as_a_tie(project):
     words = ["--methods", "clip", "--grid", "learning_rate=0.001,0.1", "--seeds", "100", "--jobs", "1"]
     before = Path("params.yaml").read_text()

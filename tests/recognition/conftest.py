@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from duplex.data.tables import read_manifest
 from tests.commands import command
 from tests.projects import METHODS, built_once, inside, make_project
 from tests.recognition.drawn_folder import draw_folder
+from tests.recognition.serving import RunningServer
 
 __all__ = ["command"]
 
@@ -43,6 +45,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedProject:
 def project(trained):
     with inside(trained.folder):
         yield trained
+
+
+@pytest.fixture(scope="session")
+def server(trained: TrainedProject) -> Iterator[RunningServer]:
+    with RunningServer(trained.run(), trained.folder, "--seconds", "3", "--max-megabytes", "8") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -53,9 +53,8 @@ def test_recognition_gives_the_same_answers(trained, turned: list[Path]) -> None
     assert np.asarray(Image.open(turned[5])).shape != np.asarray(open_image(turned[5])).shape  # stored turned
 
 
-def test_the_server_gives_the_same_answers(trained, turned: list[Path]) -> None:
-    with RunningServer(trained.run(), trained.folder, "--workers", "1") as server:
-        status, reply = server.predict(*((path.name, path.read_bytes()) for path in turned))
+def test_the_server_gives_the_same_answers(server: RunningServer, turned: list[Path]) -> None:
+    status, reply = server.predict(*((path.name, path.read_bytes()) for path in turned))
     best = [answer["top"][0] for answer in reply["answers"]]
     assert status == 200 and len({(top["state"], top["object"]) for top in best}) == 1
     assert [top["score"] for top in best] == pytest.approx([best[0]["score"]] * 8, abs=5e-3)

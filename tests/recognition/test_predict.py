@@ -80,13 +80,13 @@ def test_an_open_world_run_is_the_default_only_if_there_is_no_other(project, tmp
         assert best_run(world, paths).files.root == run.root
 
 
-def test_bad_files_get_a_line_and_exit_code_3(project, tmp_path):
+def test_bad_files_get_a_line_and_exit_code_3(project, command, tmp_path):
     (tmp_path / "bad.png").write_text("nothing")
-    out, model = tmp_path / "answers.csv", ("--model", project.run(), "--top", 2)
-    done = predict(project.images()[0], tmp_path, *model, "--format", "csv", "--out", out)
-    assert done.returncode == 3 and "1 of 2 files are not readable images" in done.stderr
-    done = predict("absent.png", *model, "--format", "jsonl")
-    assert (json.loads(done.stdout), done.returncode) == ({"image": "absent.png", "error": "missing"}, 3)
+    out, model = tmp_path / "answers.csv", ("--model", project.run(), "--top", 2, "--num-workers", 0)
+    done = command("predict", project.images()[0], tmp_path, *model, "--format", "csv", "--out", out)
+    assert done.code == 3 and "1 of 2 files are not readable images" in done.err
+    done = command("predict", "absent.png", *model, "--format", "jsonl")
+    assert (json.loads(done.out), done.code) == ({"image": "absent.png", "error": "missing"}, 3)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["rank"] for row in rows] == ["1", "2", ""]
@@ -94,17 +94,16 @@ def test_bad_files_get_a_line_and_exit_code_3(project, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
-def test_compositions_from_the_command_line_and_a_file(project, tmp_path):
+def test_compositions_from_the_command_line_and_a_file(project, command, tmp_path):
     listed = tmp_path / "pairs.csv"
     listed.write_text("state,object\ndark,picture\n")
-    done = predict(
-        project.images()[0], "--model", project.run(), "--compositions", listed, "--add", "striped,photo", "--top", 200
-    )
-    assert done.returncode == 0, done.stderr
+    added = ("--compositions", listed, "--add", "striped,photo", "--top", 200)
+    done = command("predict", project.images()[0], "--model", project.run(), *added)
+    assert done.code == 0, done.err
     for pair, state, name in (("dark picture", "dark", "picture"), ("striped photo", "striped", "photo")):
         said = f"added candidate {pair}: state {state!r} is trained, object {name!r} is new, described by text alone\n"
-        assert said in done.stderr
-    assert "dark picture" in done.stdout and "(new object)" in done.stdout and "striped photo" in done.stdout
+        assert said in done.err
+    assert "dark picture" in done.out and "(new object)" in done.out and "striped photo" in done.out
 
 
 @pytest.mark.parametrize(
@@ -160,12 +159,13 @@ def test_a_model_that_cannot_be_used_is_reported(project, tmp_path, change, mess
         assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("duplex: ")
 
 
-def test_an_image_of_something_else_is_marked_and_so_are_pairs_without_training_images(project, tmp_path):
+def test_an_image_of_something_else_is_marked_and_so_are_pairs_without_training_images(project, command, tmp_path):
     Image.effect_noise((64, 64), 200).convert("RGB").save(tmp_path / "noise.png")
     drawn = project.images()[0]
-    done = predict(tmp_path / "noise.png", drawn, "--top", 200, "--new-share", 0.5)
-    noise, usual = done.stdout.splitlines()
+    noise, usual = command("predict", tmp_path / "noise.png", drawn, "--top", 200, "--new-share", 0.5).out.splitlines()
     assert noise.startswith(f"{tmp_path / 'noise.png'}  none of these?  ") and "none of these?" not in usual
-    records = [json.loads(line) for line in predict(drawn, "--top", 200, "--format", "jsonl").stdout.splitlines()]
+    records = [
+        json.loads(line) for line in command("predict", drawn, "--top", 200, "--format", "jsonl").out.splitlines()
+    ]
     new = sum(not guess["seen"] for guess in records[0]["top"])
     assert records[0]["in_distribution"] is True and 0 < new == usual.count("(new)")

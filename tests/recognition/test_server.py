@@ -33,12 +33,6 @@ from tests.recognition.serving import BOUNDARY, RunningServer, form, form_header
 from tests.recognition.test_label_margins import identify
 
 
-@pytest.fixture(scope="module")
-def server(trained):
-    with RunningServer(trained.run(), trained.folder, "--seconds", "3", "--max-megabytes", "8") as running:
-        yield running
-
-
 def data_of(trained, place: int = 0) -> bytes:
     return trained.images()[place].read_bytes()
 

@@ -9,17 +9,10 @@ from PIL import Image
 
 pytest.importorskip("fastapi")
 
-from tests.recognition.serving import RunningServer
 from tests.report.browser import Browser, find_chromium
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium here")
-
-
-@pytest.fixture(scope="module")
-def server(trained):
-    with RunningServer(trained.run(), trained.folder) as running:
-        yield running
 
 
 @pytest.fixture

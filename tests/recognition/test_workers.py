@@ -112,11 +112,13 @@ def test_a_failing_image_is_reported_alone_and_a_dying_worker_is_replaced(tmp_pa
 
 @pytest.mark.parametrize(
     ("load", "message"),
-    [(partial(os._exit, 7), "exit code 7"), (partial(Recognizer.load, "absent"), r"could not start: .*absent")],
-    ids=["the process dies", "the model is missing"],
+    [
+        pytest.param(partial(os._exit, 7), "exit code 7", marks=pytest.mark.slow, id="the process dies"),
+        pytest.param(partial(Recognizer.load, "absent"), r"could not start: .*absent", id="the model is missing"),
+    ],
 )
 def test_a_worker_that_cannot_load_its_model_is_reported_with_the_reason(load, message):
-    with pytest.raises(ProcessFailed, match=message), image_workers(load, 2, **OPTIONS):
+    with pytest.raises(ProcessFailed, match=message), image_workers(load, 1, **OPTIONS):
         pass
 
 

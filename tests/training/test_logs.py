@@ -22,6 +22,7 @@ def logged(name: str, folder: Path):
     return trained("hm", log=log)[1]
 
 
+@pytest.mark.slow
 def test_dvclive_has_a_line_per_step_and_per_epoch_that_dvc_finds(tmp_path):
     pytest.importorskip("dvclive")
     for command in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
