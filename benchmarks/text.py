@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from benchmarks.measure import begin_peak, device_name, emit, median_ratio, memory, options, say
 from duplex.encoders.prompt_tree import PromptTree, pad_prompts
-from duplex.encoders.text import ClipTextTower, encode_separately
+from duplex.encoders.text import ClipTextTower
 from duplex.labels import prompt_name
 
 Pair = tuple[str, str]
@@ -149,11 +149,11 @@ class Stopwatch:
 def floor(tower: ClipTextTower, tokens: int, device: torch.device) -> Callable[[], None]:
     """Run only the matrix products, forward and for the gradients of their inputs, into preallocated buffers."""
     weights: list[Tensor] = []
-    for block in tower.parts.blocks:
+    for block in tower.blocks:
         weights += [block.attn.in_proj_weight, block.attn.out_proj.weight]
         weights += [block.mlp.c_fc.weight, block.mlp.c_proj.weight]
     widths = {size for weight in weights for size in weight.shape}
-    inputs = {size: torch.randn(tokens, size, device=device, dtype=tower.parts.dtype) for size in widths}
+    inputs = {size: torch.randn(tokens, size, device=device, dtype=tower.dtype) for size in widths}
     outputs = {size: torch.zeros_like(x) for size, x in inputs.items()}
 
     def run() -> None:
@@ -175,7 +175,7 @@ def gradient(encode: Callable[[Tensor], Tensor], learned: Tensor, weight: Tensor
 def plain(tower: ClipTextTower, rows: np.ndarray, learned: Tensor, weight: Tensor, full: bool) -> tuple[Tensor, Tensor]:
     """Encode each prompt separately, cut to the longest or, with `full`, padded to the context length."""
     padding = torch.zeros(tower.width, device=learned.device) if full else None
-    return gradient(lambda lexicon: encode_separately(tower.parts, rows, lexicon, padding), learned, weight)
+    return gradient(lambda lexicon: tower.encode_separately(rows, lexicon, padding), learned, weight)
 
 
 def chunked(

@@ -97,7 +97,7 @@ if not torchvision_is_compiled_for_torch():
     for signature in OPERATORS:
         declared.define(signature)
 with without_compiler():
-    import open_clip
+    import open_clip as open_clip  # noqa: PLC0414
     import timm as timm  # noqa: PLC0414
     from open_clip.transform import PreprocessCfg, image_transform_v2, merge_preprocess_dict
     from torchvision import transforms
@@ -279,12 +279,6 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
     return hub_file_on_disk(owner, names) if owner else None
 
 
-def download_address(published: dict[str, Any]) -> str:
-    """URL of published weights, an entry of open_clip's table."""
-    owner, names = _repository(published)
-    return hf_hub_url(owner, names[0]) if owner else str(published.get("url", ""))
-
-
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
     """Path of published weights (an entry of open_clip's table), downloaded if necessary; errors call them `what`."""
     if file := weights_on_disk(published):
@@ -358,7 +352,8 @@ class ClipFamily(EncoderFamily):
         with torch.device("meta"):  # counts parameters without allocating them
             model = open_clip_class(architecture)(**model_arguments(architecture))
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
-        return MissingWeights(download_address(published), size)
+        owner, names = _repository(published)
+        return MissingWeights(hf_hub_url(owner, names[0]) if owner else str(published.get("url", "")), size)
 
     def catalog(self) -> list[CatalogEntry]:
         entries = []

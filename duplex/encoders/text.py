@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -36,122 +35,6 @@ from duplex.system.threads import dtype_of, float32_arithmetic
 
 QUICK = 1.702  # QuickGELU's constant
 CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose attention a prompt tree can replace
-
-
-@dataclass(frozen=True, eq=False)
-class TextParts:
-    """The frozen modules and settings by which an open_clip text tower turns token embeddings into features."""
-
-    blocks: nn.ModuleList
-    table: Tensor  # [V, width] token embeddings
-    positions: Tensor  # [positions, width]
-    norm: nn.Module
-    projection: Tensor | nn.Linear | None
-    mask: Tensor | None  # [positions, positions] added to scores; None: every token attends to every other
-    pool: str
-    heads: int
-    cls: Tensor | None  # [width] CoCa's class token, after the padding
-    cls_mask_after: bool  # whether CoCa's padding mask has the class token last (its position) or first
-    mask_padding: bool
-    context_length: int  # tokens of a text, without CoCa's class token
-    logit_scale: float  # ln(1/τ), as open_clip stores it
-    dtype: torch.dtype  # of matrix products
-
-    @classmethod
-    def of(cls, model: Any, precision: str = "fp32") -> TextParts:
-        dtype = dtype_of(precision)
-        text = getattr(model, "text", model)
-        blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
-        if blocks is None:
-            raise DuplexError(
-                f"the text tower {type(text).__name__} does not take token embeddings, which prompts need; "
-                "choose one with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list`)"
-            )
-        pool = getattr(text, "text_pool_type", None) or text.pool_type
-        require(pool, ("argmax", "eos", "last", "first"), "pooling of a text tower")
-        parts = cls(
-            blocks=blocks,
-            table=text.token_embedding.weight,
-            positions=text.positional_embedding,
-            norm=text.ln_final,
-            projection=text.text_projection,
-            mask=text.attn_mask,
-            pool=pool,
-            heads=int(blocks[0].attn.num_heads),
-            cls=getattr(text, "cls_emb", None),
-            cls_mask_after=bool(getattr(text, "correct_cls_mask", False)),
-            mask_padding=bool(getattr(text, "use_pad_mask", False)),
-            context_length=int(text.context_length),
-            logit_scale=float(model.logit_scale.detach()) if hasattr(model, "logit_scale") else 0.0,
-            dtype=dtype,
-        )
-        parts = parts._converted()
-        for module in (parts.blocks, parts.norm, parts.projection):
-            if isinstance(module, nn.Module):
-                module.eval().requires_grad_(False)
-        return parts
-
-    @property
-    def width(self) -> int:
-        return int(self.positions.shape[1])
-
-    @property
-    def dim(self) -> int:
-        if self.projection is None:
-            return self.width
-        return self.projection.shape[1] if isinstance(self.projection, Tensor) else self.projection.out_features
-
-    @property
-    def pools_end(self) -> bool:
-        """Whether the text feature is the hidden state of the end token."""
-        return self.cls is None and self.pool in ("argmax", "eos")
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token attends to exactly itself and the tokens before it."""
-        if self.mask is None or self.cls is not None or self.mask_padding:
-            return False
-        later = torch.ones_like(self.mask, dtype=torch.bool).triu(1)
-        return bool(torch.equal(self.mask, torch.zeros_like(self.mask).masked_fill(later, float("-inf"))))
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether prompts can be encoded as a prefix tree: causal, standard blocks, pooled at the end token."""
-        return (
-            self.causal
-            and self.pools_end
-            and all(
-                {name for name, _ in block.named_children()} == CHILDREN
-                and isinstance(block.attn, nn.MultiheadAttention)
-                and block.attn.in_proj_bias is not None
-                for block in self.blocks
-            )
-        )
-
-    def finish(self, x: Tensor) -> Tensor:
-        x = self.norm(x)
-        if self.projection is None:
-            return x
-        return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
-
-    def _converted(self) -> TextParts:
-        wide = torch.float64 if self.positions.dtype == torch.float64 else torch.float32
-        narrow = wide if self.dtype == torch.float32 else self.dtype
-        changes: dict[str, Any] = {"dtype": narrow}
-        if narrow != wide or any(weight.dtype != wide for weight in self.blocks.parameters()):
-            blocks = copy.deepcopy(self.blocks).to(wide)
-            for module in blocks.modules():
-                if isinstance(module, nn.Linear | nn.MultiheadAttention):
-                    module.to(narrow)
-            changes["blocks"] = blocks
-        for name in ("positions", "norm", "projection", "cls"):
-            part = getattr(self, name)
-            if isinstance(part, nn.Module):
-                dtypes = {weight.dtype for weight in part.parameters()}
-                changes[name] = part if dtypes <= {wide} else copy.deepcopy(part).to(wide)
-            elif part is not None:
-                changes[name] = part.detach().to(wide)
-        return replace(self, **changes)
 
 
 class TokenFrame(NamedTuple):
@@ -232,15 +115,56 @@ class ClipTextTower:
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, *, precision: str = "fp32") -> None:
-        self.parts = TextParts.of(model, precision)
+        text = getattr(model, "text", model)
+        blocks = getattr(getattr(text, "transformer", None), "resblocks", None)
+        if blocks is None:
+            raise DuplexError(
+                f"the text tower {type(text).__name__} does not take token embeddings, which prompts need; "
+                "choose one with open_clip's own text transformer, such as ViT-B-32 (`duplex encoders list`)"
+            )
         self.precision = precision
-        self.vocabulary = Vocabulary(self.parts.table, tokenizer)
-        self.width = self.parts.width
-        self.dim = self.parts.dim
-        self.context_length = self.parts.context_length
-        self.logit_scale = self.parts.logit_scale
-        self.shares_prefixes = self.parts.shares_prefixes
+        self.vocabulary = Vocabulary(text.token_embedding.weight, tokenizer)
+        wide = torch.float64 if text.positional_embedding.dtype == torch.float64 else torch.float32
+        self.dtype = wide if dtype_of(precision) == torch.float32 else dtype_of(precision)  # of matrix products
+        self.blocks = _converted_blocks(blocks, self.dtype, wide)
+        self.positions: Tensor = _widened(text.positional_embedding, wide)  # [positions, width]
+        self.norm = _widened(text.ln_final, wide)
+        self.projection = _widened(text.text_projection, wide)  # a matrix, a linear layer or None
+        self.cls = _widened(getattr(text, "cls_emb", None), wide)  # [width] CoCa's class token, after the padding
+        for module in (self.blocks, self.norm, self.projection):
+            if isinstance(module, nn.Module):
+                module.eval().requires_grad_(False)
+        self.mask: Tensor | None = text.attn_mask  # added to scores; None: every token attends to every other
+        self.mask_padding = bool(getattr(text, "use_pad_mask", False))
+        # whether CoCa's padding mask has the class token last (its position) or first
+        self.cls_mask_after = bool(getattr(text, "correct_cls_mask", False))
+        self.pool: str = getattr(text, "text_pool_type", None) or text.pool_type
+        require(self.pool, ("argmax", "eos", "last", "first"), "pooling of a text tower")
+        self.heads = int(blocks[0].attn.num_heads)
+        self.width = int(self.positions.shape[1])
+        self.dim = self.width
+        if self.projection is not None:
+            is_matrix = isinstance(self.projection, Tensor)
+            self.dim = self.projection.shape[1] if is_matrix else self.projection.out_features
+        self.context_length = int(text.context_length)  # tokens of a text, without CoCa's class token
+        self.logit_scale = float(model.logit_scale.detach()) if hasattr(model, "logit_scale") else 0.0
+        self.pools_end = self.cls is None and self.pool in ("argmax", "eos")  # features: hidden states of end tokens
+        self.shares_prefixes = self.causal and self.pools_end and all(map(_is_standard, self.blocks))
         self._layouts: WeakKeyDictionary[PromptTree, dict[torch.device, TreeLayout]] = WeakKeyDictionary()
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token attends to exactly itself and the tokens before it."""
+        if self.mask is None or self.cls is not None or self.mask_padding:
+            return False
+        later = torch.ones_like(self.mask, dtype=torch.bool).triu(1)
+        return bool(torch.equal(self.mask, torch.zeros_like(self.mask).masked_fill(later, float("-inf"))))
+
+    def finish(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        if self.projection is None:
+            return x
+        return x @ self.projection if isinstance(self.projection, Tensor) else self.projection(x)
 
     @property
     def start(self) -> int:
@@ -267,31 +191,77 @@ class ClipTextTower:
         rows = pad_prompts(sequences)
         check_length(rows.shape[1], self.context_length)
         padding = None
-        if not (self.parts.causal and self.parts.pools_end):
+        if not (self.causal and self.pools_end):
             padding = self.vocabulary.embedding([self.vocabulary.frame.padding])[0]
         with float32_arithmetic(self.precision):
-            return encode_separately(self.parts, rows, lexicon, padding, checkpoint)
+            return self.encode_separately(rows, lexicon, padding, checkpoint)
+
+    def encode_separately(
+        self, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
+    ) -> Tensor:
+        """Text features [P, dim] of prompts, rows of `lexicon` [P, L] padded with -1, each encoded by itself.
+
+        padding: embedding `[width]` that fills prompts up to the context length; None fills them up to the longest,
+            enough in a causal tower pooled at the end token.
+        """
+        device = lexicon.device
+        rows = torch.from_numpy(sequences).to(device)
+        if padding is not None:
+            rows = F.pad(rows, (0, self.context_length - rows.shape[1]), value=PAD)
+        real = rows != PAD
+        x = F.embedding(rows.clamp(min=0), lexicon)  # [P, L, width]
+        filler = x.new_zeros(()) if padding is None else padding.to(x)
+        x = torch.where(real[..., None], x, filler).to(self.positions.dtype)
+        if self.cls is not None:
+            x = torch.cat([x, self.cls.expand(len(x), 1, -1)], 1)
+        x = x + self.positions[: x.shape[1]]
+        mask = self._attention_mask(real, x)
+        with torch.autocast(device.type, self.dtype, enabled=self.dtype in (torch.bfloat16, torch.float16)):
+            for block in self.blocks:
+                if checkpoint and x.requires_grad:
+                    x = recompute(block, x, attn_mask=mask, use_reentrant=False)
+                else:
+                    x = block(x, attn_mask=mask)
+        if self.pools_end:
+            pooled = x[torch.arange(len(x), device=x.device), real.sum(1) - 1]
+        else:
+            pooled = x[:, 0] if self.cls is None and self.pool == "first" else x[:, -1]
+        return self.finish(pooled.to(self.positions.dtype))
+
+    def _attention_mask(self, real: Tensor, x: Tensor) -> Tensor | None:
+        # added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too; None if there is none
+        length = x.shape[1]
+        mask = None if self.mask is None else self.mask[:length, :length].to(x)
+        if self.cls is None and not self.mask_padding:
+            return mask
+        valid = real
+        if self.cls is not None:
+            one = torch.ones_like(real[:, :1])
+            valid = torch.cat([real, one] if self.cls_mask_after else [one, real], 1)
+        hidden = torch.zeros_like(valid, dtype=x.dtype).masked_fill(~valid, float("-inf"))  # [P, L]
+        each = hidden[:, None].expand(-1, length, -1).repeat_interleave(self.heads, 0)
+        return each if mask is None else each + mask
 
     @torch.no_grad()
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
         rows = pad_prompts(sequences)
-        features = lexicon.new_empty((len(rows), self.dim), dtype=self.parts.positions.dtype)
+        features = lexicon.new_empty((len(rows), self.dim), dtype=self.positions.dtype)
         for prompts, tree in tree_blocks(rows, block):
             features[torch.from_numpy(prompts).to(features.device)] = self.encode(tree, lexicon)
         return features
 
     def _shared(self, layout: TreeLayout, lexicon: Tensor, checkpoint: bool) -> Tensor:
-        x = F.embedding(layout.entry_rows, lexicon).to(self.parts.positions.dtype)
-        x = x + self.parts.positions[layout.entry_depths]  # [E, width]
-        for block, plan in zip(self.parts.blocks, layout.layers, strict=True):
+        x = F.embedding(layout.entry_rows, lexicon).to(self.positions.dtype)
+        x = x + self.positions[layout.entry_depths]  # [E, width]
+        for block, plan in zip(self.blocks, layout.layers, strict=True):
             if checkpoint and x.requires_grad:
                 x = recompute(self._layer, block, x, plan, use_reentrant=False)
             else:
                 x = self._layer(block, x, plan)
-        return F.embedding(layout.ends, self.parts.finish(x))
+        return F.embedding(layout.ends, self.finish(x))
 
     def _layer(self, block: Any, x: Tensor, plan: AttentionPlan) -> Tensor:
-        dtype, attention = self.parts.dtype, block.attn
+        dtype, attention = self.dtype, block.attn
         states = F.linear(block.ln_1(x).to(dtype), attention.in_proj_weight, attention.in_proj_bias)
         o = attention.out_proj(attend(states, plan))
         if plan.query_states is not None:  # unlike indexing, the gradient is summed in a fixed order on every device
@@ -303,56 +273,30 @@ class ClipTextTower:
     def _layout(self, tree: PromptTree, device: torch.device) -> TreeLayout:
         layouts = self._layouts.setdefault(tree, {})
         if device not in layouts:
-            layouts[device] = TreeLayout.of(tree, len(self.parts.blocks), self.parts.heads, device)
+            layouts[device] = TreeLayout.of(tree, len(self.blocks), self.heads, device)
         return layouts[device]
 
 
-def encode_separately(
-    parts: TextParts, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
-) -> Tensor:
-    """Text features [P, dim] of prompts, rows of `lexicon` [P, L] padded with -1, each encoded by itself.
-
-    padding: embedding `[width]` that fills prompts up to the context length; None fills them up to the longest, enough
-        in a causal tower pooled at the end token.
-    """
-    device = lexicon.device
-    rows = torch.from_numpy(sequences).to(device)
-    if padding is not None:
-        rows = F.pad(rows, (0, parts.context_length - rows.shape[1]), value=PAD)
-    real = rows != PAD
-    x = F.embedding(rows.clamp(min=0), lexicon)  # [P, L, width]
-    filler = x.new_zeros(()) if padding is None else padding.to(x)
-    x = torch.where(real[..., None], x, filler).to(parts.positions.dtype)
-    if parts.cls is not None:
-        x = torch.cat([x, parts.cls.expand(len(x), 1, -1)], 1)
-    x = x + parts.positions[: x.shape[1]]
-    mask = _mask(parts, real, x)
-    with torch.autocast(device.type, parts.dtype, enabled=parts.dtype in (torch.bfloat16, torch.float16)):
-        for block in parts.blocks:
-            if checkpoint and x.requires_grad:
-                x = recompute(block, x, attn_mask=mask, use_reentrant=False)
-            else:
-                x = block(x, attn_mask=mask)
-    if parts.pools_end:
-        pooled = x[torch.arange(len(x), device=x.device), real.sum(1) - 1]
-    else:
-        pooled = x[:, 0] if parts.cls is None and parts.pool == "first" else x[:, -1]
-    return parts.finish(pooled.to(parts.positions.dtype))
+def _is_standard(block: Any) -> bool:
+    names = {name for name, _ in block.named_children()}
+    attends = isinstance(block.attn, nn.MultiheadAttention) and block.attn.in_proj_bias is not None
+    return names == CHILDREN and attends
 
 
-def _mask(parts: TextParts, real: Tensor, x: Tensor) -> Tensor | None:
-    # added to attention scores: [L, L], or [P * heads, L, L] if padding is masked, too; None if there is none
-    length = x.shape[1]
-    mask = None if parts.mask is None else parts.mask[:length, :length].to(x)
-    if parts.cls is None and not parts.mask_padding:
-        return mask
-    valid = real
-    if parts.cls is not None:
-        one = torch.ones_like(real[:, :1])
-        valid = torch.cat([real, one] if parts.cls_mask_after else [one, real], 1)
-    hidden = torch.zeros_like(valid, dtype=x.dtype).masked_fill(~valid, float("-inf"))  # [P, L]
-    each = hidden[:, None].expand(-1, length, -1).repeat_interleave(parts.heads, 0)
-    return each if mask is None else each + mask
+def _converted_blocks(blocks: nn.ModuleList, narrow: torch.dtype, wide: torch.dtype) -> nn.ModuleList:
+    if narrow == wide and all(weight.dtype == wide for weight in blocks.parameters()):
+        return blocks
+    blocks = copy.deepcopy(blocks).to(wide)
+    for module in blocks.modules():
+        if isinstance(module, nn.Linear | nn.MultiheadAttention):
+            module.to(narrow)
+    return blocks
+
+
+def _widened(part: Any, wide: torch.dtype) -> Any:
+    if isinstance(part, nn.Module):
+        return part if {weight.dtype for weight in part.parameters()} <= {wide} else copy.deepcopy(part).to(wide)
+    return None if part is None else part.detach().to(wide)
 
 
 def _single(ids: tuple[int, ...], name: str) -> int:

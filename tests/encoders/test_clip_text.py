@@ -123,7 +123,7 @@ def test_recomputing_layers_changes_nothing(
 ) -> None:
     monkeypatch.setattr(tower, "shares_prefixes", shares)
     lexicon, tree, found, runs = lexicon_of(model), PromptTree.of(closed), [], []
-    hook = tower.parts.blocks[0].ln_2.register_forward_hook(lambda *_: runs.append(1))
+    hook = tower.blocks[0].ln_2.register_forward_hook(lambda *_: runs.append(1))
     try:
         for checkpoint in (False, True):
             runs.clear()
@@ -194,7 +194,7 @@ def test_a_step_takes_few_operations_and_no_synchronisation(pretended: Pretended
     tree = PromptTree.of(names.pairs(pairs, 3) + names.alone(3))
     lexicon = (torch.randn(names.size, tower.width) * 0.02).to(pretended.name).requires_grad_()
     tower.encode(tree, lexicon)  # index tensors are made once
-    layers = len(tower.parts.blocks)
+    layers = len(tower.blocks)
     for checkpoint in (False, True):
         lexicon.grad = None
         pretended.reset()

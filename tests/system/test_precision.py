@@ -33,8 +33,8 @@ def test_both_towers_use_the_given_precision(precision: str, tmp_path: Any) -> N
     seen = []
     hooks = [
         encoder.visual.register_forward_hook(lambda *_: seen.append(rounds())),
-        encoder.text.parts.blocks[0].register_forward_hook(lambda *_: seen.append(rounds())),
-        encoder.text.parts.blocks[0].ln_1.register_forward_hook(lambda *_: seen.append(rounds())),
+        encoder.text.blocks[0].register_forward_hook(lambda *_: seen.append(rounds())),
+        encoder.text.blocks[0].ln_1.register_forward_hook(lambda *_: seen.append(rounds())),
     ]
     encoder.encode_images(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))
     encoder.text.encode(PromptTree.of([[0, 1]]), torch.zeros(2, 16))
