@@ -125,10 +125,10 @@ class Bench:
         if not (same and out.checkpoint.exists()):
             out.root.mkdir(parents=True, exist_ok=True)
             out.metrics.unlink(missing_ok=True)
-            train_stage(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))
+            train_stage(params, self.dataset, name, seed, StudyPaths(self, name, rate))
             mark.write_text(key)
         if tested and not out.metrics.exists():
-            stages.evaluate_stage(params, self.dataset, name, seed, out=out, paths=StudyPaths(self))
+            stages.evaluate_stage(params, self.dataset, name, seed, StudyPaths(self, name, rate))
         return out
 
     def place(self, name: str, rate: float, seed: int) -> RunPaths:
@@ -154,14 +154,19 @@ class Bench:
 
 
 class StudyPaths(ArtifactPaths):
-    """The pipeline's files, except runs, which are those of the study."""
+    """The pipeline's files, except runs, which are those of the study; the method `name` is tried with `rate`."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, name: str, rate: float) -> None:
         super().__init__()
         self._bench = bench
+        self._tried = {name: rate}
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
-        return self._bench.place(method, self._bench.rate(method), seed)
+        rate = self._tried[method] if method in self._tried else self._bench.rate(method)
+        return self._bench.place(method, rate, seed)
+
+    def trained(self, dataset: str, method: str, seed: int) -> Path:
+        return self.run(dataset, method, seed).root / "trained.json"
 
 
 def parameters(run: RunPaths) -> int:

@@ -9,10 +9,7 @@ RESERVED = ("ablations", "inventory", "maps", "pages", "plan", "plots", "report"
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """Return the folder of a run's training log, such as `dvclive/mit-states/duplex/0` (data set, method, seed).
-
-    It is not in `artifacts/`, because DVC does not search for logs there. `log`: kind of log, such as `dvclive`.
-    """
+    """The folder of a run's training log, not in `artifacts/`, where DVC finds no logs; `log`: such as `dvclive`."""
     return Path(log) / dataset / method / str(seed)
 
 
@@ -52,7 +49,6 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def page(self, dataset: str) -> Path:
-        """Path of the HTML page with the results of one data set alone."""
         return self.root / "pages" / f"{dataset}.html"
 
     def manifest(self, dataset: str) -> Path:
@@ -72,23 +68,20 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
-        """Path of a file about feature extraction: the size of the feature cache, and images that could not be read."""
+        """A file with the size of the feature cache, and the images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
     def trained(self, dataset: str, method: str, seed: int) -> Path:
-        """Path of a file with the digest of a run's checkpoint.
-
-        DVC stages of products (methods that multiply the probabilities of several finished runs) depend on these files.
-        """
+        """A file with the digest of a run's checkpoint, on which DVC's stages of products depend."""
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """Path of a folder with hashes of a data set's files and the name of the run that the report's examples use."""
+        """A folder with hashes of a data set's files and the name of the run that the report's examples use."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:
-        """Path of a table with t-SNE coordinates of test images and prototypes."""
+        """A table with t-SNE coordinates of test images and prototypes."""
         return self.root / "maps" / f"{dataset}.csv"

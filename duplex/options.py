@@ -75,7 +75,7 @@ class Options:
             except OptionError as error:
                 raise OptionError(error.message, ".".join(filter(None, (name, error.key)))) from None
             except ValidationError as error:
-                raise OptionError(first_fault(error)[1], name) from None
+                raise OptionError(describe_error(error)[1], name) from None
             object.__setattr__(self, name, checked)
         for holds, message in self.rules():
             if not holds:
@@ -144,7 +144,7 @@ UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument", "unexpected_pro
 NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 
 
-def first_fault(error: ValidationError, table: Any = None) -> tuple[str, str]:
+def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]:
     """The place and the message of a pydantic error's first fault; unknown keys come before wrong values.
 
     The place is keys joined by dots, such as `run.seeds`. `table` is the class that was validated, whose known keys the

@@ -142,7 +142,7 @@ def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: P
 def test_swap_uses_factors_of_finetuned_features(project) -> None:
     shown = load_featured_run(project.params(), "own", "deep", 0, project.paths)
     picture = shown.root / shown.retrieval_context().images[0]
-    (hit, *_) = runs.swap(project.params(), "own", shown, (picture, picture), 3)
+    (hit, *_) = runs.retrieve_swapped(project.params(), "own", shown, (picture, picture), 3)
     assert hit.image == shown.retrieval_context().images[0] and hit.cosine > 0.999
 
 

@@ -187,7 +187,8 @@ def add(
     options |= {"val_images": val_images, "test_images": test_images}
     options = {key: value for key, value in options.items() if value is not None}
     split = SplitOptions(**{**(dataclasses.asdict(known.source.split) if known else {}), **options})
-    features = features.resolve() if features else (known.features if known else None)
+    before = known.features if known else None
+    features = features.resolve() if features else before
     encoder_entry = _encoder_entry(encoder, weights, known, features)
     source, dataset = _load_own(path, images, split, features)
     if options and not dataset.made_split:
@@ -205,8 +206,8 @@ def add(
     unsupported = [method for method in params.run.methods if method not in supported]
     run = not (no_run or unsupported)
     if depth:
-        before = known.model_dump(include={"methods"}, exclude_defaults=True).get("methods", {}) if known else {}
-        entry["methods"] = {**before, FINETUNED: {"finetune": "auto"}}
+        methods = known.model_dump(include={"methods"}, exclude_defaults=True).get("methods", {}) if known else {}
+        entry["methods"] = {**methods, FINETUNED: {"finetune": "auto"}}
     write_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
     changes = f"; changed: {' and '.join(entry)}" if known else ""
     later = "" if run else " after you add it to run.datasets of params.yaml"

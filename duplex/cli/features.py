@@ -71,7 +71,7 @@ def extract(
         raise UsageError("--limit writes a cache of the first rows only; name another file with --out")
     tag = weights if encoder is None or weights else ""
     overrides = {"name": encoder, "weights": tag, "precision": precision, "bits": bits}
-    workers = None if num_workers is None else _parse_workers(num_workers)
+    workers = int(num_workers) if num_workers is not None and num_workers.isdecimal() else num_workers
     stored = {"tokens": tokens, "block_inputs": block_inputs}
     settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, **stored}
     params = load_params()
@@ -220,7 +220,7 @@ def _override(
 ) -> Params:
     from pydantic import ValidationError
 
-    from duplex.options import first_fault
+    from duplex.options import describe_error
 
     record = params.model_dump(mode="json")
     params.dataset(dataset)
@@ -233,7 +233,7 @@ def _override(
     try:
         return type(params).model_validate_json(json.dumps(record))
     except ValidationError as error:
-        place, message = first_fault(error, type(params))
+        place, message = describe_error(error, type(params))
         raise UsageError(f"--{place.rpartition('.')[2].replace('_', '-')}: {message}") from None
 
 
@@ -253,12 +253,6 @@ def _check_shards(engine: str, shard: str | None, shards: int) -> None:
         raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")
     if engine != "ray" and shards != 1:
         raise UsageError("--shards needs --engine ray; locally --shard k/N makes one shard at a time")
-
-
-def _parse_workers(text: str) -> int | str:
-    if text != "auto" and not text.isdecimal():
-        raise UsageError(f"--num-workers is {text!r}; expected a number of processes, such as 0 or 3, or auto")
-    return text if text == "auto" else int(text)
 
 
 def _parse_shard(text: str) -> tuple[int, int]:

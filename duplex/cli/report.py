@@ -31,14 +31,10 @@ def report(
 
     artifacts/metrics.json, which git tracks, is not written; `dvc repro report` writes it too.
     """
-    if dataset is None:
-        from duplex.project import report as stage
+    from duplex.project.report import own_page_stage, report_stage
 
-        page = stage.report_stage(load_params(), write_metrics=False)
-    else:
-        from duplex.project import report as own_page
-
-        page = own_page.own_page_stage(load_params(), dataset)
+    params = load_params()
+    page = own_page_stage(params, dataset) if dataset else report_stage(params, write_metrics=False)
     typer.echo(page)
     if show:
         import webbrowser
@@ -86,7 +82,7 @@ def swap(
 
     params = load_params()
     run = runs.load_queried_run(params, dataset, method, seed)
-    hits = runs.swap(params, dataset, run, (state_from, object_from), top)
+    hits = runs.retrieve_swapped(params, dataset, run, (state_from, object_from), top)
     if as_json:
         print_json([{key: value for key, value in row.items() if key != "right"} for row in _records(hits)])
         return

@@ -56,8 +56,8 @@ from duplex.options import (
     Share,
     SourceOptions,
     TrainingOptions,
+    describe_error,
     finetune_options,
-    first_fault,
 )
 from duplex.system.files import replace_file
 from duplex.system.threads import Precision
@@ -246,7 +246,7 @@ class Params(ParamsSection):
 
     def entry(self, name: str) -> MethodEntry:
         """The entry of a method. Raises UsageError for an unknown name."""
-        return self.methods[require_method(name, self.methods)]
+        return self.methods[require(name, self.methods, "method")]
 
     def method_for_world(self, name: str, world: World) -> str:
         """The method whose results are shown as `name` in a world; raises UsageError if there is none."""
@@ -301,7 +301,7 @@ class Params(ParamsSection):
         for name in self.run.datasets:
             require(name, self.datasets, "data set in params.yaml, run.datasets:")
         for name in self.run.methods:
-            require_method(name, self.methods, " in params.yaml, run.methods:")
+            require(name, self.methods, "method in params.yaml, run.methods:")
         for section in ("run", "evaluation"):
             for key, values in getattr(self, section):
                 if isinstance(values, tuple) and len(set(values)) != len(values):
@@ -324,7 +324,7 @@ class Params(ParamsSection):
                 require(dataset, self.datasets, f"data set in params.yaml, {name}.per_dataset:")
         for dataset, options in self.datasets.items():
             for name in options.methods:
-                require_method(name, self.methods, f" in {DATASETS}/{dataset}.yaml, methods:")
+                require(name, self.methods, f"method in {DATASETS}/{dataset}.yaml, methods:")
 
     def _check_stage_names(self) -> None:
         """dvc.yaml joins data set and method by a hyphen."""
@@ -345,10 +345,10 @@ class Params(ParamsSection):
                 raise UsageError(f"params.yaml: methods.{name}.members: training fills it in; remove it")
             for member in entry.members:
                 place = f"params.yaml: methods.{name}.of:"
-                if self.entry(require_method(member, self.methods, f" in {place}")).members:
+                if self.entry(require(member, self.methods, f"method in {place}")).members:
                     raise UsageError(f"{place} {member} combines runs itself; list its methods instead")
         for name in self.run.products:
-            members = self.entry(require_method(name, self.methods, " in params.yaml, run.products:")).members
+            members = self.entry(require(name, self.methods, "method in params.yaml, run.products:")).members
             if not members:
                 raise UsageError(f"params.yaml: run.products: {name} combines no runs; list it under run.methods")
             for member in members:
@@ -408,7 +408,7 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
     try:
         params = Params.model_validate_json(json.dumps({**record, **merged}))
     except ValidationError as error:
-        place, message = first_fault(error, Params)
+        place, message = describe_error(error, Params)
         section, _, key = place.partition(".")
         name, _, key = key.partition(".")
         if section == "datasets" and key.partition(".")[0] in files.get(name, {}):
@@ -489,11 +489,6 @@ def shipped_project() -> Path:
         if (folder / "dvc.yaml").is_file():
             return folder
     raise DuplexError("this installation of duplex has no dvc.yaml; install duplex from a wheel")
-
-
-def require_method(name: str, known: Mapping[str, MethodEntry], where: str = "") -> str:
-    """The method's `name` if it is among `known`, else a UsageError; `where` follows the word "method" in it."""
-    return require(name, known, f"method{where}")
 
 
 def check_name(name: str) -> None:

@@ -90,9 +90,7 @@ def _device() -> Iterator[DoctorFinding]:
     fp32 = _seconds(device, "fp32", size)
     for precision in ("bf16", "tf32") if device == "cuda" else ("bf16",):
         speedup = fp32 / _seconds(device, precision, size)
-        message = (
-            f"{precision} matrix products are {speedup:.1f} times as fast as fp32; use encoder precision {precision}"
-        )
+        message = f"{precision} is {speedup:.1f} times as fast as fp32; use encoder precision {precision}"
         if speedup < FASTER:
             slower = "slower than" if speedup < 1 / FASTER else "about as fast as"
             message = f"{precision} is {slower} fp32 here; stay with fp32"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -74,7 +74,8 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     write_json(paths.summary, summary)
     if write_metrics:
         write_json(paths.metrics, headlines(summary))
-    params = with_datasets(params, {dataset for dataset, _ in runs})
+    if shown := tuple(name for name in params.run.datasets if any(name == dataset for dataset, _ in runs)):
+        params = params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})})
     results = replace(read_results(params, summary, paths), not_evaluated=not_evaluated)
     write_text(paths.runs, run_table(results, changed_options(params)).to_csv(index=False, lineterminator="\n"))
     parts: dict[str, list[ReportPart]] = {}
@@ -118,12 +119,6 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
                     file=sys.stderr,
                 )
                 break
-
-
-def with_datasets(params: Params, evaluated: Set[str]) -> Params:
-    """`params` with `run.datasets` reduced to evaluated data sets; unchanged if none is left."""
-    shown = tuple(dataset for dataset in params.run.datasets if dataset in evaluated)
-    return params.model_copy(update={"run": params.run.model_copy(update={"datasets": shown})}) if shown else params
 
 
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
@@ -277,7 +272,7 @@ def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPath
 
 def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
     """What maps show of a run: its test images and prototypes, and its visual prototypes before training."""
-    method, labels, test = run.method.inspectable(), run.inputs.labels, run.inputs.examples["test"]
+    method, test = run.method.inspectable(), run.inputs.examples["test"]
     start = None
     if method.visual is not None:
         cpu = torch.device("cpu")
@@ -286,7 +281,7 @@ def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
     raw = normalize(test.cls, dim=-1).numpy()
     trained = embed_images(method, test).z
     return Scene(
-        labels=labels,
+        labels=run.inputs.labels,
         compositions=test.compositions.numpy(),
         encoded=raw,
         trained=raw if trained is None else trained,

@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,7 @@ from duplex.recognition.inputs import encode
 from duplex.report.aggregate import read_numbers
 from duplex.report.images import Hit, RetrievalContext, prototype_hits, swap_hits, thumbnails_under
 from duplex.system.files import sha256, write_json
-from duplex.training.checkpoint import (
-    check_inputs,
-    load_checkpoint,
-    read_checkpoint,
-    read_record,
-)
+from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint, read_record
 from duplex.training.inputs import InputRequest, RunInputs, load_inputs
 
 IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files that are not in an inventory
@@ -70,7 +66,7 @@ def best_run(
     params: runs that do not match these are left out, each with a line on stderr.
     """
     root = paths.root
-    outdated = 0
+    outdated = False
     candidates: list[tuple[bool, SavedRun]] = []
     for checkpoint in sorted(root.glob(f"{dataset}/*/*/checkpoint.safetensors")):
         try:
@@ -81,17 +77,14 @@ def best_run(
         if worlds if world is None else world in worlds:
             if params and (difference := folder_difference(params, checkpoint.parent, paths)):
                 print(f"duplex: {checkpoint.parent} does not match params.yaml: {difference}", file=sys.stderr)
-                outdated += 1
+                outdated = True
                 continue
             candidates.append(((world or "closed") in worlds, SavedRun(RunPaths(checkpoint.parent), record.val_auc)))
-    if not candidates and outdated:
-        raise UsageError(
-            f"no run in {root}/{dataset} that is calibrated for {world or 'any'} world matches params.yaml; "
-            f"run `dvc repro`, or {hint}"
-        )
     if not candidates:
+        matching = " that matches params.yaml" if outdated else ""
         raise UsageError(
-            f"{root}/{dataset} has no trained run calibrated for {world or 'any'} world; run `dvc repro`, or {hint}"
+            f"{root}/{dataset} has no trained run calibrated for {world or 'any'} world{matching}; "
+            f"run `dvc repro`, or {hint}"
         )
     return max(candidates, key=lambda candidate: (candidate[0], candidate[1].val_auc))[1]
 
@@ -159,8 +152,8 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
     """Facts for a model card with the title `name`; metrics and counts if their files exist."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
-    files = RunPaths(folder).metrics, folder.parent.parent / "statistics.json"
-    metrics, counts = (read_numbers(path, "dvc repro") or {} for path in files)
+    metrics = read_numbers(RunPaths(folder).metrics, "dvc repro") or {}
+    counts = read_numbers(folder.parent.parent / "statistics.json", "dvc repro") or {}
     title = name or repository or " ".join(folder.parts[-3:])
     return RunFacts(title, licence, metrics, counts, repository)
 
@@ -242,11 +235,11 @@ def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
 def find_pair(labels: LabelSpace, text: str) -> int:
     """The composition that a text such as "striped heart" names; it may be unseen."""
     wanted = prompt_name(text)
-    states, objects = (list(map(prompt_name, names)) for names in (labels.states, labels.objects))
-    for m, state in enumerate(states):
-        for n, thing in enumerate(objects):
-            if wanted == f"{state} {thing}":
-                return m * len(objects) + n
+    states = [prompt_name(name) for name in labels.states]
+    objects = [prompt_name(name) for name in labels.objects]
+    for number, (state, thing) in enumerate(product(states, objects)):
+        if wanted == f"{state} {thing}":
+            return number
     names = [*states, *objects]
     similar = dict.fromkeys(name for word in wanted.split() for name in difflib.get_close_matches(word, names, 2))
     hint = f"; similar names: {', '.join(similar)}" if similar else ""
@@ -255,18 +248,20 @@ def find_pair(labels: LabelSpace, text: str) -> int:
     )
 
 
-def swap(params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int) -> list[Hit]:
+def retrieve_swapped(
+    params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int
+) -> list[Hit]:
     """The `top` test images nearest to one image's state part joined with another image's object part."""
-    opened = [_read(path) for path in images]
     context = source.retrieval_context()
     factors = context.method.factors
     if factors is None:
         raise UsageError(f"this method has no state and object factors to swap; {_with_factors(params, dataset)}")
-    test, identity, entry = context.test.inputs, source.inputs.encoder, params.dataset(dataset).encoder
+    test, identity = context.test.inputs, source.inputs.encoder
     block_inputs = int(identity["block_inputs"]) if "block_inputs" in test else 0
     outputs = OutputSpec("patch" in test, block_inputs, int(identity.get("bits", 16)))
+    entry = params.dataset(dataset).encoder
     encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
-    pixels = torch.stack([encoder.image_transform(image) for image in opened])
+    pixels = torch.stack([encoder.image_transform(_read(path)) for path in images])
     with torch.inference_mode():
         z_s, z_o = factors(encode(encoder, pixels, outputs=outputs))
     return swap_hits(context, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)

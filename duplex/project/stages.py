@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
 from duplex.data.images import ImageTree
 from duplex.data.sources import ensure_images, load_source
@@ -38,13 +39,7 @@ from duplex.project import stamps
 from duplex.system.files import sha256, write_json, write_text
 from duplex.training.checkpoint import load_checkpoint, read_checkpoint
 from duplex.training.inputs import InputRequest, LoadInputs, load_inputs
-from duplex.training.run import (
-    calibration_for,
-    evaluate_world,
-    frequency_accuracies,
-    reproducible,
-    term_metrics,
-)
+from duplex.training.run import calibration_for, evaluate_world, frequency_accuracies, reproducible, term_metrics
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
@@ -106,9 +101,12 @@ def _import_features(
     images = read_manifest(manifest)["image"].tolist()
     import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad)
     statuses = read_features(out).statuses
+    return ExtractionReport(out, len(images), 0, time.monotonic() - began, _bad_images(statuses, images))
+
+
+def _bad_images(statuses: np.ndarray, images: Sequence[str]) -> list[BadImage]:
     rows = np.flatnonzero(statuses >= FIRST_BAD).tolist()
-    bad = [BadImage(row, images[row], status_reason(statuses[row])) for row in rows]
-    return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad)
+    return [BadImage(row, images[row], status_reason(statuses[row])) for row in rows]
 
 
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
@@ -162,12 +160,8 @@ def write_extraction_summary(cache: Path) -> None:
     paths.stamp(dataset, "extract").unlink(missing_ok=True)
     with open_cache(cache) as file:
         statuses, size = file["status"][...], sum(file[name].nbytes for name in DATASETS if name in file)
-    images = read_manifest(paths.manifest(dataset))["image"]
-    bad = [
-        {"row": row, "image": images[row], "reason": status_reason(statuses[row])}
-        for row in np.flatnonzero(statuses >= FIRST_BAD).tolist()
-    ]
-    record = {"rows": len(statuses), "bytes": size, "bad": len(bad), "bad_images": bad}
+    bad = _bad_images(statuses, read_manifest(paths.manifest(dataset))["image"].tolist())
+    record = {"rows": len(statuses), "bytes": size, "bad": len(bad), "bad_images": [asdict(image) for image in bad]}
     write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -181,33 +175,29 @@ def evaluate_stage(
     method: str,
     seed: int,
     paths: ArtifactPaths = ArtifactPaths(),
-    out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> dict[str, Any]:
     """Evaluate a trained run on the test split, in each world that params.yaml allows; write and return the metrics.
 
-    out: paths of the checkpoint and of the results, by default the run's own folder.
     load: function that loads features and labels, by default from disk.
     """
-    out = out or paths.run(dataset, method, seed)
-    training, settings, worlds = params.training(dataset, method), params.evaluation, params.worlds(method)
+    out = paths.run(dataset, method, seed)
+    training, settings = params.training(dataset, method), params.evaluation
     checkpoint = read_checkpoint(out.checkpoint)
     record = checkpoint.record
     stamps.require_data(params, dataset, paths)
-    stamps.require_current_run(params, dataset, method, seed, paths, out)
-    stamp = stamps.stamp(params, dataset, "evaluate", method, seed, paths, out)
+    stamps.require_current_run(params, dataset, method, seed, paths)
+    stamp = stamps.stamp(params, dataset, "evaluate", method, seed, paths)
     device = torch.device(resolve_device(params.device))
     needs = find_method(record.kind).needs(record.options)
     with reproducible(training.threads):
         inputs = load(params, dataset, paths, InputRequest(needs, training.precision, record.finetune, training.memory))
         inputs.examples["test"] = inputs.examples["test"].to(device)
-        model = load_checkpoint(checkpoint, inputs.context(), inputs.encoder).to(
-            device
-        )  # refuses a file replaced since
+        model = load_checkpoint(checkpoint, inputs.context(), inputs.encoder).to(device)
         start = time.perf_counter()
         results = {
             world: evaluate_world(model, inputs, settings, world, calibration_for(record, world, out.checkpoint))
-            for world in worlds
+            for world in params.worlds(method)
         }
         timing = {"test_seconds": time.perf_counter() - start, "images": len(inputs.examples["test"])}
         metrics: dict[str, Any] = {world: result.metrics for world, result in results.items()}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from duplex.artifacts import ArtifactPaths, RunPaths
+from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params, load_params
 from duplex.encoders.base import family_module
 from duplex.errors import DuplexError, UsageError
@@ -79,7 +79,7 @@ def settings(
 
 
 def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: ArtifactPaths) -> Stamp:
-    entry, training, finetune = params.entry(method), params.training(dataset, method), params.finetune(method, dataset)
+    entry, training = params.entry(method), params.training(dataset, method)
     encoder, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
     evaluation = params.evaluation.model_dump(mode="json")
     made: Stamp = {"kind": entry.kind, "world": entry.world, **_encoder_settings(encoder)}
@@ -88,6 +88,7 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
     if stage == "train":
         made["options"] = entry.options_for(dataset)
         made["training"] = training.result_settings()
+        finetune = params.finetune(method, dataset)
         made["finetune"] = None if finetune is None else finetune.to_dict()
         made["calibration"] = {key: evaluation[key] for key in CALIBRATION}
         if entry.members:
@@ -127,7 +128,6 @@ def stamp(
     method: str | None = None,
     seed: int | None = None,
     paths: ArtifactPaths = ArtifactPaths(),
-    run: RunPaths | None = None,
 ) -> Stamp:
     """What the files of a stage should be made from: its settings, seed, and checksums of the files that it reads.
 
@@ -143,7 +143,7 @@ def stamp(
         inputs["labels.json"] = _checksum(paths.labels(dataset))
         inputs["features.h5"] = read_contents_digest(features) if features.is_file() else None
         if stage == "evaluate":
-            inputs["checkpoint.safetensors"] = _checksum((run or paths.run(dataset, method, seed)).checkpoint)
+            inputs["checkpoint.safetensors"] = _checksum(paths.run(dataset, method, seed).checkpoint)
         elif members := params.entry(method).members:
             every = params.method(method, dataset).to_dict().get("seeds") == "all"
             seeds = params.run.seeds if every else (seed,)
@@ -188,7 +188,8 @@ def difference(path: Path, wanted: Stamp) -> str:
 
 def _first_difference(place: str, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     for key in sorted(made.keys() | wanted.keys(), key=lambda key: (key in ("inputs", "code"), key == "code", key)):
-        here, before, after = f"{place}{key}", made.get(key), wanted.get(key)
+        here = f"{place}{key}"
+        before, after = made.get(key), wanted.get(key)
         if before == after or (after is None and place.startswith("inputs.")):
             continue
         if here not in CHANGES and isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -209,27 +210,19 @@ def run_difference(
     seed: int,
     paths: ArtifactPaths = ArtifactPaths(),
     stages: Iterable[str] = ("train",),
-    run: RunPaths | None = None,
 ) -> str:
     """How a run differs from what params.yaml, its data and the code would make it; "" if it does not."""
-    files = run or paths.run(dataset, method, seed)
     for stage in stages:
-        if found := difference(files.stamp(stage), stamp(params, dataset, stage, method, seed, paths, files)):
+        file = paths.run(dataset, method, seed).stamp(stage)
+        if found := difference(file, stamp(params, dataset, stage, method, seed, paths)):
             return found
     return ""
 
 
-def require_current_run(
-    params: Params,
-    dataset: str,
-    method: str,
-    seed: int,
-    paths: ArtifactPaths = ArtifactPaths(),
-    run: RunPaths | None = None,
-) -> None:
+def require_current_run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> None:
     """Raise `DuplexError`, with the command to train again, if a run is not what params.yaml would make it."""
-    if found := run_difference(params, dataset, method, seed, paths, run=run):
-        folder = (run or paths.run(dataset, method, seed)).root
+    if found := run_difference(params, dataset, method, seed, paths):
+        folder = paths.run(dataset, method, seed).root
         raise DuplexError(
             f"{folder} does not match {method} with seed {seed} in params.yaml: {found}; "
             f"`duplex train --dataset {dataset} --method {method} --seed {seed}` trains it again"
@@ -241,7 +234,7 @@ def data_difference(
 ) -> str:
     """Why a data set has to be prepared or extracted again, with the command; "" if it has not.
 
-    A manifest or a feature cache without a stamp comes from elsewhere and is taken as it is.
+    Files without a stamp come from elsewhere and are taken as they are.
     """
     for stage in stages:
         found = difference(paths.stamp(dataset, stage), stamp(params, dataset, stage, paths=paths))

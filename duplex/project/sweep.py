@@ -2,6 +2,9 @@
 
 Only runs whose stamps are missing or differ are executed, and complete ones are committed to DVC, so that `dvc repro`
 does not repeat them. An interrupted sweep resumes after the last whole epoch.
+
+`tune` searches for settings of methods by validation AUC; test images are never scored. Each combination of settings
+and seed is a trial in `artifacts/trials.partial`, so an interrupted or larger search trains only what is missing.
 """
 
 from __future__ import annotations
@@ -10,34 +13,41 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
+from itertools import product
+from math import nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, Protocol
 
 import torch
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import Params, load_params, require_method
+from duplex.config.params import Params, load_params
 from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError
 from duplex.project import stamps
 from duplex.project.stages import evaluate_stage
 from duplex.project.stamps import DATA_STAGES, RUN_STAGES, run_difference
 from duplex.project.train import train_stage
-from duplex.system.files import is_running
+from duplex.report.aggregate import standard_error
+from duplex.system.files import is_running, json_digest, sole_writer
 from duplex.system.processes import BrokenProcessPool, ProgressBar, WorkerProcess
 from duplex.system.threads import Threads
 from duplex.training.inputs import InputsCache, LoadInputs
+from duplex.training.run import MethodSpec, reproducible
+from duplex.training.trials import Trial, TrialResult, Trials
 
 DAMAGED_LOCK = re.compile(r"dvc\.lock' (is invalid|validation failed)")  # in DVC's messages
 LONGEST_REASON = 300
@@ -119,13 +129,8 @@ def _in_use(command: str, process: int) -> DuplexError:
     )
 
 
-CHANGED_PARAMS = (
-    "params.yaml has changed since the sweep started, so no run was committed to DVC; run the same command again"
-)
-
-
-class Trial(Protocol):
-    """What a worker process executes: a run of a sweep, or a trial of `duplex tune`."""
+class Task(Protocol):
+    """What a worker process executes: a run of a sweep, or a trial of `tune`."""
 
     def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> Any: ...
 
@@ -175,7 +180,7 @@ class Executor:
     threads: int  # number of CPU threads for `threads: auto`: the number that a process of its own would use
     load: LoadInputs = field(default_factory=InputsCache)
 
-    def execute(self, trial: Trial) -> Outcome:
+    def execute(self, trial: Task) -> Outcome:
         """Execute a trial. An error becomes part of the outcome."""
         output = io.StringIO()
         torch.set_num_threads(self.threads)
@@ -194,7 +199,7 @@ class Executor:
 
 
 Engine = Literal["local", "ray"]
-Execute = Callable[[Sequence[Trial]], Iterator[Outcome]]
+Execute = Callable[[Sequence[Task]], Iterator[Outcome]]
 
 
 @dataclass
@@ -222,7 +227,7 @@ def grid(
     for name in datasets:
         params.dataset(name)
     for name in methods:
-        require_method(name, params.methods)
+        params.entry(name)
     return [
         SweptRun(dataset, method, seed, bool(params.entry(method).members))
         for dataset in datasets
@@ -248,7 +253,9 @@ def sweep(
     tracked = [run for run in runs if run in in_pipeline]
     report.outside_pipeline = len(runs) - len(tracked) if repo else 0
     if repo and tracked:
-        _extract_missing(repo, dict.fromkeys(run.dataset for run in tracked), paths)
+        names = dict.fromkeys(run.dataset for run in tracked)
+        if absent := [f"extract@{name}" for name in names if not paths.features(name).exists()]:
+            repo.repro(absent)
         repo.require_free(paths.plan)  # a stage that is running would be recorded under the new plan
         stamps.plan_stage(params, paths)
     for dataset in datasets:
@@ -275,11 +282,6 @@ def require_features(dataset: str, paths: ArtifactPaths) -> None:
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
 
 
-def _extract_missing(repo: DvcRepo, datasets: Iterable[str], paths: ArtifactPaths) -> None:
-    if absent := [f"extract@{name}" for name in datasets if not paths.features(name).exists()]:
-        repo.repro(absent)
-
-
 def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: SweepReport, paths: ArtifactPaths) -> None:
     datasets = dict.fromkeys(run.dataset for run in runs)
     earlier = [f"{stage}@{name}" for name in datasets for stage in DATA_STAGES]
@@ -289,19 +291,16 @@ def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: Swe
     made = [stage for stage in earlier if stage in changed]
     if not to_commit and not made:
         return
-    if not is_unchanged(params, paths):
-        report.not_committed = CHANGED_PARAMS
+    try:
+        is_unchanged = load_params(paths.root.parent / "params.yaml") == params
+    except DuplexError:  # half-edited
+        is_unchanged = False
+    if not is_unchanged:
+        reason = "params.yaml has changed since the sweep started, so no run was committed to DVC"
+        report.not_committed = f"{reason}; run the same command again"
         return
     repo.commit(["plan", *made, *commit_targets(to_commit, changed)])
     report.committed = len(to_commit)
-
-
-def is_unchanged(params: Params, paths: ArtifactPaths) -> bool:
-    """Whether params.yaml still has the content with which the sweep started."""
-    try:
-        return load_params(paths.root.parent / "params.yaml") == params
-    except DuplexError:  # half-edited
-        return False
 
 
 def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepReport) -> set[SweptRun]:
@@ -345,7 +344,7 @@ def trial_executor(
     return partial(run_in_processes, executor=executor, jobs=jobs, gpus=gpus)
 
 
-def _run_on_ray(trials: Sequence[Trial], executor: Executor, jobs: int | None, cpus: int) -> Iterator[Outcome]:
+def _run_on_ray(trials: Sequence[Task], executor: Executor, jobs: int | None, cpus: int) -> Iterator[Outcome]:
     from duplex.project.ray import connect, last_line, run_on_actors
 
     ray = connect()
@@ -367,7 +366,7 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
     return jobs or len(gpus) or max(1, cores // threads), gpus
 
 
-def run_in_processes(trials: Sequence[Trial], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
+def run_in_processes(trials: Sequence[Task], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
     """Execute `trials`, yield outcomes as they are ready; a process that dies fails its current trial only."""
     create = partial(getattr, executor, "execute")
     workers = []
@@ -375,7 +374,7 @@ def run_in_processes(trials: Sequence[Trial], executor: Executor, jobs: int, gpu
         gpu = {"CUDA_VISIBLE_DEVICES": gpus[n % len(gpus)]} if gpus else {}
         workers.append(WorkerProcess(create, {"OMP_WAIT_POLICY": "passive", **gpu}))  # waiting threads sleep
     waiting, idle = deque(trials), list(workers)
-    busy: dict[Future[Outcome], tuple[WorkerProcess, Trial]] = {}
+    busy: dict[Future[Outcome], tuple[WorkerProcess, Task]] = {}
     try:
         while waiting or busy:
             while waiting and idle:
@@ -392,3 +391,132 @@ def run_in_processes(trials: Sequence[Trial], executor: Executor, jobs: int, gpu
     finally:
         for worker in workers:
             worker.kill()  # files are replaced whole, so a process may be killed at any moment
+
+
+@dataclass(frozen=True)
+class TuningTrial:
+    """A method with some settings changed, to be trained on a data set with one seed."""
+
+    dataset: str
+    method: str
+    settings: Mapping[str, Any]  # name -> value, of training options and options of the kind
+    seed: int
+    folder: Path  # of the method's trials, named by a digest of what all of them depend on
+
+    def spec(self, params: Params) -> MethodSpec:
+        return MethodSpec.of(params, self.dataset, self.method).with_settings({**self.settings, "log": "none"})
+
+    def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> TrialResult:
+        spec = self.spec(params)
+        with reproducible(spec.training.threads):
+            read = partial(load, params, self.dataset, paths)
+            device = torch.device(resolve_device(params.device))
+            trials = Trials(self.folder, read, device, params.evaluation, key=self.folder.name)
+            return trials.result(Trial(self.method, spec, self.seed))
+
+
+@dataclass(frozen=True)
+class TuningRow:
+    """Validation results of a method with one choice of settings, one result per seed."""
+
+    method: str
+    settings: Mapping[str, Any]
+    outcomes: tuple[Outcome, ...]  # one per seed
+
+    @cached_property
+    def errors(self) -> list[str]:
+        return [outcome.error for outcome in self.outcomes if outcome.error is not None]
+
+    @property
+    def results(self) -> list[TrialResult]:
+        return [outcome.value for outcome in self.outcomes if outcome.error is None]
+
+    @property
+    def val_auc(self) -> float:
+        """Mean validation AUC over seeds, in percent; NaN if a trial failed."""
+        return nan if self.errors else fmean([result.auc for result in self.results])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Method, settings and mean AUC, epoch, seconds for JSON; if a trial failed, an error, no means."""
+        record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
+        if self.errors:
+            return {**record, "error": self.errors[0]}
+        everywhere = [result.auc_all for result in self.results if result.auc_all is not None]
+        return {
+            **record,
+            "val_auc": self.val_auc,
+            "val_auc_se": standard_error([result.auc for result in self.results]),
+            "val_auc_all": fmean(everywhere) if everywhere else None,
+            "epoch": fmean([result.epoch for result in self.results]),
+            "seconds": fmean([result.seconds for result in self.results]),
+        }
+
+
+def tune(
+    params: Params,
+    dataset: str,
+    methods: Sequence[str],
+    choices: Mapping[str, Sequence[Any]],
+    seeds: Sequence[int],
+    jobs: int | None = None,
+    paths: ArtifactPaths = ArtifactPaths(),
+    engine: Engine = "local",
+) -> list[TuningRow]:
+    """Train methods with every combination of `choices` (setting -> values) and seed; one row for all seeds."""
+    for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
+        if not values:
+            raise UsageError(f"there is no {thing} to try; name at least one")
+        refuse_duplicates(thing, list(map(repr, values)))
+    for method in methods:
+        if members := params.entry(method).members:
+            raise UsageError(
+                f"{method} combines finished runs and trains nothing; tune {' and '.join(members)} instead"
+            )
+    grid = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+    rows = [(method, settings) for method in methods for settings in grid]
+    for method, settings in rows:
+        MethodSpec.of(params, dataset, method).with_settings(settings)  # raises for a wrong setting
+    require_features(dataset, paths)
+    stamps.require_data(params, dataset, paths)
+    folder = paths.trials / dataset
+    with sole_writer(folder / "tune", "tuning"):
+        folders = {method: _trials_folder(params, dataset, method, paths, folder) for method in methods}
+        trials = [
+            TuningTrial(dataset, method, settings, seed, folders[method]) for method, settings in rows for seed in seeds
+        ]
+        outcomes = iter(_run_trials(params, trials, jobs, engine, paths))
+        return [TuningRow(method, settings, tuple(next(outcomes) for _ in seeds)) for method, settings in rows]
+
+
+def _trials_folder(params: Params, dataset: str, method: str, paths: ArtifactPaths, parent: Path) -> Path:
+    """Trials that were made from other data, options or code are deleted."""
+    stamp = stamps.stamp(params, dataset, "train", method, 0, paths)
+    folder = parent / method / json_digest({**stamp, "torch": torch.__version__})[:16]
+    for other in folder.parent.glob("*"):
+        if other != folder:
+            shutil.rmtree(other)
+    return folder
+
+
+def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
+    """Method -> its row with the best mean validation AUC; methods whose rows all have errors are left out."""
+    best: dict[str, TuningRow] = {}
+    for row in rows:
+        if not row.errors and (row.method not in best or row.val_auc > best[row.method].val_auc):
+            best[row.method] = row
+    return best
+
+
+def _run_trials(
+    params: Params, trials: Sequence[TuningTrial], jobs: int | None, engine: Engine, paths: ArtifactPaths
+) -> list[Outcome]:
+    wanted = {trial.spec(params).training.threads for trial in trials}
+    execute = trial_executor(params, wanted, jobs, engine, paths)
+    found: dict[str, Outcome] = {}
+    failed = 0
+    with ProgressBar("trials", len(trials)) as bar:
+        for outcome in execute(trials):
+            found[str(outcome.trial)] = outcome
+            failed += outcome.error is not None
+            bar.show(len(found), {"failed": failed} if failed else {})
+    return [found[str(trial)] for trial in trials]

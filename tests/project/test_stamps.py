@@ -192,7 +192,7 @@ def test_stale_runs_are_no_default_model(project: Path, capfd: pytest.CaptureFix
     csp = "duplex: artifacts/own/csp/{} does not match params.yaml: training.epochs is 1 instead of 3\n"
     assert capfd.readouterr().err == csp.format(0) + csp.format(1)
     edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
-    with pytest.raises(UsageError, match=r"no run in .* matches params\.yaml; run `dvc repro`, or name one"):
+    with pytest.raises(UsageError, match=r"no trained run .* matches params\.yaml; run `dvc repro`, or name one"):
         best_run(params=load_params())
     assert best_run().files.root.is_dir()
 
@@ -245,15 +245,10 @@ def test_stale_results_are_reported(project: Path, capfd: pytest.CaptureFixture[
     assert "artifacts/summary.json does not match the runs in artifacts; `duplex report`" in done.stderr
 
 
-def test_doubled_lines_and_rounded_margins_are_not_compared(project: Path) -> None:
+def test_rounded_margins_are_reported(project: Path) -> None:
     table = pd.read_csv(CSP.predictions)
-    for changed, message in (
-        (pd.concat([table, table]), "lists an image twice"),
-        (table.assign(margin=table["margin"].round(0)), r"gives an AUC of .*, but metrics\.json says"),
-    ):
-        changed.to_csv(CSP.predictions, index=False)
-        with pytest.raises(DuplexError, match=message):
-            compare()
+    table.assign(margin=table["margin"].round(0)).to_csv(CSP.predictions, index=False)
+    assert "its predictions.csv is not the one that was written with evaluate.stamp.json" in compare()
 
 
 def test_results_of_a_changed_source_are_not_compared(project: Path, capfd: pytest.CaptureFixture[str]) -> None:

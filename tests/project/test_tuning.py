@@ -16,9 +16,8 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.cli import app
 from duplex.config.params import MethodEntry, load_params
 from duplex.errors import UsageError
-from duplex.project.sweep import Executor
+from duplex.project.sweep import Executor, TuningTrial, best_rows, tune
 from duplex.project.train import train_stage
-from duplex.project.tune import TuningTrial, best_rows, tune
 from duplex.training.checkpoint import read_record
 from tests.subprocesses import ROOT
 
