@@ -202,10 +202,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
-    """`values` as int64; raises `UsageError` unless they are whole numbers from 0 to `size - 1`.
-
-    A mask is refused: as numbers it would stand for compositions 0 and 1.
-    """
+    """`values` as int64; raises `UsageError` unless they are whole numbers from 0 to `size - 1`, for a mask, too."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # rows of different lengths, or a tensor on a GPU

@@ -82,10 +82,7 @@ class Options:
                 raise OptionError(message)
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        """Yield pairs (condition that must hold, error message) for options that depend on each other or have a range.
-
-        Subclasses override it; by default there are no rules.
-        """
+        """Yield pairs (condition that must hold, error message) for options that depend on each other."""
         return ()
 
     @classmethod

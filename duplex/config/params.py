@@ -383,10 +383,7 @@ class Params(ParamsSection):
 
 
 def load_params(path: Path = PARAMS_FILE) -> Params:
-    """Read and check params.yaml and the files datasets/NAME.yaml beside it; raises UsageError for a mistake.
-
-    Options of methods are checked when they are used, or by `Params.check_entries`.
-    """
+    """Read and check params.yaml and datasets/NAME.yaml beside it; methods' options are checked by `check_entries`."""
     return parse_params(read_yaml(path), dataset_files(path), path)
 
 

@@ -296,10 +296,7 @@ def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
 
 
 def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
-    """Write the page of a data set to `artifacts/pages`: its path.
-
-    It shows the run with the best validation AUC; UsageError without a trained run that matches params.yaml.
-    """
+    """Write the page of a data set, with its best run by validation AUC, to `artifacts/pages`: its path."""
     entry = params.dataset(dataset)
     hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
     chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params).files

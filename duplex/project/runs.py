@@ -161,10 +161,7 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 def training_images(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
 ) -> Neighbours:
-    """The readable training images of a data set with their cached features.
-
-    check: raises if the features do not belong to the trained model.
-    """
+    """The readable training images of a data set with cached features; `check` raises if those are not the model's."""
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)
@@ -215,10 +212,7 @@ def load_featured_run(
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load the run of a method and seed with its test images; by default the run whose images the report shows.
-
-    Raises `DuplexError` if the run was trained with other settings than those of params.yaml.
-    """
+    """Load the run of a method and seed with its test images; by default the run whose images the report shows."""
     params.dataset(dataset)
     paths = ArtifactPaths()
     best = featured_run(params, dataset, paths)

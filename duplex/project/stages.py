@@ -110,10 +110,7 @@ def _bad_images(statuses: np.ndarray, images: Sequence[str]) -> list[BadImage]:
 
 
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
-    """Encode a random sample of a cache's images again; return their number and worst cosine to the cached features.
-
-    dataset: by default the data set of params.yaml to which the cache belongs.
-    """
+    """Encode a sample of a cache's images again; return their number and worst cosine to the cached features."""
     paths = ArtifactPaths()
     places = {paths.features(name).resolve(): name for name in params.datasets}
     require_cache_file(path)
@@ -150,10 +147,7 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
 
 
 def write_extraction_summary(cache: Path) -> None:
-    """Write `extraction.json` beside a data set's feature cache: its size in bytes, and unreadable images.
-
-    Nothing is written for a cache in another place. A stamp of an earlier cache is deleted.
-    """
+    """Write `extraction.json` beside a data set's own cache: size and unreadable images; delete an earlier stamp."""
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return
@@ -177,10 +171,7 @@ def evaluate_stage(
     paths: ArtifactPaths = ArtifactPaths(),
     load: LoadInputs = load_inputs,
 ) -> dict[str, Any]:
-    """Evaluate a trained run on the test split, in each world that params.yaml allows; write and return the metrics.
-
-    load: function that loads features and labels, by default from disk.
-    """
+    """Evaluate a trained run on the test split, in each world that params.yaml allows; write and return the metrics."""
     out = paths.run(dataset, method, seed)
     training, settings = params.training(dataset, method), params.evaluation
     checkpoint = read_checkpoint(out.checkpoint)

@@ -129,10 +129,7 @@ def stamp(
     seed: int | None = None,
     paths: ArtifactPaths = ArtifactPaths(),
 ) -> Stamp:
-    """What the files of a stage should be made from: its settings, seed, and checksums of the files that it reads.
-
-    stage: prepare or extract of a data set, train or evaluate of a run.
-    """
+    """What the files of a stage should be made from: its settings, seed, and checksums of the files that it reads."""
     inputs: dict[str, Any] = {}
     made = settings(params, dataset, stage, method, paths)
     if stage != "prepare":

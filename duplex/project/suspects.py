@@ -52,12 +52,7 @@ class LabelMargins:
 
 
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """The best other label per image, and how much higher the image's label scores; 0 if the other folds lack it.
-
-    Args:
-        features: unit features of the images [n, d].
-        way: "run" compares images with prototypes of the classes, "knn" with their nearest images.
-    """
+    """The best other label per image, and how much higher its own scores; 0 if the other folds lack it."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)

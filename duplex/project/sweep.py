@@ -72,13 +72,10 @@ class DvcRepo:
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
     def require_free(self, path: Path) -> None:
-        """Raise `DuplexError` if a running DVC command reads or writes files below `path`.
-
-        DVC's file `rwlock`: {"read": {path: [holder, ...]}, "write": {path: holder}}.
-        """
+        """Raise `DuplexError` if a running DVC command reads or writes files below `path`."""
         place = self.folder.resolve()
         root = next(parent for parent in (place, *place.parents) if (parent / ".dvc").is_dir())
-        try:
+        try:  # {"read": {path: [holder, ...]}, "write": {path: holder}}
             locks = json.loads((root / ".dvc" / "tmp" / "rwlock").read_text(encoding="utf-8"))
             listed = [*locks.get("read", {}).items(), *locks.get("write", {}).items()]
             for file, holders in listed:
@@ -319,10 +316,7 @@ def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepReport) -> s
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
-    """The DVC stages of `runs` to commit, the whole stage in place of single runs if no other run has changed.
-
-    DVC then writes dvc.lock once instead of once per stage.
-    """
+    """The DVC stages of `runs` to commit; whole stages, which DVC writes at once, if no other run has changed."""
     stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
@@ -332,10 +326,7 @@ def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[s
 def trial_executor(
     params: Params, wanted: Collection[Threads], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
-    """The function that executes trials: in local processes or, for `engine="ray"`, on a Ray cluster.
-
-    wanted: numbers of CPU threads of the trials; `auto` counts as PyTorch's default number.
-    """
+    """The function that executes trials; `wanted`: their numbers of CPU threads, `auto` for that of PyTorch."""
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
     executor = Executor(params, paths, torch.get_num_threads())
     if engine == "ray":

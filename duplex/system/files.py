@@ -35,10 +35,7 @@ def checked_path(path: object, noun: str) -> Path:
 
 
 def refuse_existing(path: Path, *, force: bool = False) -> None:
-    """Raise `UsageError` if more than an empty folder lies at `path`, unless `force`.
-
-    This is the rule for every output outside of artifacts/.
-    """
+    """Raise `UsageError` if more than an empty folder lies at `path`: the rule for outputs outside of artifacts/."""
     if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists; move it, choose another place, or replace it with --force (force=True)")
 

@@ -11,11 +11,7 @@ from duplex.errors import DuplexError
 
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """The installed entry points of a group by name, sorted.
-
-    Of two with one name, the built-in one is returned, else the one whose target comes first in the alphabet;
-    `load_plugin` then refuses it.
-    """
+    """The entry points of a group by name, sorted; of two with one name, the built-in, else the first target."""
     points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
 

@@ -32,10 +32,7 @@ USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNA
 
 
 def keep_freed_memory() -> bool:
-    """Raise two malloc thresholds so that this process and those it forks keep freed memory.
-
-    Returns False, without any effect, if there is no glibc or the user has set the thresholds.
-    """
+    """Raise two malloc thresholds, so that freed memory is kept; False, without effect, if there is no glibc to ask."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USER_SETTINGS):
         return False
     mallopt = ctypes.CDLL(None).mallopt
