@@ -10,7 +10,7 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
-from duplex.project import sweep, tune
+from duplex.project import sweep
 from duplex.project.stages import extract, prepare
 from duplex.project.sweep import Executor
 from tests.projects import draw_project
@@ -47,5 +47,4 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def executor(params: Params, wanted: Any, jobs: Any, engine: Any, paths: ArtifactPaths) -> Any:
         return lambda trials: map(Executor(params, paths, 1).execute, reversed(trials))
 
-    for module in (sweep, tune):
-        monkeypatch.setattr(module, "trial_executor", executor)
+    monkeypatch.setattr(sweep, "trial_executor", executor)
