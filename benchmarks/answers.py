@@ -24,7 +24,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import load_params
 from duplex.data.tables import read_manifest
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.confidence import Reliability, log_probabilities
+from duplex.evaluation.probabilities import Reliability, log_probabilities
 from duplex.labels import Bools, Ints
 from duplex.recognition.inputs import list_images
 

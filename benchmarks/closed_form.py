@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import emit, memory, options, say
-from duplex.data.czsl import read_pair_lists
+from duplex.data.sources import read_pair_lists
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.metrics import Components, Margins
 from duplex.labels import Ints, LabelSpace

@@ -43,7 +43,8 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import MethodEntry, Params, load_params
 from duplex.data.tables import split_name
 from duplex.errors import DuplexError
-from duplex.evaluation.metrics import Difference, Margins, compare_seeds, compare_splits
+from duplex.evaluation.comparison import Difference, compare_seeds, compare_splits
+from duplex.evaluation.metrics import Margins
 from duplex.labels import WORLDS
 from duplex.methods.registry import method_source
 from duplex.options import FinetuneOptions

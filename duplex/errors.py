@@ -1,6 +1,7 @@
 """Errors that a user can fix. Commands print them as one line, without a traceback."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Integral
 
 DISTRIBUTION = "duplex-czsl"  # in package indexes, where the name `duplex` belongs to another project
@@ -16,6 +17,15 @@ class UsageError(DuplexError):
     """Error for an invalid request, such as an unknown key, name or option; its message lists what is allowed."""
 
     exit_code = 2
+
+
+@contextmanager
+def as_usage_error() -> Iterator[None]:
+    """Raise every `DuplexError` of the block as a `UsageError`: the user named what turns out wrong."""
+    try:
+        yield
+    except DuplexError as error:
+        raise UsageError(str(error)) from error
 
 
 def install_command(extra: str) -> str:

@@ -71,7 +71,7 @@ def main() -> None:
 
     assert {"page.html.j2", "report.md.j2"} <= set(_environment().list_templates())
     blocked = "import sys; sys.modules.update(dict.fromkeys(('dvc', 'openTSNE', 'pyarrow')))"
-    code = f"{blocked}; import duplex.evaluation.metrics, duplex.evaluation.score_files, duplex.evaluation.sampled"
+    code = f"{blocked}; import duplex.evaluation.metrics, duplex.evaluation.score_files"
     subprocess.run([sys.executable, "-c", code], check=True)  # evaluation needs no extra
     project()
     print(f"duplex {duplex.__version__} works in {sys.prefix}")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.data.czsl import read_pair_lists
+from duplex.data.sources import read_pair_lists
 from duplex.errors import DuplexError
 from duplex.labels import SPLITS, CandidateSet, LabelSpace, frequency_groups, prompt_name
 from tests.methods.world import random_labels

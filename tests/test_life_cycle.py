@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from duplex.evaluation.confidence import Confidence
+from duplex.evaluation.probabilities import Confidence
 from duplex.features.tokens import Examples
 from duplex.labels import World
 from duplex.methods import portable

@@ -140,8 +140,7 @@ def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
 
 
 def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, LabelledImages | None]:
-    from duplex.data.czsl import METADATA, has_pair_lists, read_pair_lists
-    from duplex.data.sources import load_source
+    from duplex.data.sources import METADATA, has_pair_lists, load_source, read_pair_lists
     from duplex.features.imported import feature_keys
 
     if source.kind == "standard" and has_pair_lists(source.root) and not (source.root / METADATA).exists():

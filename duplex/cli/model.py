@@ -308,7 +308,7 @@ def _add_onnx(trained: TrainedModel, folder: Path, tensors: dict[str, Any], scor
         log(f"{names} features of the fine-tuned image tower; --onnx-encoder exports this tower")
     if not scores:
         return
-    from duplex.recognition.onnx import write_scores, write_tower
+    from duplex.recognition.export import write_scores, write_tower
 
     write_scores(folder, tensors, trained.backbone.dim)
     if tower:

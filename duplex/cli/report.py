@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from duplex.cli import AsJson, Dataset, app, dataset_option, load_params, log, print_json, seed_option
-from duplex.evaluation.metric_table import aligned
+from duplex.evaluation.metrics import aligned
 
 if TYPE_CHECKING:
     from duplex.report.images import Hit

@@ -18,7 +18,8 @@ from typer import Argument, Option
 from duplex.cli import ENGINES, AsJson, Dataset, app, dataset_option, load_params, log, print_json, seed_option
 from duplex.cli import Engine as EngineOption
 from duplex.errors import DuplexError, UsageError, require
-from duplex.evaluation.metric_table import METRICS, aligned, estimate_line, headline, number, to_points
+from duplex.evaluation.comparison import estimate_line, to_points
+from duplex.evaluation.metrics import METRICS, aligned, headline, number
 from duplex.labels import WORLDS
 from duplex.system.entry import LARGEST_SEED
 
@@ -126,7 +127,8 @@ def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
     from duplex.artifacts import ArtifactPaths
     from duplex.project.report import evaluated_runs, warn_of_outdated
-    from duplex.report.aggregate import NO_RUN, aggregate, metrics_table, read_metrics
+    from duplex.report.aggregate import NO_RUN, aggregate, read_metrics
+    from duplex.report.tables import metrics_table
 
     paths, params = ArtifactPaths(), load_params()
     runs, _ = evaluated_runs(params, paths)
@@ -315,7 +317,7 @@ def compare(
     predictions.csv with nine digits; equal margins count as ties.
     """
     from duplex.data.tables import split_name
-    from duplex.evaluation.metrics import compare_seeds
+    from duplex.evaluation.comparison import compare_seeds
 
     params = load_params()
     params.dataset(dataset)
@@ -340,7 +342,7 @@ def compare(
 
 
 def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margins]]]) -> dict[str, Any]:
-    from duplex.evaluation.metrics import compare_splits
+    from duplex.evaluation.comparison import compare_splits
 
     comparison = compare_splits([first for _, first, _ in runs.values()], [second for _, _, second in runs.values()])
     return {
@@ -459,7 +461,7 @@ def score(
 
 
 def _score(path: Path, ks: list[int] | None, protocol: str, rounds: int, seed: int) -> dict[str, Any]:
-    from duplex.evaluation.sampled import sampled_metrics
+    from duplex.evaluation.metrics import sampled_metrics
     from duplex.evaluation.score_files import open_scores
 
     with open_scores(path) as scores:
@@ -513,7 +515,8 @@ def _measure(
 
 
 def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed: int) -> dict[str, Any]:
-    from duplex.evaluation.metrics import Margins, compare
+    from duplex.evaluation.comparison import compare
+    from duplex.evaluation.metrics import Margins
     from duplex.evaluation.score_files import open_scores, require_same_columns
 
     with open_scores(first) as first_scores, open_scores(second) as second_scores:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+import warnings
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def _prompt_text(name: str) -> str:
 def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     tree, images = ImageTree(root), list(dict.fromkeys(manifest["image"]))
     present = dict.fromkeys(image for image in images if tree.has(image))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
         results = pool.map(lambda image: verify_image(root / image), present)
         opened = list(zip(present, track(results, "opening images", len(present)), strict=True))
     unreadable = [f"{image} ({reason})" for image, reason in opened if reason]

@@ -1,4 +1,4 @@
-"""Download MIT-States, UT-Zappos and C-GQA in the layout that `czsl.py` reads; all links of the package are here.
+"""Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; all links of the package are here.
 
 A broken transfer resumes. Archives are not trusted: only wanted files are unpacked, below one folder, up to a limit of
 bytes.
@@ -25,8 +25,8 @@ from typing import IO
 import requests
 from tqdm import tqdm
 
-from duplex.data.czsl import FOLDER as LISTS
-from duplex.data.czsl import METADATA
+from duplex.data.sources import FOLDER as LISTS
+from duplex.data.sources import METADATA
 from duplex.errors import DuplexError, require
 from duplex.system.files import report_write_errors, sha256, sole_writer, write_text
 from duplex.system.processes import track
@@ -135,10 +135,6 @@ class ArchiveMember:
     name: str
     regular: bool  # False for links and devices
     open: Callable[[], IO[bytes] | None]
-
-
-def is_archive(path: Path) -> bool:
-    return zipfile.is_zipfile(path) or tarfile.is_tarfile(path)
 
 
 def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit: int) -> None:
@@ -278,7 +274,7 @@ def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, repor
         except DeadLink as error:
             report(str(error))
             continue
-        if is_archive(path):
+        if zipfile.is_zipfile(path) or tarfile.is_tarfile(path):
             return
         path.unlink()
         report(f"{url} does not serve an archive")

@@ -152,16 +152,9 @@ def verify_image(path: Path) -> str:
     JPEGs are decoded at an eighth of their size, which still parses every byte.
     """
     try:
-        data = path.read_bytes()
-        if not data:
-            return "0 bytes"
-        with Image.open(io.BytesIO(data)) as image:
-            image.draft("RGB", (1, 1))
-            image.load()
-    except Exception as error:  # as in `decode_image`
-        if fault := machine_fault(path, error):
-            raise fault from error
-        return str(error).replace("<_io.BytesIO object at ", "<").split("\n", 1)[0][:80] or type(error).__name__
+        decode_image(read_image_bytes(path), draft=True)
+    except BadImageFile as error:
+        return error.reason
     return ""
 
 

@@ -240,8 +240,8 @@ class ScoreAccumulator:
             first_column: the block's first column; its w columns are adjacent.
         """
         is_tensor = hasattr(scores, "detach")
-        if np.ma.is_masked(scores) or (is_tensor and (scores.is_meta or scores.is_sparse)):
-            raise DuplexError(f"scores is a {type(scores).__name__} with missing values; use -inf or feasible_mask")
+        if np.ma.is_masked(scores):
+            raise DuplexError("scores is a masked array with missing values; use -inf or feasible_mask")
         on_device = is_tensor and scores.device.type != "cpu"
         if not on_device:
             if is_tensor:
@@ -249,11 +249,8 @@ class ScoreAccumulator:
                 scores = scores.float() if scores.is_floating_point() and scores.itemsize < 4 else scores  # bfloat16
             scores = np.asarray(scores)
             refuse_inexact(scores)
-        try:
-            first_column = index(first_column)
-            images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
-        except (IndexError, TypeError) as error:
-            raise UsageError(f"rows or first_column is not a number of images or columns: {error}") from None
+        first_column = index(first_column)
+        images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
         fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
         if not fits or first_column < 0 or not (on_device or scores.dtype.kind in "fiub"):
             raise DuplexError(
@@ -306,7 +303,8 @@ class ScoreAccumulator:
                 f"image {wrong[0]} has {self._read[wrong[0]]} scores for {feasible} columns; add each block once"
             )
         groups, images, k = self._best.shape
-        unseen, column = np.full((images, k), -np.inf), np.full(images, -1, dtype=np.int64)
+        unseen = np.full((images, k), -np.inf)
+        column = np.full(images, -1, dtype=np.int64)
         yield self._statistics(1, unseen, column)
         for group in range(1, groups):
             unseen, column = _merged(unseen, column, self._best[group], self._column[group])
@@ -329,35 +327,22 @@ class ScoreAccumulator:
 def checked_columns(values: Any, name: str) -> Ints:
     """The score columns of images' labels as int64; raises `UsageError` unless they are whole numbers."""
     array = np.asarray(values)
-    kind, limit = array.dtype.kind, 2.0**62
-    if not (kind in "iu" or (kind == "f" and (np.abs(array) < limit).all() and (array == np.trunc(array)).all())):
+    kind = array.dtype.kind
+    if not (kind in "iu" or (kind == "f" and (np.abs(array) < 2.0**62).all() and (array == np.trunc(array)).all())):
         raise UsageError(f"{name} must be whole numbers: the column of each image's label")
-    if kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
-        raise UsageError(f"{name} holds {array.max()}, which is too large for a column number")
     return np.array(array, dtype=np.int64)  # a copy: the caller may change its own
 
 
 def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
     """The names of a score matrix's columns [C], such as states; raises `UsageError` unless there is one per column."""
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise UsageError(
-            f"{noun} has rows of different lengths; expected one list with a number or text per column"
-        ) from None
+    array = np.asarray(values)
     if array.shape != (columns,):
         raise UsageError(f"{noun} has the shape {array.shape}; expected ({columns},), one name per column")
-    if array.dtype.kind not in "biufOSUT":
-        raise UsageError(f"{noun} must be numbers or texts, not {array.dtype}")
-    missing = np.zeros(columns, dtype=bool)
-    if array.dtype.kind == "f":
-        missing = np.isnan(array)
-    elif array.dtype.kind == "O":
+    if array.dtype.kind in "fO":
         import pandas as pd
 
-        missing = pd.isna(array)
-    if missing.any():
-        raise UsageError(f"{noun} has no name for column {int(missing.argmax())}; expected one per column")
+        if (missing := pd.isna(array)).any():
+            raise UsageError(f"{noun} has no name for column {int(missing.argmax())}; expected one per column")
     return array
 
 

@@ -59,14 +59,14 @@ def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
-def pair_halves(pairs: int, count: int = HALVINGS) -> Bools:
-    """Masks [count, pairs] that each select a random half of `pairs` pairs; the same masks in every call."""
+def pair_halves(pairs: int) -> Bools:
+    """Masks [100, pairs] that each select a random half of `pairs` pairs; the same masks in every call."""
     rng = np.random.default_rng(0)
-    ranks = np.array([rng.permutation(pairs) for _ in range(count)])
+    ranks = np.array([rng.permutation(pairs) for _ in range(HALVINGS)])
     return ranks < pairs // 2
 
 
-def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bools | None = None) -> CrossFitGain:
+def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
     """The gain in AUC of choosing a feasibility threshold, measured on pairs that had no part in the choice.
 
     With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and `N_u = sum_p n_p`,
@@ -79,10 +79,10 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int, first_halves: Bo
             excludes nothing. Of equally good thresholds the lowest is chosen.
         images: number n_p of images of each unseen pair [P].
         seen_images: number N_s of images of seen pairs.
-        first_halves: masks of random halves of the pairs [R, P] (default: `pair_halves`).
     """
-    pairs, unseen_images = images.size, int(images.sum())
-    first = pair_halves(pairs) if first_halves is None else first_halves  # [R, P]
+    pairs = images.size
+    unseen_images = int(images.sum())
+    first = pair_halves(pairs)  # [R, P]
     by_first = wins @ first.T  # [T, R] whole numbers, hence exact
     by_second = wins.sum(axis=1, keepdims=True) - by_first
     threshold = np.where(first, by_second.argmax(axis=0)[:, None], by_first.argmax(axis=0)[:, None])  # [R, P]
@@ -155,7 +155,8 @@ def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -
     """The threshold with the best AUC over **validation** images, in buckets by `steps`; of equal ones the lowest."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
-    by_cut, wins = [], []  # with none, one, ... buckets feasible
+    by_cut = []  # with none, one, ... buckets feasible
+    wins = []
     for statistics in accumulator.cumulative():
         components = Components.of(Margins.of(statistics, k))
         if components.auc is None:

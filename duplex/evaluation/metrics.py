@@ -1,4 +1,4 @@
-"""Metrics of scored images: S, U, best HM and AUC, with confidence intervals and differences of two methods.
+"""Metrics of scored images: S, U, best HM and AUC, with 95 % confidence intervals, and how every table writes them.
 
 Chao et al. (2016) trace the curve of seen against unseen accuracy by trying biases on unseen pairs' scores. Here the
 bias `d` at which each image becomes right or wrong, its margin, is computed from its scores, and sorting the margins
@@ -8,14 +8,22 @@ j): d_i > d_j} / (N_s N_u)`.
 
 AUC is a Mann-Whitney statistic, so its variance follows from one number per image (DeLong et al., 1988). S, U and HM
 are bootstrapped over images, those of seen and of unseen pairs separately, because a test set fixes how many of each
-there are. Over seeds and splits the bootstrap is hierarchical: each round draws splits, and for each of them seeds and
-images, the same ones for both methods, and averages the metrics over the drawn runs.
+there are.
+
+Stored metrics are percentages, by the names on the left of `METRICS`; `NAME_low` and `NAME_high` are the ends of the
+interval. A number that is not defined is a dash.
+
+`protocol: sampled` computes them from a sample of about 20 biases, for comparison with published tables. The biases are
+those of the evaluator of Purushwalkam et al. (2019). Of the `n` images of unseen pairs that are right at the bias 1000,
+the margins `max seen score - label's score - 0.0001` are sorted, and every `n // 20`-th is used as a bias. Straight
+lines join the curve's points at these biases and at 1000. Arithmetic has single precision (for float64 scores double),
+and `torch.topk` decides between equal scores.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -25,18 +33,38 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from duplex.errors import DuplexError, UsageError, require_whole, shown
-from duplex.evaluation.accumulate import Floats, TopCompetitors, checked_names
-from duplex.evaluation.metric_table import METRICS
+from duplex.evaluation.accumulate import Floats, TopCompetitors, checked_names, refuse_inexact
 from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
 
 Interval = tuple[float, float]
-NAMES = tuple(METRICS)
 NORMAL_95 = 1.959963984540054
 ROUNDS = 1000  # of a bootstrap
 NO_PERCENTAGES = {"k", "bias", "images_seen", "images_unseen"}
+MISSING = "–"
+METRICS = {"seen": "S", "unseen": "U", "hm": "HM", "auc": "AUC"}
+OPEN_METRICS = {"auc_all": "AUC, all pairs", "auc_by_words": "AUC, by words"}
+PART_METRICS = {"hm_at_val_bias": "HM, validation bias", "state_accuracy": "state", "object_accuracy": "object"}
+TIPS = {
+    "S": "accuracy on images of seen pairs when unseen pairs are excluded",
+    "U": "accuracy on images of unseen pairs when seen pairs are excluded",
+    "HM": "best harmonic mean of seen and unseen accuracy over all biases",
+    "AUC": "area under the seen–unseen curve",
+    "AUC 95 %": "interval over test images, mean of the seeds' intervals",
+    "AUC, all pairs": "open world with every pair a candidate, no feasibility threshold",
+    "AUC, by words": "open world with the feasibility threshold by words that validation chose: the published protocol",
+    "HM, validation bias": "harmonic mean at the bias chosen on validation, which predictions use",
+    "state": "accuracy of the predicted state, no bias",
+    "object": "accuracy of the predicted object, no bias",
+}
+BlockSource = Callable[[], Iterable[tuple[slice, Any]]]  # returns a new pass over (rows, scores [b, C])
+FAR = 1e3  # stands for b = +inf, in `sampled_metrics`
+INFEASIBLE = -1e10
+EPSILON = 1e-4
+POINTS = 20
 
 
 @dataclass(frozen=True)
@@ -253,143 +281,6 @@ def percentiles(draws: Floats) -> Interval | None:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Difference of one metric (a fraction) between two methods, with its confidence interval and p-value."""
-
-    value: float
-    interval: Interval | None  # 95 %
-    p: float | None  # two-sided
-
-
-def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """Differences `second - first` of two methods on the same images, by metric; undefined metrics are left out."""
-    curves = [Curve.of(margins) for margins in (first, second)]
-    ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
-    draws = bootstrap([first, second], rounds, seed)
-    result = differences(ends[1] - ends[0], draws[1] - draws[0])
-    gain = Components.of(second).minus(Components.of(first))
-    if gain.auc is not None:
-        error = gain.standard_error
-        interval = None if error is None else (gain.auc - NORMAL_95 * error, gain.auc + NORMAL_95 * error)
-        result["auc"] = Difference(gain.auc, interval, _normal_p(gain.auc, error))
-    return result
-
-
-def bootstrap_p(change: Floats) -> float | None:
-    """Two-sided p-value of bootstrapped differences: twice the smaller share on one side of 0, which counts on both."""
-    if not change.size:
-        return None
-    tail = min((change <= 0).sum(), (change >= 0).sum())
-    return float(min(1.0, 2 * (tail + 1) / (change.size + 1)))
-
-
-def _normal_p(value: float, error: float | None) -> float | None:
-    if error is None:
-        return None
-    if error == 0:
-        return 1.0 if value == 0 else 0.0
-    return math.erfc(abs(value) / error / math.sqrt(2))
-
-
-def compare_seeds(
-    first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
-) -> dict[str, Difference]:
-    """Differences `second - first` averaged over seeds, one `Margins` each; undefined metrics are left out."""
-    if len(first) != len(second) or not first:
-        raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
-    if len(first) == 1:
-        return compare(first[0], second[0], rounds, seed)
-    curves = [[Curve.of(margins) for margins in runs] for runs in (first, second)]
-    rng = np.random.default_rng(seed)
-    draws = np.array([mean_change(curves, *resample(first, rng)) for _ in range(rounds)]).reshape(rounds, len(NAMES))
-    return differences(mean_change(curves, *all_indices(first)), draws)
-
-
-def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Value, 95 % interval and p-value of the first D of the metrics `seen, unseen, hm, auc`; NaN: left out.
-
-    `values` are differences [D], `draws` the same in each bootstrap round [rounds, D].
-    """
-    return {
-        name: Difference(float(value), percentiles(change), bootstrap_p(change))
-        for name, value, change in zip(NAMES, values, draws.T, strict=False)
-        if not np.isnan(value)
-    }
-
-
-def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Indices of all runs, of all images of seen pairs and of all images of unseen pairs."""
-    return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
-
-
-def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """A bootstrap sample: indices of runs and of images of seen and of unseen pairs, with replacement."""
-    drawn, seen, unseen = [rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs)]
-    return drawn, seen, unseen
-
-
-def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Mean difference of two methods' `curves` in S, U, HM and AUC [4], over runs and images chosen by index."""
-    drawn, times = np.unique(runs, return_counts=True)
-    change = [
-        headline_metrics(curves[1][run], seen, unseen) - headline_metrics(curves[0][run], seen, unseen) for run in drawn
-    ]
-    mean: Floats = np.average(change, axis=0, weights=times)
-    return mean
-
-
-def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
-    """S, U, best HM and AUC [4] of a curve over images of seen and of unseen pairs chosen by index."""
-    s, u = curve.resampled(seen, unseen)
-    return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area_under_curve(s, u)])
-
-
-def area_under_curve(seen: Floats, unseen: Floats) -> float:
-    """Area under the curve through (unseen accuracy, seen accuracy), by trapezoids, from unseen accuracy 0 on."""
-    steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
-    return float(steps.sum() + unseen[0] * seen[0])
-
-
-@dataclass(frozen=True)
-class SplitComparison:
-    """Differences of two methods over several splits of a data set, by metric; undefined metrics are left out."""
-
-    difference: dict[str, Difference]  # mean over splits
-    by_split: list[dict[str, float]]  # difference of each metric on each split
-    deviation: dict[str, float]  # standard deviation between the splits' differences
-
-
-def compare_splits(
-    first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
-) -> SplitComparison:
-    """Compare two methods over re-splits of a data set: per split one `Margins` per seed, of equal seeds and images."""
-    splits = len(first), len(second)
-    if splits[0] != splits[1] or splits[0] < 2:
-        raise UsageError(f"the methods have {splits[0]} and {splits[1]} splits; compare the same two or more of both")
-    pairs = list(zip(first, second, strict=True))
-    for runs in ((len(a), len(b)) for a, b in pairs):
-        if runs[0] != runs[1] or not runs[0]:
-            raise UsageError(f"the methods have {runs[0]} and {runs[1]} runs on a split; compare the same seeds")
-    curves = [[[Curve.of(margins) for margins in runs] for runs in pair] for pair in pairs]  # [splits][2][seeds]
-    by_split = np.array(
-        [mean_change(pair, *all_indices(runs)) for pair, runs in zip(curves, first, strict=True)]
-    )  # [splits, 4]
-    rng = np.random.default_rng(seed)
-
-    def draw() -> Floats:
-        numbers = rng.integers(0, len(first), len(first))
-        return np.asarray(np.mean([mean_change(curves[n], *resample(first[n], rng)) for n in numbers], axis=0))
-
-    draws = np.array([draw() for _ in range(rounds)]).reshape(rounds, len(NAMES))
-    difference = differences(by_split.mean(axis=0), draws)
-    return SplitComparison(
-        difference,
-        [{name: float(row[NAMES.index(name)]) for name in difference} for row in by_split],
-        {name: float(by_split[:, NAMES.index(name)].std(ddof=1)) for name in difference},
-    )
-
-
-@dataclass(frozen=True)
 class Metrics:
     """Metrics of scored images as fractions; None if the images that a metric needs are missing (docs/metrics.md)."""
 
@@ -495,3 +386,114 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
         images = table["test_images"].to_numpy()
         table[run] = np.divide(100 * counted, images, out=np.full(len(GROUPS), np.nan), where=images > 0)
     return table
+
+
+def sampled_metrics(
+    blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
+) -> Metrics:
+    """The metrics at about 20 sampled biases, as published tables compute them.
+
+    Args:
+        blocks: gives all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
+        target: column of each image's label [N].
+        seen, feasible_mask: masks of the columns [C] (default: all feasible).
+    """
+    import torch
+
+    mask = torch.as_tensor(np.asarray(seen, dtype=bool))
+    feasible = torch.as_tensor(np.asarray(np.ones_like(seen) if feasible_mask is None else feasible_mask, dtype=bool))
+    labels = torch.as_tensor(np.asarray(target, dtype=np.int64))
+    if int(mask.sum()) < k:
+        raise UsageError(
+            f"the sampled protocol at k = {k} needs at least {k} seen columns; there are {int(mask.sum())}"
+        )
+    is_seen = mask[labels]  # [N]
+
+    def is_right(scores: torch.Tensor, rows: slice, bias: torch.Tensor | float) -> torch.Tensor:
+        shifted = torch.where(mask, scores, scores + bias).masked_fill(~feasible, INFEASIBLE)
+        return (shifted.topk(k, dim=1).indices == labels[rows, None]).any(dim=1)  # [b]
+
+    far_parts = []
+    margin_parts = []
+    for rows, block in blocks():
+        scores = _tensor(block, rows)
+        barrier = scores[:, mask].topk(k, dim=1).values[:, -1]
+        margin = barrier - scores.gather(1, labels[rows, None])[:, 0] - EPSILON  # raises a label to the k-th seen score
+        far_parts.append(is_right(scores, rows, FAR))
+        margin_parts.append(margin)
+    far, margins = torch.cat(far_parts), torch.cat(margin_parts)  # [N] each
+    chosen = margins[~is_seen & far].sort().values
+    biases = chosen[:: max(chosen.numel() // POINTS, 1)]
+    hits = torch.zeros(len(biases), 2, dtype=torch.int64)  # seen and unseen images that are right at each bias
+    for rows, block in blocks():
+        scores = _tensor(block, rows)
+        for place, bias in enumerate(biases):
+            right = is_right(scores, rows, bias)
+            hits[place, 0] += (right & is_seen[rows]).sum()
+            hits[place, 1] += (right & ~is_seen[rows]).sum()
+    ends = torch.stack([far[is_seen].sum(), far[~is_seen].sum()])[None]
+    return _summarise(torch.cat([hits, ends]).numpy(), int(is_seen.sum()), int((~is_seen).sum()), [*biases, FAR], k)
+
+
+def _tensor(scores: Any, rows: slice) -> torch.Tensor:
+    import torch
+
+    array = scores.detach().cpu().float().numpy() if isinstance(scores, torch.Tensor) else np.asarray(scores)
+    refuse_inexact(array)
+    wide = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize >= 8 else np.float32
+    tensor = torch.from_numpy(np.array(array, dtype=wide))  # published code reads half precision as float32
+    bad = torch.isnan(tensor).any(dim=1).nonzero()
+    if len(bad):
+        raise DuplexError(
+            f"the scores of image {(rows.start or 0) + int(bad[0])} contain NaN; fix the model or leave that image out"
+        )
+    return tensor
+
+
+def _summarise(hits: Ints, seen_images: int, unseen_images: int, biases: list[Any], k: int) -> Metrics:
+    images = np.array([seen_images, unseen_images])
+    accuracy = np.divide(hits, images, out=np.full(hits.shape, np.nan), where=images > 0)
+    best, both = accuracy.max(axis=0), bool(images.all())
+    harmonic = harmonic_mean(accuracy[:, 0], accuracy[:, 1])
+    area = float(((accuracy[1:, 0] + accuracy[:-1, 0]) / 2 * np.diff(accuracy[:, 1])).sum())  # trapezoids
+    return Metrics(
+        k=k,
+        images_seen=seen_images,
+        images_unseen=unseen_images,
+        seen=float(best[0]) if seen_images else None,
+        unseen=float(best[1]) if unseen_images else None,
+        hm=float(harmonic.max()) if both else None,
+        auc=area if both else None,
+        bias=float(biases[int(harmonic.argmax())]) if both else None,
+    )
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    return MISSING if value is None else format(value, form)
+
+
+def interval_of(values: Mapping[str, Any], name: str = "auc") -> tuple[float, float] | None:
+    """Ends of a metric's 95 % interval; None if one is not defined."""
+    low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
+    return None if low is None or high is None else (low, high)
+
+
+def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f") -> str:
+    """A metric's 95 % interval, such as `6.1–7.8`; a dash if it is not defined."""
+    ends = interval_of(values, name)
+    return MISSING if ends is None else "–".join(format(end, form) for end in ends)
+
+
+def headline(values: Mapping[str, Any]) -> str:
+    """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; in the open world, `all pairs 7.10` too."""
+    line = "  ".join(f"{title} {number(values.get(name))}" for name, title in METRICS.items())
+    if (ends := interval_of(values)) is not None:
+        line += f" [{ends[0]:.2f}, {ends[1]:.2f}]"
+    return line if values.get("auc_all") is None else f"{line}  all pairs {values['auc_all']:.2f}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text in columns, never wrapped or cut."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines)

@@ -35,14 +35,13 @@ from duplex.report.aggregate import (
     read_predictions,
     read_run,
     read_table,
-    run_table,
 )
 from duplex.report.answers import predicted_parts
 from duplex.report.blocks import Block, Figure, Note, ReportPart, write_report
 from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_maps, map_count, map_figures
 from duplex.report.images import (
     RetrievedTexts,
-    embed_images,
+    image_features,
     missing_images_note,
     prototype_blocks,
     retrieve_texts,
@@ -50,7 +49,7 @@ from duplex.report.images import (
     thumbnails_under,
 )
 from duplex.report.own import OwnData, write_page
-from duplex.report.report import build_report
+from duplex.report.tables import build_report, run_table
 from duplex.system.files import replace_file, write_json, write_text
 from duplex.system.processes import ProgressBar, track
 from duplex.training.checkpoint import read_record
@@ -279,7 +278,7 @@ def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
         untrained = initialised_method(kind, run.method.options, run.method.context, run.inputs, seed, cpu).eval()
         start = untrained.inspectable().visual
     raw = normalize(test.cls, dim=-1).numpy()
-    trained = embed_images(method, test).z
+    trained = image_features(method, test).z
     return Scene(
         labels=run.inputs.labels,
         compositions=test.compositions.numpy(),

@@ -21,7 +21,7 @@ from torch import Tensor
 from duplex.data.images import thumbnail
 from duplex.errors import require_whole
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.confidence import AnsweredImages, Confidence, log_probabilities
+from duplex.evaluation.probabilities import AnsweredImages, Confidence, log_probabilities
 from duplex.evaluation.retrieval import most_similar
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace, World
@@ -212,7 +212,7 @@ def sum_of(terms: ScoreTerms) -> Scorer:
 
 
 def _marginals(shares: Tensor, groups: Ints, count: int) -> Floats:
-    """Probability [B, count] of each state (or object): the sum over the candidates [C] that have it, by `groups`."""
+    # [B, count] for each state (or object), the sum over the candidates [C] that have it
     index = torch.as_tensor(groups, device=shares.device)
     sums = shares.new_zeros(len(shares), count).index_add_(1, index, shares)
     return sums.cpu().numpy().astype(np.float64)
@@ -230,8 +230,7 @@ def listed_answers(
     """The most probable composition of each labelled image, with its probability and the image's label."""
     compositions = labels.candidates(world, "train")
     task = ScoringTask.of(method, compositions)
-    feasible = np.ones(len(compositions), dtype=bool)
-    candidates = Candidates.of(labels, compositions, feasible, confidence, task.scorer, None, method.probabilities)
+    candidates = Candidates.of(labels, compositions, None, confidence, task.scorer, None, method.probabilities)
     answers = []
     shares = []
     for _, scores in task.blocks(examples.inputs):

@@ -13,7 +13,9 @@ statistics.safetensors    of `duplex fit`: number and sum of the features of all
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -22,33 +24,19 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from duplex.encoders.base import is_random
-from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.metric_table import METRICS, interval_text, number
+from duplex.encoders.base import Encoder, is_random
+from duplex.encoders.image_blocks import capture_block_input
+from duplex.errors import DuplexError, UsageError, as_usage_error, install_command
+from duplex.evaluation.metrics import METRICS, interval_text, number
 from duplex.labels import World
-from duplex.methods import score_formula
+from duplex.methods import portable, score_formula
 from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatistics
 from duplex.recognition import numpy_example
-from duplex.recognition.onnx import EXAMPLE as ONNX_EXAMPLE
-from duplex.recognition.onnx import TOWER, TRAINED
-from duplex.recognition.trained import (
-    MODEL,
-    TrainedModel,
-    code_changed,
-    first_line,
-)
+from duplex.recognition.trained import MODEL, TrainedModel, code_changed, first_line
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
-from duplex.training.checkpoint import (
-    Kind,
-    ModelHeader,
-    digest,
-    read_header,
-    read_tensors,
-    with_checksum,
-    write_model,
-)
+from duplex.training.checkpoint import digest, read_header, read_tensors, with_checksum, write_model
 
 SCORE_TERMS = {  # with the tensor that each needs
     "visual": "visual",
@@ -176,6 +164,7 @@ def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tenso
     write_json(folder / FIT, with_checksum({"format": FIT_FORMAT, **record, "model": digest(model)}))
 
 
+@as_usage_error()
 def read_fit(folder: Path) -> dict[str, Any]:
     """The content of fit.json in a model's folder; `UsageError` if it is missing, changed or of another model."""
     path = folder / FIT
@@ -185,16 +174,9 @@ def read_fit(folder: Path) -> dict[str, Any]:
         raise UsageError(f"{folder} has no readable {FIT}; expected a folder that `duplex fit` wrote") from error
     if record.get("format") != FIT_FORMAT or record != with_checksum(record):
         raise UsageError(f"{path} is damaged or of another version; run `duplex fit` again")
-    if record["model"] != _header(folder / MODEL, "export").digest:
+    if record["model"] != read_header(folder / MODEL, "export").digest:
         raise UsageError(f"{path} is of another model than {folder} holds; put back the {FIT} of this model")
     return record
-
-
-def _header(path: Path, kind: Kind) -> ModelHeader:
-    try:
-        return read_header(path, kind)
-    except DuplexError as error:
-        raise UsageError(str(error)) from error
 
 
 def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
@@ -241,12 +223,14 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
     write_model(folder / STATISTICS, "statistics", fields, {name: getattr(statistics, name) for name in FIELDS})
 
 
+@as_usage_error()
 def read_statistics(folder: Path) -> FittedStatistics:
     """The statistics of the training features in a model's folder.
 
     Raises `UsageError` if there are none, or of another model, or the code of a plug-in encoder has changed since.
     """
-    model, path = _header(folder / MODEL, "export"), folder / STATISTICS
+    model = read_header(folder / MODEL, "export")
+    path = folder / STATISTICS
     encoder = model.fields["encoder"]
     if code_changed(encoder):
         raise UsageError(
@@ -255,18 +239,18 @@ def read_statistics(folder: Path) -> FittedStatistics:
         )
     if not path.is_file():
         raise UsageError(f"{path} does not exist; only models of `duplex fit` can be updated without training")
-    header = _header(path, "statistics")
+    header = read_header(path, "statistics")
     if header.fields["model"] != model.digest:
         raise UsageError(f"{path} is of another model; run `duplex fit` again")
-    try:
-        tensors = read_tensors(header)
-    except DuplexError as error:
-        raise UsageError(str(error)) from error
+    tensors = read_tensors(header)
     statistics = ClassStatistics(*header.fields["shape"], *(tensors[name] for name in FIELDS))
     return FittedStatistics(statistics, FitSettings(**header.fields["settings"]))
 
 
-README, EXAMPLE, FORMULA = "README.md", "recognize.py", "score_formula.py"
+README = "README.md"
+EXAMPLE, FORMULA = "recognize.py", "score_formula.py"
+TRAINED, TOWER = "trained.onnx", "encoder.onnx"
+ONNX_EXAMPLE = "see.py"
 NAMES = {MODEL, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__"}
 
 
@@ -350,3 +334,90 @@ def upload(folder: Path, name: str) -> str:
         raise DuplexError(f"{name} could not be uploaded to {api.endpoint}: {first_line(error)}; log in and try again"
         ) from error  # fmt: skip
     return f"{api.endpoint}/{name}"
+
+
+class OnnxScores(nn.Module):
+    """Scores [B, C] from features [B, d], as exported."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.tensors = dict(tensors)
+
+    def forward(self, features: Tensor) -> Tensor:
+        terms = [term for _, term in portable.score_terms(self.tensors, features)]
+        return torch.stack(terms).sum(0)
+
+
+class OnnxImageTower(nn.Module):
+    """Features [B, d] from pixels [B, 3, R, R] uint8 by the image tower with its fine-tuned blocks, as exported."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, encoder: Any, preprocess: Mapping[str, Any], model: TrainedModel) -> None:
+        super().__init__()
+        self.visual = encoder.visual
+        self.finetuned = model.finetuned
+        self._encoder = encoder
+        self._depth = model.outputs.block_inputs
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(preprocess[name]).view(3, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        with capture_block_input(self._encoder, self._depth) as block_inputs:
+            outputs = self.visual((pixels.float() / 255 - self.mean) / self.std)
+        if self.finetuned is not None:
+            return self.finetuned.features(block_inputs[0].half())
+        pooled = outputs[0] if isinstance(outputs, tuple) else outputs
+        features: Tensor = pooled.float().half().float()
+        return features
+
+
+def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
+    """Write trained.onnx, which computes scores [B, C] from features [B, dim], from the tensors of an export."""
+    _write_onnx(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", "scores")
+
+
+def write_tower(folder: Path, model: TrainedModel) -> None:
+    """Write encoder.onnx, the image tower in float32 with its fine-tuned blocks, and see.py, a script that uses it."""
+    encoder: Encoder = model.backbone.tower("image")
+    record = model.backbone.record
+    preprocess = json.loads(record["preprocessing"])
+    visual = getattr(encoder, "visual", None)
+    if visual is None or preprocess.get("resize_mode") != "shortest":
+        raise UsageError(f"the image tower of {record['name']!r} cannot be written as ONNX; omit --onnx-encoder")
+    blank = torch.zeros(2, 3, preprocess["size"], preprocess["size"], dtype=torch.uint8)
+    visual.float().cpu()
+    _write_onnx(OnnxImageTower(encoder, preprocess, model), blank, folder / TOWER, "pixels", "features")
+    example = Path(__file__).with_name("onnx_example.py").read_text(encoding="utf-8")  # importing it needs onnxruntime
+    for module, name in ((score_formula, "score_formula"), (numpy_example, "recognize")):
+        example = example.replace(module.__name__, name)
+    (folder / ONNX_EXAMPLE).write_text(example, encoding="utf-8")
+
+
+def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str, output_name: str) -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UsageError(f"to write ONNX files, run {install_command('onnx')}") from error
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                module.eval(),
+                (example,),
+                str(path),
+                input_names=[input_name],
+                output_names=[output_name],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise DuplexError(f"{path.name} could not be written for this model: {error!s:.200}") from error
+    finally:
+        logging.disable(before)

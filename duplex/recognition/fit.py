@@ -33,7 +33,7 @@ from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, l
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
 from duplex.data.contents import read_digests
 from duplex.data.sources import detect_source, load_source, read_folder
-from duplex.data.tables import LabelledImages, count_dataset, from_rows, labels_of, read_table
+from duplex.data.tables import count_dataset, from_rows, labels_of, read_table
 from duplex.encoders.base import (
     PACKAGED,
     Encoder,
@@ -45,8 +45,8 @@ from duplex.encoders.base import (
     resolve_device,
     unknown_words,
 )
-from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.confidence import AnsweredImages
+from duplex.errors import DuplexError, UsageError, as_usage_error
+from duplex.evaluation.probabilities import AnsweredImages
 from duplex.features.extract import SharedFeatures, encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name
@@ -89,20 +89,11 @@ from duplex.training.trials import (
 LONGEST = 1800.0  # seconds that encoding may take on a CPU
 
 
-@dataclass(frozen=True)
-class Offer:
-    """An encoder with published weights that `choose_encoder` considers, and its speed on a CPU."""
-
-    name: str
-    weights: str
-    seconds: float  # per image on one core of a CPU
-
-
-OFFERS = (  # the most accurate first
-    Offer("ViT-L-14-quickgelu", "openai", 1.4),
-    Offer("ViT-B-16-quickgelu", "openai", 0.3),
-    Offer("ViT-B-32-quickgelu", "openai", 0.08),
-)
+OFFERS = {  # encoders with published weights, the most accurate first -> weights, seconds per image on one CPU core
+    "ViT-L-14-quickgelu": ("openai", 1.4),
+    "ViT-B-16-quickgelu": ("openai", 0.3),
+    "ViT-B-32-quickgelu": ("openai", 0.08),
+}
 
 
 @dataclass(frozen=True)
@@ -120,23 +111,23 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
     with the package is chosen if its vocabulary has all words of the labels, else the best whose weights can be
     downloaded. Raises `UsageError` if there is none.
     """
-    in_time = [offer for offer in OFFERS if gpu or offer.seconds * images / cores <= LONGEST] or [OFFERS[-1]]
+    in_time = [name for name, (_, seconds) in OFFERS.items() if gpu or seconds * images / cores <= LONGEST]
     why = f"{'a GPU' if gpu else f'{cores} cores and no GPU'}, {images:,} images"
     absent = {}
-    for offer in in_time:
-        missing = missing_weights(offer.name, offer.weights)
+    for name in in_time or list(OFFERS)[-1:]:
+        entry = EncoderParams(name=name, weights=OFFERS[name][0])
+        missing = missing_weights(name, entry.weights)
         if missing is None:
-            return EncoderChoice(EncoderParams(name=offer.name, weights=offer.weights), f"{why}, weights on disk")
-        absent[offer] = missing
+            return EncoderChoice(entry, f"{why}, weights on disk")
+        absent[name] = entry, missing
     if not unknown_words(PACKAGED, words(labels)):
         return EncoderChoice(EncoderParams(name=PACKAGED), "the packaged encoder knows all words")
-    for offer, missing in absent.items():
+    for entry, missing in absent.values():
         if is_reachable(missing.address):
-            size = f"{(missing.size or 0) / 1e9:.1f} GB to download"
-            return EncoderChoice(EncoderParams(name=offer.name, weights=offer.weights), f"{why}, {size}")
+            return EncoderChoice(entry, f"{why}, {(missing.size or 0) / 1e9:.1f} GB to download")
     raise UsageError(
-        f"no encoder's weights are on disk, and none can be downloaded; download the weights {in_time[-1].weights} of "
-        f"{in_time[-1].name} where there is a network, or name a folder that holds an open_clip model: "
+        f"no encoder's weights are on disk, and none can be downloaded; download the weights {entry.weights} of "
+        f"{entry.name} where there is a network, or name a folder that holds an open_clip model: "
         "--encoder local-dir:FOLDER"
     )
 
@@ -198,6 +189,7 @@ class DistinctImages:
     pixels: dict[str, str]  # digests of pixels, also of copies left out, by the sha256 of the file (`read_digests`)
 
 
+@as_usage_error()
 def read_labelled_folder(
     source: Path,
     images: Path | None = None,
@@ -214,21 +206,22 @@ def read_labelled_folder(
     """
     description = detect_source(source, SplitOptions(seed=seed), images)
     notes: list[str] = []
-    try:
-        if description.kind == "standard":
-            data = load_source(description)
-            digests, pixels = read_digests(description.root, data.manifest["image"].tolist(), known_pixels)
-        else:
-            frame, skipped = labelled_rows(description)
-            distinct = distinct_images(frame, description.root, source, known_pixels)
-            digests, pixels, notes = distinct.digests, distinct.pixels, distinct.notes + skipped
-            require_words(distinct.rows, source)
-            data = from_rows(distinct.rows, description.split, source)  # no two rows have the same content
-        require_splits(data, source)
-    except UsageError:
-        raise
-    except DuplexError as error:
-        raise UsageError(str(error)) from None
+    if description.kind == "standard":
+        data = load_source(description)
+        digests, pixels = read_digests(description.root, data.manifest["image"].tolist(), known_pixels)
+    else:
+        distinct = distinct_images(description, source, known_pixels)
+        digests = distinct.digests
+        pixels = distinct.pixels
+        notes = distinct.notes
+        for kind in ("state", "object"):
+            names = distinct.rows[kind].unique()
+            if len(names) < 2:
+                raise UsageError(f"{source} has one {kind}, {names[0]!r}; expected at least two states and two objects")
+        data = from_rows(distinct.rows, description.split, source)  # no two rows have the same content
+    for issue in check_labels_of(data):
+        if issue.fatal and issue.count:
+            raise UsageError(f"{source} cannot be fitted: {', '.join(issue.examples)}; add images per pair, or pairs")
     notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
     manifest = data.manifest.reset_index(drop=True)
     return LabelledFolder(description.root, manifest, data.labels, digests, pixels, tuple(notes))
@@ -250,24 +243,21 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
     write_json(cache / PIXELS, with_checksum({**DECODER, "pixels": decoded}))
 
 
-def labelled_rows(source: SourceOptions) -> tuple[pd.DataFrame, list[str]]:
-    """Labelled images of a folder or table (image, state, object and any split), and notes on skipped files."""
-    if source.table is not None:
-        if not source.root.is_dir():
-            raise UsageError(f"{source.root} is not a folder; --images names the folder that image paths start from")
-        return read_table(source.table).drop_duplicates(ignore_index=True), []
-    frame, notes = read_folder(source.root)
-    return frame, [f"{text}: {count:,}" for text, count in notes.items()]
-
-
 def distinct_images(
-    frame: pd.DataFrame, root: Path, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
+    description: SourceOptions, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
-    """Remove copies of images from a table of labelled images; return the other rows, and notes on those left out.
+    """The labelled images of a folder or table without copies, and notes on files and images left out.
 
     Files are copies if their bytes or their pixels are equal. Images whose copies have another label are all left out;
     more than one in a hundred raise `UsageError`.
     """
+    root = description.root
+    if description.table is None:
+        frame, skipped = read_folder(root)
+    elif root.is_dir():
+        frame, skipped = read_table(description.table).drop_duplicates(ignore_index=True), {}
+    else:
+        raise UsageError(f"{root} is not a folder; --images names the folder that image paths start from")
     images = frame["image"]
     files, pixels = read_digests(root, images.tolist(), known_pixels)
     digests = pd.Series(files, index=frame.index, dtype=object)
@@ -291,6 +281,7 @@ def distinct_images(
         )
         if mask.any()
     ]
+    notes += [f"{text}: {count:,}" for text, count in skipped.items()]
     return DistinctImages(frame[~repeated].reset_index(drop=True), digests[~repeated].tolist(), notes, pixels)
 
 
@@ -306,21 +297,6 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
             "keep one label of each"
         )
     return mask
-
-
-def require_words(frame: pd.DataFrame, source: Path) -> None:
-    """Raise `UsageError` unless a table of labelled images has at least two states and two objects."""
-    for kind in ("state", "object"):
-        names = frame[kind].unique()
-        if len(names) < 2:
-            raise UsageError(f"{source} has one {kind}, {names[0]!r}; expected at least two states and two objects")
-
-
-def require_splits(data: LabelledImages, source: Path) -> None:
-    """Raise `UsageError` if the validation or test split lacks images of seen or of unseen pairs."""
-    fatal = next((issue for issue in check_labels_of(data) if issue.fatal and issue.count), None)
-    if fatal is not None:
-        raise UsageError(f"{source} cannot be fitted: {', '.join(fatal.examples)}; add images per pair, or pairs")
 
 
 def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
@@ -425,18 +401,18 @@ class FolderRecipes:
     @cached_property
     def runs(self) -> Trials:
         """Store of the trainings to choose from, in a folder named by a digest of labels, features, code and device."""
-        is_gpu, methods = self.device.type == "cuda", map(self._entry, (NOTHING_TRAINED, PROMPTS))
+        kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, PROMPTS)]
+        is_gpu = self.device.type == "cuda"
         key = {
             "contents": self.data.digests,
             "rows": self.data.manifest[["state", "object", "split"]].to_numpy().tolist(),
             "features": self.encoded.identity,
             "torch": torch.__version__,
-            "code": code_hash("train", modules=[method_source(method.kind).module for method in methods]),
+            "code": code_hash("train", modules=[method_source(kind).module for kind in kinds]),
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"
-        read, settings = self.encoded.data.read, EvaluationParams()
-        return Trials(folder, read, self.device, settings, accuracy=self._accuracy)
+        return Trials(folder, self.encoded.data.read, self.device, EvaluationParams(), accuracy=self._accuracy)
 
     def _accuracy(self, run: Run, val: Examples) -> float | None:
         return listed_answers(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
@@ -482,7 +458,8 @@ class FolderRecipes:
         return make_schedule(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:
-        cost, cached = (block_cost(self.tower, blocks, of) for of in (blocks, self.encoded.block_inputs))
+        cost = block_cost(self.tower, blocks, blocks)
+        cached = block_cost(self.tower, blocks, self.encoded.block_inputs)
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     def final_files(self, recipe: Trial) -> RunPaths:
@@ -576,7 +553,12 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     choice = search_recipes(recipes.levels(time.monotonic()), recipes.runs.result, say)
     say(f"chosen: {choice.recipe.name}")
     measured, answers = _measure(recipes, choice.recipe)
-    say(_summary(measured))
+    say(
+        f"on {measured['images']:,} test images, which had no part in training: accuracy {measured['accuracy']:.1f} % "
+        f"if {100 * measured['new_share']:g} % of images are of new pairs ({measured['accuracy_seen']:.1f} % for pairs "
+        f"with training images, {measured['accuracy_unseen']:.1f} % for new pairs), calibration error "
+        f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
+    )
     say(f"fitting all {len(recipes.readable.manifest):,} labelled images")
     run = fit_chosen(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
@@ -585,7 +567,11 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     for other in recipes.cache.glob("recipes-*"):
         if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)
-    page = _write_page(out, recipes, choice, answers)
+    data = recipes.data
+    examples = recipes.encoded.data.read().examples
+    facts = [("encoder", recipes.choice.entry.name), ("recipe", choice.recipe.name)]
+    own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
+    page = write_page(own, page_file(out))
     say(f"{page} shows where the model is right and wrong, and which further images would help")
     return out
 
@@ -613,16 +599,6 @@ def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], Ans
     return numbers, answers
 
 
-def _summary(measured: dict[str, Any]) -> str:
-    share = 100 * measured["new_share"]
-    return (
-        f"on {measured['images']:,} test images, which had no part in training: accuracy {measured['accuracy']:.1f} % "
-        f"if {share:g} % of images are of new pairs ({measured['accuracy_seen']:.1f} % for pairs with training images, "
-        f"{measured['accuracy_unseen']:.1f} % for new pairs), calibration error "
-        f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
-    )
-
-
 def _write_model(
     out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any], force: bool
 ) -> None:
@@ -630,21 +606,8 @@ def _write_model(
     counts = count_dataset(recipes.readable.labels, recipes.readable.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
     fitted = run.method.fitted_statistics()
-
-    def add_files(folder: Path, tensors: dict[str, Tensor]) -> None:
-        write_fit(folder, _fit_record(recipes, choice, measured, counts), tensors)
-        if fitted is not None:
-            write_statistics(folder, fitted, tensors)
-
-    export(trained, recipes.world, out, facts, add_files, force=force)
-
-
-def _fit_record(
-    recipes: FolderRecipes, choice: RecipeChoice, measured: dict[str, Any], counts: dict[str, Any]
-) -> dict[str, Any]:
-    """The content of fit.json, without dates or durations, so that equal fits have equal files."""
     images = recipes.readable.manifest["split"].value_counts()
-    return {
+    record = {  # without dates or durations, so that equal fits have equal files
         "encoder": recipes.choice.entry.model_dump(exclude_defaults=True),
         "counts": counts,
         "images": {split: int(count) for split, count in sorted(images.items())},
@@ -654,9 +617,9 @@ def _fit_record(
         "contents": recipes.readable.contents,  # which an update does not count twice
     }
 
+    def add_files(folder: Path, tensors: dict[str, Tensor]) -> None:
+        write_fit(folder, record, tensors)
+        if fitted is not None:
+            write_statistics(folder, fitted, tensors)
 
-def _write_page(out: Path, recipes: FolderRecipes, choice: RecipeChoice, answers: AnsweredImages) -> Path:
-    data, examples = recipes.data, recipes.encoded.data.read().examples
-    facts = [("encoder", recipes.choice.entry.name), ("recipe", choice.recipe.name)]
-    own = OwnData(out.name, data.labels, data.manifest, data.root, answers, examples, choice.table, facts)
-    return write_page(own, page_file(out))
+    export(trained, recipes.world, out, facts, add_files, force=force)

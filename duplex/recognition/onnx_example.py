@@ -28,7 +28,8 @@ def pixels(image: Any, preprocess: Any) -> Any:
     """
     size = preprocess["size"]
     short = min(image.size)
-    width, height = (int(size * side / short) for side in image.size)
+    width = int(size * image.width / short)
+    height = int(size * image.height / short)
     image = image.resize((width, height), RESIZE[preprocess["interpolation"]])
     left, top = round((width - size) / 2), round((height - size) / 2)
     return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1)

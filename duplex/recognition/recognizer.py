@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from duplex.encoders.base import resolve_device
-from duplex.errors import DuplexError, UsageError, require, require_whole
+from duplex.errors import DuplexError, UsageError, as_usage_error, require, require_whole
 from duplex.features.encode import BATCH_MULTIPLE
 from duplex.features.file import FIRST_BAD, LIBRARIES, Features, check_identity, status_reason
 from duplex.labels import WORLDS, LabelSpace, World
@@ -185,11 +185,9 @@ class Recognizer:
             raise UsageError(
                 f"methods of kind {self.trained.kind!r} cannot score added pairs; omit --add and --compositions"
             )
-        try:
+        with as_usage_error():
             tower = self.trained.backbone.tower("text").text
             more = with_added_compositions(candidates, tensors, self.labels, tower, self.added)
-        except DuplexError as error:
-            raise UsageError(str(error)) from error
         return self.trained.on_finetuned_features(more)
 
     def _inputs(self, images: Any, batch_size: int) -> Iterator[Inputs]:

@@ -131,7 +131,6 @@ class BatchRecognizer:
         return replies
 
     def _decode(self, data: bytes) -> Tensor | str:
-        """Preprocessed pixels, uint8 [3, R, R], or the reason why the file cannot be read."""
         if not data:
             return "empty"
         try:
@@ -192,7 +191,6 @@ class Batcher:
 
     @property
     def _share(self) -> int:
-        """Number of images that a free worker waits for."""
         return max(1, min(self._size, math.ceil(self._peak / len(self._workers))))
 
     async def _serve(self, worker: WorkerProcess) -> None:
@@ -417,7 +415,6 @@ async def _uploaded_files(request: Request, limits: Limits) -> AsyncIterator[lis
 
 
 def _receive_limited(request: Request, limit: int) -> Callable[[], Awaitable[MutableMapping[str, Any]]]:
-    """An ASGI function `receive` that raises HTTP error 413 if the request's body exceeds `limit` bytes."""
     length = request.headers.get("content-length", "")
     size = int(length) if length.isdigit() and int(length) > limit else 0
 

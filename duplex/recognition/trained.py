@@ -20,9 +20,9 @@ from torch import Tensor
 
 from duplex.encoders.base import Encoder, family_code, load_encoder
 from duplex.encoders.image_blocks import block_input_shape
-from duplex.errors import DuplexError, UsageError, shown
-from duplex.evaluation.confidence import Confidence
+from duplex.errors import UsageError, as_usage_error, shown
 from duplex.evaluation.feasibility import read_word_vectors
+from duplex.evaluation.probabilities import Confidence
 from duplex.features.encode import OutputSpec
 from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace, World
@@ -62,9 +62,6 @@ class Backbone:
     towers: dict[str, Encoder] = field(default_factory=dict)  # "image" or "text" -> loaded encoder
 
     def __post_init__(self) -> None:
-        missing = [key for key in ("name", "tag", "precision", "text_precision", "dim") if key not in self.record]
-        if missing:
-            raise UsageError(f"the model lacks the {missing[0]} of its encoder; train again with this version")
         if not str(self.record["dim"]).isdecimal() or not 0 < int(self.record["dim"]) < 1 << 20:
             raise UsageError(f"the model's encoder has the width {shown(self.record['dim'])}; train or export it again")
 
@@ -157,9 +154,13 @@ class TrainedRun(TrainedModel):
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
             raise UsageError(f"{path} was trained on imported features of an unknown encoder, so it cannot take images")
-        self.record, self.fingerprint = record, checkpoint.fingerprint
-        self.where, self.kind, self.labels = str(path.parent), record.kind, record.labels
-        self.calibration, self.confidence = record.calibration or {}, record.confidence
+        self.record = record
+        self.where = str(path.parent)
+        self.kind = record.kind
+        self.fingerprint = checkpoint.fingerprint
+        self.labels = record.labels
+        self.calibration = record.calibration or {}
+        self.confidence = record.confidence
         self.needs = find_method(record.kind).needs(record.options)
         self.backbone = Backbone(record.encoder, str(device))
         self._words_file = words
@@ -201,8 +202,10 @@ class TrainedRun(TrainedModel):
         return PrimitiveVectors(*map(torch.from_numpy, np.split(vectors, [len(labels.states)])))
 
     def candidates(self, world: World) -> Candidates:
-        compositions, method = self.labels.candidates(world, "train"), self.method
-        calibration, feasible = self.calibration_of(world), None
+        compositions = self.labels.candidates(world, "train")
+        method = self.method
+        calibration = self.calibration_of(world)
+        feasible = None
         if calibration.threshold is not None:
             words = self.words if calibration.feasibility_source == "words" else None
             mask = feasible_compositions(method, words, calibration)
@@ -220,7 +223,9 @@ class ExportedModel(TrainedModel):
 
     def __init__(self, header: ModelHeader, tensors: Mapping[str, Tensor], device: torch.device):
         fields = header.fields
-        self.where, self.kind, self.fingerprint = str(header.path.parent), fields["kind"], header.fingerprint
+        self.where = str(header.path.parent)
+        self.kind = fields["kind"]
+        self.fingerprint = header.fingerprint
         self.labels = LabelSpace.from_dict(fields["labels"])
         self.calibration = {fields["world"]: Calibration(**fields["calibration"])}
         self.confidence = Confidence(**fields["confidence"])
@@ -293,6 +298,7 @@ HUB = "hf-hub:"
 CHECKPOINT, MODEL = "checkpoint.safetensors", "model.safetensors"  # in a run's folder, in an export
 
 
+@as_usage_error()
 def open_trained(where: str | Path, device: torch.device, words: Path | None = None) -> TrainedModel:
     """Load a trained model; every error is a `UsageError`, since the user named the model.
 
@@ -300,16 +306,13 @@ def open_trained(where: str | Path, device: torch.device, words: Path | None = N
     words: the GloVe-format file that training read, if it read one.
     """
     is_on_hub = str(where).startswith(HUB)
-    try:
-        path = download(str(where).removeprefix(HUB)) if is_on_hub else checked_path(where, "model")
-        if is_on_hub or (path / MODEL).is_file():
-            return _open_export(path, device)
-        if path.is_file():
-            return TrainedRun(path, device, words)
-        if (path / CHECKPOINT).is_file():
-            return TrainedRun(path / CHECKPOINT, device, words)
-    except DuplexError as error:
-        raise UsageError(str(error)) from error
+    path = download(str(where).removeprefix(HUB)) if is_on_hub else checked_path(where, "model")
+    if is_on_hub or (path / MODEL).is_file():
+        return _open_export(path, device)
+    if path.is_file():
+        return TrainedRun(path, device, words)
+    if (path / CHECKPOINT).is_file():
+        return TrainedRun(path / CHECKPOINT, device, words)
     problem = f"holds neither {CHECKPOINT} nor {MODEL}" if path.is_dir() else "does not exist"
     raise UsageError(
         f"{path} {problem}; expected a run such as artifacts/shapes/duplex/0, a folder of `duplex export`, or "

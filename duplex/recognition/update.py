@@ -22,7 +22,7 @@ from torch import Tensor
 
 from duplex.data.contents import change_error, changed_images
 from duplex.data.sources import detect_source
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError, as_usage_error
 from duplex.features.file import FIRST_BAD, status_reason
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Inputs
@@ -31,7 +31,10 @@ from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistic
 from duplex.methods.paths import unit, word_vectors
 from duplex.methods.portable import portable_closed_form
 from duplex.recognition.export import (
+    ONNX_EXAMPLE,
     README,
+    TOWER,
+    TRAINED,
     RunFacts,
     contents_of,
     read_fit,
@@ -45,10 +48,8 @@ from duplex.recognition.export import (
     write_fit,
     write_statistics,
 )
-from duplex.recognition.fit import check_words, distinct_images, labelled_rows
+from duplex.recognition.fit import check_words, distinct_images
 from duplex.recognition.inputs import encode_files
-from duplex.recognition.onnx import EXAMPLE as ONNX_EXAMPLE
-from duplex.recognition.onnx import TOWER, TRAINED
 from duplex.recognition.recognizer import Recognizer
 from duplex.recognition.trained import MODEL, ExportedModel
 from duplex.recognition.words import find_or_append, with_rows
@@ -120,7 +121,8 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     updated = updated_model(trained, stored, fitted, new)
     for line in describe_changes(trained.labels, updated.labels, new.rows):
         say(line)
-    before, stale = _right(recognizer, new), [name for name in STALE if (model / name).is_file()]
+    before = _right(recognizer, new)
+    stale = [name for name in STALE if (model / name).is_file()]
     write_update(header, out, updated, record, new)
     if stale:
         option = "--onnx-encoder" if ONNX_EXAMPLE in stale else "--onnx"
@@ -137,16 +139,12 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     `DuplexError` for images that change meanwhile.
     """
     description = detect_source(source, None, images)
-    try:
-        frame, skipped = labelled_rows(description)
-        distinct = distinct_images(frame, description.root, source)
-        frame, notes = distinct.rows, distinct.notes + skipped
-        if "split" in frame and (test := int((frame["split"] == "test").sum())):
-            notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
-    except UsageError:
-        raise
-    except DuplexError as error:
-        raise UsageError(str(error)) from None
+    with as_usage_error():
+        distinct = distinct_images(description, source)
+    frame = distinct.rows
+    notes = distinct.notes
+    if "split" in frame and (test := int((frame["split"] == "test").sum())):
+        notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
     contents = {file: distinct.pixels[file] for file in distinct.digests}
     if again := list(compress(frame["image"], shared_contents(contents, contents_of(record)))):
         raise UsageError(
@@ -163,10 +161,11 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
 
 
 def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
-    outputs, parts, place = recognizer.trained.outputs, list[Inputs](), 0
-    for statuses, inputs in encode_files(
-        recognizer.encoder, paths, batch_size=BATCH, num_workers="auto", outputs=outputs
-    ):
+    outputs = recognizer.trained.outputs
+    encoded = encode_files(recognizer.encoder, paths, batch_size=BATCH, num_workers="auto", outputs=outputs)
+    parts: list[Inputs] = []
+    place = 0
+    for statuses, inputs in encoded:
         for offset in np.flatnonzero(statuses >= FIRST_BAD):
             reason = status_reason(statuses[offset])
             raise UsageError(f"{paths[place + offset]} cannot be used: {reason}; remove it and run the command again")
@@ -222,21 +221,20 @@ def closed_form_tensors(
     """Tensors to export: visual prototypes of candidates in closed form, and posteriors if the model has them."""
     words = None
     if fitted.settings.interactions != 0:
-        vectors = word_vectors(labels, trained.backbone.tower("text").text)
-        words = vectors[0].cpu(), vectors[1].cpu()
+        states, objects = word_vectors(labels, trained.backbone.tower("text").text)
+        words = states.cpu(), objects.cpu()
     model = ClosedForm.fit(fitted.statistics, fitted.settings, words).to(torch.float32)
     posteriors = None
     if "primitives.states.weight" in tensors:
-        groups = fitted.statistics.by_state(), fitted.statistics.by_object()
-        posteriors = GroupPosterior.fit(groups[0]).to(torch.float32), GroupPosterior.fit(groups[1]).to(torch.float32)
+        by_state = GroupPosterior.fit(fitted.statistics.by_state())
+        by_object = GroupPosterior.fit(fitted.statistics.by_object())
+        posteriors = by_state.to(torch.float32), by_object.to(torch.float32)
     return portable_closed_form(model, torch.from_numpy(candidates), posteriors)
 
 
 def _novelty(known: NoveltyDetector, before: ClassStatistics, cls: Tensor, compositions: Tensor) -> NoveltyDetector:
-    """The detector with its pair means updated by added images; its covariance and distance threshold stay.
-
-    before: statistics of the images so far; its i-th pair is that of the detector's i-th mean.
-    """
+    # The means of pairs are updated by added images; covariance and distance threshold stay. The i-th pair of `before`,
+    # the statistics of the images so far, is that of the detector's i-th mean.
     whitened = unit(cls.float()).to(known.whitening) @ known.whitening
     pairs, place = torch.cat([before.pairs, compositions]).unique(return_inverse=True)
     counts = torch.cat([before.counts, torch.ones(len(cls), dtype=before.counts.dtype)])

@@ -84,9 +84,9 @@ def split_composition(text: str, labels: LabelSpace) -> Pair:
     Names of several words that the model does not know need a comma: `very rusty,kettle`.
     """
     if "," in text:
-        state, _, name = (part.strip() for part in text.partition(","))
-        if state and name:
-            return state, name
+        before, _, after = text.partition(",")
+        if before.strip() and after.strip():
+            return before.strip(), after.strip()
     words = text.split()
     for cut in range(1, len(words)):
         state, name = " ".join(words[:cut]), " ".join(words[cut:])
@@ -119,7 +119,8 @@ def with_added_compositions(
     if not added:
         return candidates
     more = with_rows(tensors, labels, (states, objects), np.array(added).reshape(-1, 2), tower)
-    terms, count = portable_terms(more), len(added)
+    terms = portable_terms(more)
+    count = len(added)
     words = (TrainedWords(m < len(labels.states), n < len(labels.objects)) for m, n in added)
     return replace(
         candidates,
@@ -182,8 +183,9 @@ def with_rows(
 
 
 def _primitives(t: Mapping[str, Tensor], name: str, count: int) -> dict[str, Tensor]:
-    """Posteriors extended by new words, each as if it had one training image, at the mean feature of all images."""
-    weight, offset = (f"primitives.{name}.{part}" for part in ("weight", "offset"))
+    # posteriors extended by new words, each as if it had one training image, at the mean feature of all images
+    weight = f"primitives.{name}.weight"
+    offset = f"primitives.{name}.offset"
     if weight not in t:
         return {}
     more = t[offset].new_zeros(count)

@@ -21,8 +21,7 @@ import pandas as pd
 from duplex.artifacts import RunPaths
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.metric_table import METRICS, MISSING, interval_text
-from duplex.evaluation.metrics import Curve, Margins
+from duplex.evaluation.metrics import METRICS, Curve, Margins
 from duplex.labels import GROUPS, WORLDS
 
 Tree = dict[str, Any]
@@ -35,8 +34,6 @@ ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unsee
 BY_SOURCE = ("hm", "auc", "auc_low", "auc_high")  # metrics that are averaged for each source of feasibility too
 SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in artifacts/metrics.json, after validation
 POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
-RUN_COLUMNS = ("dataset", "method", "seed", "world", "options", "val_auc", "val_auc_all", "epoch", "auc", "hm", "seen",
-               "unseen", "seconds")  # fmt: skip
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
@@ -156,31 +153,6 @@ def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
     return record
 
 
-def metrics_table(table: Aggregate) -> list[list[str]]:
-    """Metrics averaged over seeds as rows of text: a header, then one row per data set, world and method.
-
-    `all pairs`: AUC in the open world. `by words`: with the threshold by word vectors, as in the published protocol.
-    """
-    extra = {"all pairs": "auc_all", "by words": "auc_by_words"}
-    rows = [["data set", "world", "method", *METRICS.values(), "AUC 95 %", *extra]]
-    for dataset, methods in table.items():
-        worlds = [world for world in WORLDS if any(world in summaries for summaries in methods.values())]
-        for world in worlds:
-            for method, summaries in methods.items():
-                summary = summaries.get(world, {})
-                main = [_with_error(summary, name) for name in METRICS]
-                more = [_with_error(summary, name) for name in extra.values()]
-                rows.append([dataset, world, method, *main, interval_text(summary), *more])
-    return rows
-
-
-def _with_error(summary: Mapping[str, float], name: str) -> str:
-    if name not in summary:
-        return MISSING
-    error = f"{summary[f'{name}_se']:.1f}" if summary.get("seeds", 1) > 1 else MISSING
-    return f"{summary[name]:.1f} ± {error}"
-
-
 @dataclass(frozen=True)
 class MeanCurve:
     """Seen–unseen curve, averaged over seeds: unseen accuracy at G evenly spaced seen accuracies, in percent."""
@@ -280,21 +252,6 @@ def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd
         raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, OverflowError) as error:
         raise DuplexError(f"{path} is not a table ({error}); {advice}") from error
-
-
-def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """A line of metrics per run and world; `options`: (data set, method) -> what params.yaml changes."""
-    lines = []
-    for data in results.datasets:
-        for method, runs in data.runs.items():
-            changed = json.dumps(options.get((data.name, method), {}))
-            for seed, run in runs.items():
-                for world in WORLDS:
-                    if world in run.metrics:
-                        place = {"dataset": data.name, "method": method, "seed": seed, "world": world}
-                        numbers = {**run.metrics, **run.metrics[world]}
-                        lines.append({**numbers, **place, "options": changed, "seconds": run.seconds})
-    return pd.DataFrame(lines, columns=list(RUN_COLUMNS))
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:

@@ -20,7 +20,7 @@ from xml.sax.saxutils import escape, quoteattr
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from duplex.evaluation.metric_table import MISSING
+from duplex.evaluation.metrics import MISSING
 from duplex.system.files import replace_folder, write_json
 
 
@@ -183,7 +183,6 @@ class ReportSection:
     ident: str
     title: str
     parts: Sequence[ReportPart]
-    lead: str = ""
 
 
 @dataclass(frozen=True)
@@ -400,7 +399,7 @@ def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[s
 
 
 def _environment() -> Environment:
-    """Templates of HTML escape all values; Markdown templates escape those with the filter `md`."""
+    # templates of HTML escape all values, those of Markdown the values with the filter `md`
     environment = Environment(
         loader=PackageLoader("duplex.report", ""),
         autoescape=select_autoescape(["html.j2"]),
@@ -414,17 +413,13 @@ def _environment() -> Environment:
         data_uri=_data_uri,
         md=plain_markdown,
         md_row=_markdown_row,
-        groupby_runs=_runs,
+        groupby_runs=lambda blocks: [(kind, list(run)) for kind, run in groupby(blocks, key=lambda each: each.kind)],
     )
     return environment
 
 
 def _data_uri(figure: Figure) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(standalone_svg(figure.svg).encode()).decode("ascii")
-
-
-def _runs(blocks: Sequence[Block]) -> list[tuple[str, list[Block]]]:
-    return [(kind, list(run)) for kind, run in groupby(blocks, key=lambda block: block.kind)]
 
 
 def plain_markdown(text: object) -> str:

@@ -61,7 +61,7 @@ def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list
 
 
 @dataclass(frozen=True)
-class EmbeddedImages:
+class ImageFeatures:
     """A method's features of the test images, and their state and object parts if it computes such factors."""
 
     z: Array | None  # z^c [n, d], of unit length; None if the method has none
@@ -76,7 +76,7 @@ class EmbeddedImages:
         return features
 
 
-def embed_images(method: Inspectable, examples: Examples) -> EmbeddedImages:
+def image_features(method: Inspectable, examples: Examples) -> ImageFeatures:
     inputs = examples.inputs
     starts = range(0, len(next(iter(inputs.values()))), BLOCK)
     blocks = [{name: values[start : start + BLOCK] for name, values in inputs.items()} for start in starts]
@@ -84,9 +84,9 @@ def embed_images(method: Inspectable, examples: Examples) -> EmbeddedImages:
     in_text_space = method.text_space_features
     text_space = z if in_text_space is None else torch.cat([in_text_space(block) for block in blocks]).cpu().numpy()
     if method.factors is None:
-        return EmbeddedImages(z, text_space, None, None)
+        return ImageFeatures(z, text_space, None, None)
     states, objects = zip(*(method.factors(block) for block in blocks), strict=True)
-    return EmbeddedImages(z, text_space, torch.cat(states).cpu().numpy(), torch.cat(objects).cpu().numpy())
+    return ImageFeatures(z, text_space, torch.cat(states).cpu().numpy(), torch.cat(objects).cpu().numpy())
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class RetrievalContext:
         return self.test.compositions.cpu().numpy()
 
     @cached_property
-    def embedded_images(self) -> EmbeddedImages:
-        return embed_images(self.method, self.test)
+    def features(self) -> ImageFeatures:
+        return image_features(self.method, self.test)
 
     @property
     def has_prototypes(self) -> bool:
         has_any = self.method.semantic or self.method.visual
-        return self.embedded_images.z is not None and bool(has_any)
+        return self.features.z is not None and bool(has_any)
 
     def prototypes(self, compositions: Ints) -> dict[str, Array]:
         """Prototypes of C compositions: kind (`semantic`, `visual`) -> [C, d], for kinds that the method has."""
@@ -141,14 +141,14 @@ def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dic
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
     for kind, prototype in context.prototypes(np.array([composition])).items():
-        rows, cosines = nearest(prototype, context.embedded_images.in_space_of(kind), top)
+        rows, cosines = nearest(prototype, context.features.in_space_of(kind), top)
         hits[kind] = _hits(context, rows[0], cosines[0], composition)
     return hits
 
 
 def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int) -> list[Hit]:
     """The `top` test images nearest to a state part [1, d] joined with another image's object part [1, d]."""
-    embedded = context.embedded_images
+    embedded = context.features
     if embedded.states is None or embedded.objects is None:
         raise UsageError(NO_FACTORS)
     gallery = context.joined(embedded.states, embedded.objects)
@@ -191,7 +191,7 @@ def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block],
     present = np.unique(context.compositions)
     shares = {}
     for kind, prototypes in context.prototypes(present).items():
-        rows, _ = nearest(prototypes, context.embedded_images.in_space_of(kind), NEAREST)
+        rows, _ = nearest(prototypes, context.features.in_space_of(kind), NEAREST)
         shares[kind] = {
             name: 100 * precision(rows[mask], context.compositions, present[mask])
             for name, mask in _masks(context.labels.seen[present]).items()
@@ -229,7 +229,7 @@ class RetrievedTexts:
 
 def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
     """The compositions of the three texts nearest to each test image [n, 3], and their cosines; None without texts."""
-    text_space = context.embedded_images.text_space
+    text_space = context.features.text_space
     if context.method.semantic is None or text_space is None:
         return None
     candidates = context.labels.candidates("closed", "test")
@@ -263,9 +263,9 @@ def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict
 
     One swap looks for each test pair, by images that share only its state or only its object.
     """
-    if context.embedded_images.states is None or context.embedded_images.objects is None:
+    if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}
-    numbers, gallery = _swap_all(context, context.embedded_images.states, context.embedded_images.objects)
+    numbers, gallery = _swap_all(context, context.features.states, context.features.objects)
     forms = {"questions": "{}", "first_right": "{:.1f}"}
     cells = [number_cell(value, forms[key], json_pointer(file, "swap", key)) for key, value in numbers.items()]
     header = columns("swaps", "nearest image right, %", texts=0)[: len(cells)]

@@ -1,8 +1,8 @@
 """The page of one data set: a model's answers, and what more labelled images would bring.
 
 `duplex fit` and `duplex report --dataset` write it. What more images would bring is measured with a closed-form
-classifier on the frozen features. The learning curve is its accuracy on test images, extrapolated to twice as many
-training images, which are drawn at random within every pair.
+classifier on the frozen features: its accuracy on test images by number of training images, which are drawn at random
+within every pair, extrapolated to twice as many.
 
 The pairs to label next are ranked by the variance of their mean feature and by their validation errors. In coordinates
 where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`: effects of state and
@@ -21,7 +21,7 @@ heuristic: it assumes that errors of a pair fall in proportion to the variance o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.confidence import NEW_SHARE, AnsweredImages, fit_probabilities, image_weights
+from duplex.evaluation.probabilities import NEW_SHARE, AnsweredImages, fit_probabilities, image_weights
 from duplex.features.tokens import Examples
 from duplex.labels import SPLITS, Bools, Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, NormalEquations, PairMeans
@@ -87,7 +87,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class LearningCurve:
+class SampleSizeCurve:
     """Accuracy by number of training images, and an extrapolation to twice as many."""
 
     points: tuple[CurvePoint, ...]
@@ -95,7 +95,7 @@ class LearningCurve:
     doubled: float  # accuracy in percent expected of twice as many images: an extrapolation
 
     @classmethod
-    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> LearningCurve | None:
+    def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
         """Measured with a quarter, half and all training images; None if these are not three different numbers."""
         train = examples["train"].compositions.numpy()
         points = []
@@ -120,7 +120,7 @@ def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
 
 
 def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
-    """A power law fitted to a learning curve's errors: its slope beta, and the accuracy for twice as many images.
+    """A power law fitted to the errors by number of images: its slope beta, and the accuracy for twice as many images.
 
         log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
 
@@ -199,7 +199,7 @@ class NextImages:
         ridge = model.settings.ridge
         counts = pair_counts(examples, labels, ("train", "val", "test"))
         pairs = np.flatnonzero(counts)
-        variance = mean_variances(counts, model.shrinkage, ridge, model.shape)[pairs]
+        variance = variances_of_means(counts, model.shrinkage, ridge, model.shape)[pairs]
         right = answers.answer == answers.target
         seen = answers.is_seen
         validated = np.bincount(answers.target[seen], minlength=labels.size)[pairs]
@@ -207,7 +207,7 @@ class NextImages:
         gain = expected_gain(variance, wrong, validated)
         order = np.argsort(-gain, kind="stable")
         train_counts = pair_counts(examples, labels, ("train",))
-        before = mean_variances(train_counts, model.shrinkage, ridge, model.shape)[answers.target]
+        before = variances_of_means(train_counts, model.shrinkage, ridge, model.shape)[answers.target]
         larger = before > np.median(before)
         errors = None
         if larger.any() and not larger.all():
@@ -230,7 +230,7 @@ def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tu
     return np.bincount(compositions, minlength=labels.size)
 
 
-def mean_variances(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
+def variances_of_means(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
     """The posterior variance of every composition's mean feature [M*N], given its number of images.
 
     Args:
@@ -265,26 +265,20 @@ def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
 
 @dataclass(frozen=True)
 class OwnData:
-    """What the page of a data set shows; sections without data are left out."""
+    """What the page of a data set shows."""
 
     name: str
     labels: LabelSpace
     manifest: pd.DataFrame  # image, state, object, split
     root: Path  # folder of the images
-    answered: AnsweredImages | None = None  # test images; None if the model was not evaluated
-    examples: Mapping[str, Examples] = field(default_factory=dict)  # split -> frozen features, on the CPU
+    answered: AnsweredImages  # test images
+    examples: Mapping[str, Examples]  # split -> frozen features, on the CPU
     recipes: Sequence[Mapping[str, Any]] = ()  # `RecipeChoice.table`
     facts: Sequence[tuple[str, str]] = ()  # further lines of the head, such as the encoder
 
     @property
-    def has_features(self) -> bool:
-        return all(split in self.examples and len(self.examples[split]) for split in SPLITS)
-
-    @property
     def readable(self) -> pd.DataFrame:
         """The manifest without unreadable images."""
-        if not self.has_features:
-            return self.manifest
         return self.manifest.iloc[np.sort(np.concatenate([self.examples[split].rows for split in SPLITS]))]
 
 
@@ -294,26 +288,23 @@ def write_page(data: OwnData, path: Path) -> Path:
 
 
 def own_report(data: OwnData) -> Report:
-    labels, answered = data.labels, data.answered
+    labels = data.labels
+    answered = data.answered
     present = any((data.root / image).is_file() for image in data.manifest["image"])
     thumbnails = thumbnails_under(data.root) if present else None
-    sections: list[tuple[str, str, Sequence[ReportPart | None]]] = []
-    if answered is not None and len(answered):
-        answers = answers_of(answered, data.manifest)
-        train = data.readable[data.readable["split"] == "train"]
-        names = labels.names(labels.index(train["state"].tolist(), train["object"].tolist()))
-        training = pd.Series(names, train["image"])
-        sections += [
-            ("accuracy", "Accuracy", accuracy_parts(answered, answers, training)),
-            ("confusions", "Confusions", confusion_parts(answered, answers, training, thumbnails)),
-            ("probabilities", "Probabilities", [probability_part(answered)]),
-        ]
-    if data.has_features:
-        curve = LearningCurve.of(data.examples, labels)
-        advice = labelling_advice_part(NextImages.of(data.examples, labels), labels)
-        sections.append(("more-images", "More images", [None if curve is None else curve_part(curve), advice]))
-    if answered is not None and len(answered):
-        sections.append(("wrong", "Wrong answers", [wrong_answers_part(answers, thumbnails)]))
+    answers = answers_of(answered, data.manifest)
+    train = data.readable[data.readable["split"] == "train"]
+    names = labels.names(labels.index(train["state"].tolist(), train["object"].tolist()))
+    training = pd.Series(names, train["image"])
+    curve = SampleSizeCurve.of(data.examples, labels)
+    advice = labelling_advice_part(NextImages.of(data.examples, labels), labels)
+    sections: list[tuple[str, str, Sequence[ReportPart | None]]] = [
+        ("accuracy", "Accuracy", accuracy_parts(answered, answers, training)),
+        ("confusions", "Confusions", confusion_parts(answered, answers, training, thumbnails)),
+        ("probabilities", "Probabilities", [probability_part(answered)]),
+        ("more-images", "More images", [None if curve is None else curve_part(curve), advice]),
+        ("wrong", "Wrong answers", [wrong_answers_part(answers, thumbnails)]),
+    ]
     if data.recipes:
         table = recipe_table("Recipes compared on validation images", data.recipes, "recipe")
         sections.append(("recipes", "Training", [ReportPart("Recipes", [table])]))
@@ -332,12 +323,11 @@ def _facts(data: OwnData) -> list[tuple[str, str]]:
         ("objects", f"{len(data.labels.objects):,}"),
         ("labelled pairs", f"{pairs:,}"),
     ]
-    if data.answered is not None and len(data.answered):
-        facts.append((f"accuracy, {100 * data.answered.new_share:g} % unseen", f"{data.answered.accuracy:.1f} %"))
+    facts.append((f"accuracy, {100 * data.answered.new_share:g} % unseen", f"{data.answered.accuracy:.1f} %"))
     return [*facts, *data.facts]
 
 
-def curve_part(curve: LearningCurve) -> ReportPart:
+def curve_part(curve: SampleSizeCurve) -> ReportPart:
     images = [point.images for point in curve.points]
     means = [point.mean for point in curve.points]
     low = [min(point.accuracies) for point in curve.points]

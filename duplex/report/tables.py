@@ -1,36 +1,63 @@
-"""Tables of the report: results, feasibility, ablations, score terms, training frequency, recipes, costs, counts.
+"""The project's report: a section per data set with tables, figures and examples, and one on where numbers come from.
 
-Every number cites its source: a JSON file and a pointer into it.
+Every number of a table cites its source: a JSON file and a pointer into it. The columns of the table of all runs,
+`artifacts/runs.csv`, are `RUN_COLUMNS`.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import platform
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import Any
 
+import pandas as pd
 from ruamel.yaml import YAML
 
-from duplex.evaluation.metric_table import (
-    METRICS,
-    MISSING,
-    OPEN_METRICS,
-    PART_METRICS,
-    TIPS,
-    interval_of,
-    interval_text,
+from duplex.evaluation.metrics import METRICS, MISSING, OPEN_METRICS, PART_METRICS, TIPS, interval_of, interval_text
+from duplex.labels import GROUPS, WORLDS
+from duplex.report.aggregate import (
+    SOURCES,
+    TERMS,
+    Aggregate,
+    DatasetResults,
+    Results,
+    RunRecord,
+    Tree,
+    at_threshold,
+    used_source,
 )
-from duplex.labels import GROUPS
-from duplex.report.aggregate import SOURCES, TERMS, DatasetResults, Results, RunRecord, Tree, at_threshold, used_source
-from duplex.report.blocks import Block, Column, Note, Table, TableCell, TableRow, columns, number_cell, text_cell
+from duplex.report.blocks import (
+    Block,
+    Column,
+    Note,
+    Report,
+    ReportPart,
+    ReportSection,
+    Table,
+    TableCell,
+    TableRow,
+    columns,
+    number_cell,
+    text_cell,
+)
+from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
 
 NUMBERS = tuple(Column(title, tip=TIPS[title]) for title in METRICS.values())
 RECIPE = "recipe_"  # prefix of the recipes in a run's metrics
 COUNTS = ("compositions", "train_images", "train_percent", "test_images", "test_percent")  # of frequency groups
 GRAPH = ("codebook without graph", "with graph", "gain")
+PACKAGES = ("duplex", "torch", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
+ENCODER = ("encoder", "architecture", "weights", "preprocessing", "precision", "dim", "manifest", "torch",
+           "open_clip_torch")  # fmt: skip
+RUN_COLUMNS = ("dataset", "method", "seed", "world", "options", "val_auc", "val_auc_all", "epoch", "auc", "hm", "seen",
+               "unseen", "seconds")  # fmt: skip
 TERMS_NOTE = (
     "Score terms of one trained method, evaluated without the others and weighted as in the whole score: semantic "
     "prototypes (semantic), visual prototypes (visual), states and objects by prompts (factors), pairs by closed-form "
@@ -431,3 +458,147 @@ def recipe_table(
         cells = [number_cell(recipe.get(key), forms[key], source and f"{source}/{key}") for key in shown]
         rows.append(TableRow([name, *cells]))
     return Table(caption, columns(heading, *(titles[name] for name in shown)), rows, RECIPE_NOTE)
+
+
+def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
+    """A line of metrics per run and world; `options`: (data set, method) -> what params.yaml changes."""
+    lines = []
+    for data in results.datasets:
+        for method, runs in data.runs.items():
+            changed = json.dumps(options.get((data.name, method), {}))
+            for seed, run in runs.items():
+                for world in WORLDS:
+                    if world in run.metrics:
+                        place = {"dataset": data.name, "method": method, "seed": seed, "world": world}
+                        numbers = {**run.metrics, **run.metrics[world]}
+                        lines.append({**numbers, **place, "options": changed, "seconds": run.seconds})
+    return pd.DataFrame(lines, columns=list(RUN_COLUMNS))
+
+
+def metrics_table(table: Aggregate) -> list[list[str]]:
+    """Metrics averaged over seeds as rows of text: a header, then one row per data set, world and method.
+
+    `all pairs`: AUC in the open world. `by words`: with the threshold by word vectors, as in the published protocol.
+    """
+    extra = {"all pairs": "auc_all", "by words": "auc_by_words"}
+    rows = [["data set", "world", "method", *METRICS.values(), "AUC 95 %", *extra]]
+    for dataset, methods in table.items():
+        worlds = [world for world in WORLDS if any(world in summaries for summaries in methods.values())]
+        for world in worlds:
+            for method, summaries in methods.items():
+                summary = summaries.get(world, {})
+                main = [_with_error(summary, name) for name in METRICS]
+                more = [_with_error(summary, name) for name in extra.values()]
+                rows.append([dataset, world, method, *main, interval_text(summary), *more])
+    return rows
+
+
+def _with_error(summary: Mapping[str, float], name: str) -> str:
+    if name not in summary:
+        return MISSING
+    error = f"{summary[f'{name}_se']:.1f}" if summary.get("seeds", 1) > 1 else MISSING
+    return f"{summary[name]:.1f} ± {error}"
+
+
+def build_report(results: Results, image_parts: Mapping[str, Sequence[ReportPart]] | None = None) -> Report:
+    """The report of all data sets; `image_parts`: by data set, further parts that need images or a trained method."""
+    sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
+    provenance = ReportSection("provenance", "Provenance", [provenance_part(results)])
+    methods = dict.fromkeys(method for data in results.datasets for method in data.summary)
+    facts = (
+        ("data sets", ", ".join(data.name for data in results.datasets)),
+        ("methods", ", ".join(methods)),
+        ("seeds", ", ".join(map(str, results.seeds))),
+    )
+    lead = "Compositional zero-shot recognition: which state–object pairs are recognised, seen in training or not."
+    return Report("Duplex report", lead, [*sections, provenance], facts)
+
+
+def dataset_section(results: Results, data: DatasetResults, image_parts: Sequence[ReportPart]) -> ReportSection:
+    curves: list[Block] = [figure for world in WORLDS if (figure := curve_figure(data, world))]
+    no_curves = Note("No run has predictions of seen and unseen pairs.", "dvc repro")
+    no_training = Note("No run has a training history of more than one epoch.")
+    graph = [table(results, data) for table in (graph_table, curve_ends_table)]
+    recipes = run_recipe_tables(data)
+    parts = [
+        ReportPart("Results", _results(results, data)),
+        ReportPart("Seen against unseen", curves or [no_curves]),
+        *([ReportPart("Fine-tuned blocks", recipes)] if recipes else []),
+        ReportPart("Training", training_figures(data) or [no_training]),
+        ReportPart("Training frequency", [frequency_table(data), *filter(None, graph)]),
+        ReportPart("Ablations", _ablations(results, data)),
+        ReportPart("Cost", [efficiency_table(results, data)]),
+        *image_parts,
+        ReportPart("Data", [statistics_table(data)]),
+    ]
+    return ReportSection(slug("data", data.name), data.name, with_missing_last(parts))
+
+
+def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
+    """The parts with data, then one part `Not shown` with the notes of all parts without data."""
+    filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
+    notes = [
+        replace(block, text=f"{part.title}: {block.text}")
+        for part in parts
+        if part not in filled
+        for block in part.blocks
+        if isinstance(block, Note)
+    ]
+    return [*filled, ReportPart("Not shown", notes)] if notes else filled
+
+
+def _results(results: Results, data: DatasetResults) -> list[Block]:
+    candidates = [
+        *(result_table(results, data, world) for world in WORLDS),
+        *(published_table(results, data, world) for world in WORLDS),
+        feasibility_table(data),
+    ]
+    blocks: list[Block] = [table for table in candidates if table]
+    if blocks and (missing := results.not_evaluated.get(data.name)):
+        blocks.append(Note(f"Not evaluated and not included: {', '.join(missing)}.", "dvc repro"))
+    return blocks or [Note("No method has been evaluated.", "dvc repro")]
+
+
+def _ablations(results: Results, data: DatasetResults) -> list[Block]:
+    entries = ablation_tables(results, data)
+    spec = read_package_yaml("tables.yaml")
+    finished = [table for _, table in entries if table is not None]
+    missing = [title for title, table in entries if table is None]
+    curves = lambda_figures(data, spec["sensitivity"])
+    if not curves:
+        missing.append("Sensitivity to λ")
+    notes = [Note(f"Not run for this data set: {', '.join(missing)}.", spec["command"])] if missing else []
+    return [*finished, *term_tables(results, data), *notes, *curves]
+
+
+def provenance_part(results: Results) -> ReportPart:
+    common = [("git revision", _revision()), ("seeds", ", ".join(map(str, results.seeds)))]
+    common.append(("python", platform.python_version()))
+    for package in PACKAGES:
+        try:
+            common.append((package, version(package)))
+        except PackageNotFoundError:
+            common.append((package, "not installed"))
+    blocks = [_pairs("This run", common)]
+    for data in results.datasets:
+        identity = [(key, data.identity[key]) for key in ENCODER if key in data.identity]
+        blocks.append(_pairs(f"Features of {data.name}", identity or [("encoder", MISSING)]))
+    return ReportPart("Where the numbers come from", blocks)
+
+
+def _revision() -> str:
+    def git(*arguments: str) -> str:
+        result = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, timeout=20)
+        return result.stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!artifacts", ":!dvc.lock")
+    except (OSError, subprocess.SubprocessError):
+        return "not in a git repository"
+    return f"{commit} with changes" if changed else commit
+
+
+def _pairs(caption: str, rows: list[tuple[str, str]]) -> Table:
+    lines = [TableRow([text_cell(name), text_cell(value)]) for name, value in rows]
+    return Table(caption, columns("item", "value", texts=2), lines)

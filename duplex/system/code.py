@@ -18,13 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of modules
-    "prepare": ("labels", "data/contents", "data/czsl", "data/images", "data/sources", "data/tables"),
+    "prepare": ("labels", "data/contents", "data/images", "data/sources", "data/tables"),
     "shapes": ("data/shapes",),  # beside `prepare` and `extract`, for the data set whose images it draws
     "extract": ("data/images", "encoders/base", "encoders/image_blocks", "encoders/open_clip", "features"),
     "train": (
         *("labels", "options", "training", "features/file", "features/tokens", "system/threads"),
         *("encoders/base", "encoders/image_blocks", "encoders/prompt_tree", "encoders/text"),
-        *("evaluation/accumulate", "evaluation/confidence", "evaluation/feasibility"),
+        *("evaluation/accumulate", "evaluation/probabilities", "evaluation/feasibility"),
         *("methods/base", "methods/finetuned"),
     ),
     "evaluate": ("training/run", "training/scoring", "training/inputs", "evaluation", "methods/base"),

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from duplex.errors import DuplexError
-from duplex.evaluation.confidence import UNFITTED, Confidence
+from duplex.evaluation.probabilities import UNFITTED, Confidence
 from duplex.labels import LabelSpace, World
 from duplex.methods.base import Method, MethodContext
 from duplex.methods.registry import make_method, method_source, parse_options

@@ -15,8 +15,8 @@ from duplex.artifacts import log_folder
 from duplex.config.params import MethodEntry
 from duplex.encoders.base import resolve_device
 from duplex.errors import DuplexError, UsageError, require, require_type, require_whole, shown
-from duplex.evaluation.metric_table import METRICS, OPEN_METRICS
-from duplex.evaluation.metrics import Curve, Margins, compare_seeds
+from duplex.evaluation.comparison import compare_seeds
+from duplex.evaluation.metrics import METRICS, OPEN_METRICS, Curve, Margins
 from duplex.labels import WORLDS, World
 from duplex.methods.base import Method
 from duplex.methods.registry import find_method, installed_methods, parse_options

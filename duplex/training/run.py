@@ -31,9 +31,8 @@ from torch import Tensor
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams, MethodEntry, Params
 from duplex.errors import UsageError, require
-from duplex.evaluation.confidence import Confidence
-from duplex.evaluation.metric_table import METRICS
-from duplex.evaluation.metrics import Curve, Margins, Metrics, group_table, harmonic_mean, measure
+from duplex.evaluation.metrics import METRICS, Curve, Margins, Metrics, group_table, harmonic_mean, measure
+from duplex.evaluation.probabilities import Confidence
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
@@ -480,7 +479,7 @@ def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
 def _sampled(
     task: ScoringTask, test: Examples, result: ScoringResult, feasible_mask: Bools | None, settings: EvaluationParams
 ) -> dict[str, Any]:
-    from duplex.evaluation.sampled import sampled_metrics
+    from duplex.evaluation.metrics import sampled_metrics
 
     statistics = result.accumulator
     blocks = partial(task.blocks, test.inputs)

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
-from duplex.evaluation.confidence import Confidence, fit_probabilities, log_probabilities
 from duplex.evaluation.feasibility import (
     BucketNumbers,
     FeasibilityValues,
@@ -39,6 +38,7 @@ from duplex.evaluation.feasibility import (
     thresholds,
 )
 from duplex.evaluation.metrics import Components, Curve, Margins
+from duplex.evaluation.probabilities import Confidence, fit_probabilities, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, ScoreBlocks, Scorer

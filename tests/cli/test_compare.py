@@ -14,7 +14,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
 from duplex.config.params import write_dataset
 from duplex.errors import DuplexError
-from duplex.evaluation.metrics import Difference, Margins, compare, compare_splits
+from duplex.evaluation.comparison import Difference, compare, compare_splits
+from duplex.evaluation.metrics import Margins
 from duplex.project.stages import _write
 
 IMAGES = 120

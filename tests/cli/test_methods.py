@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duplex.evaluation.metric_table import headline
+from duplex.evaluation.metrics import headline
 
 METRICS = {"seen": 41.304, "unseen": 20.0, "hm": 18.2, "auc": 6.9, "auc_low": 6.1, "auc_high": 7.8}
 

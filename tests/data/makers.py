@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from duplex.data.czsl import FOLDER, METADATA
 from duplex.data.shapes import draw
+from duplex.data.sources import FOLDER, METADATA
 
 STATES, OBJECTS = ("red", "striped", "hollow", "green"), ("circle", "star", "heart", "moon")
 VAL_UNSEEN, TEST_UNSEEN = (("red", "star"), ("striped", "heart")), (("hollow", "moon"), ("green", "circle"))

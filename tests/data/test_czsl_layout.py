@@ -13,8 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from duplex.data.czsl import METADATA, load_czsl, read_pair_list, read_pair_lists
-from duplex.data.sources import load_source
+from duplex.data.sources import METADATA, load_czsl, load_source, read_pair_list, read_pair_lists
 from duplex.data.tables import count_dataset, read_manifest, write_manifest
 from duplex.errors import DuplexError
 from duplex.options import SourceOptions

@@ -188,9 +188,6 @@ def test_torch_scores_are_ranked_as_exactly_as_those_of_numpy() -> None:
         assert label.tolist() == scores[np.arange(3), target].tolist()
 
 
-WHOLE = torch.ones(3, 3)
-
-
 @pytest.mark.parametrize(
     ("block", "rows", "first"),
     [
@@ -200,11 +197,7 @@ WHOLE = torch.ones(3, 3)
         (np.ones((3, 2)), None, -1),
         (np.ones((3, 3)) * 1j, None, 0),
         (np.ones((3, 3)).astype("S8"), None, 0),
-        (np.ones((3, 3)), [1, 2, 3], 0),
-        (np.ones((3, 3)), [0.0, 1.0, 2.0], 0),
         (np.ma.array(np.ones((3, 3)), mask=np.eye(3, dtype=bool)), None, 0),
-        (WHOLE.to("meta"), None, 0),
-        (WHOLE.to_sparse(), None, 0),
     ],
 )
 def test_blocks_that_do_not_hold_a_score_per_image_and_column_are_refused(block: Any, rows: Any, first: Any) -> None:

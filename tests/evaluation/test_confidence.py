@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from duplex.evaluation.confidence import Confidence, fit_probabilities
+from duplex.evaluation.probabilities import Confidence, fit_probabilities
 
 C, N = 12, 400
 SEEN = np.arange(C) < 8

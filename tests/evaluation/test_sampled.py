@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
-from duplex.evaluation.metrics import Metrics, measure
-from duplex.evaluation.sampled import BlockSource, _tensor, sampled_metrics
+from duplex.evaluation.metrics import BlockSource, Metrics, _tensor, measure, sampled_metrics
 from duplex.system.threads import threads
 from tests.evaluation.twins import Problem, problem, published_sweep
 

@@ -10,16 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.errors import UsageError
-from duplex.evaluation.metrics import (
-    NAMES,
-    Components,
-    Curve,
-    Margins,
-    compare,
-    compare_seeds,
-    compare_splits,
-    headline_metrics,
-)
+from duplex.evaluation.comparison import NAMES, compare, compare_seeds, compare_splits, headline_metrics
+from duplex.evaluation.metrics import Components, Curve, Margins
 
 
 def drawn(seed: int, shift: float = 0.0, images: tuple[int, int] = (60, 40)) -> Margins:

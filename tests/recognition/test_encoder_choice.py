@@ -32,7 +32,7 @@ def offers(monkeypatch):
      (False, 10_000, "ViT-B-16-quickgelu"), (False, 1_000_000, "ViT-B-32-quickgelu")],
 )  # fmt: skip
 def test_the_best_encoder_that_fits_the_device_and_the_images_is_chosen(offers, drawn, gpu, images, name):
-    offers({offer.name for offer in fit.OFFERS}, reachable=False)
+    offers(set(fit.OFFERS), reachable=False)
     labels = read_labelled_folder(drawn).labels
     choice = choose_encoder(labels, images, gpu=gpu, cores=2)
     assert choice.entry.name == name

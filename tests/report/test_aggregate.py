@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from duplex.report.aggregate import aggregate, headlines, metrics_table
+from duplex.report.aggregate import aggregate, headlines
+from duplex.report.tables import metrics_table
 
 NUMBERS = ("seen", "unseen", "hm", "auc", "state_accuracy", "object_accuracy")
 

@@ -7,7 +7,7 @@ import pytest
 
 from duplex.artifacts import ArtifactPaths
 from duplex.errors import UsageError
-from duplex.evaluation.metrics import NAMES
+from duplex.evaluation.comparison import NAMES
 from duplex.labels import LabelSpace
 from duplex.project import report, runs
 from duplex.report.figures import Scene, compute_maps

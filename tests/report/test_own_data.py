@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.data.tables import labels_of
-from duplex.evaluation.confidence import AnsweredImages, fit_probabilities
+from duplex.evaluation.probabilities import AnsweredImages, fit_probabilities
 from duplex.labels import LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm
 from duplex.methods.paths import unit
@@ -20,13 +20,13 @@ from duplex.report.answers import WRONG, answers_of, most_confused, wrong_answer
 from duplex.report.own import (
     DRAWS,
     ClosedFormAnswers,
-    LearningCurve,
     NextImages,
+    SampleSizeCurve,
     draw_share,
     expected_gain,
     extrapolate,
-    mean_variances,
     pair_counts,
+    variances_of_means,
 )
 from tests.report.own_data import examples_of, manifest
 
@@ -144,7 +144,7 @@ def test_closed_form_answers_equal_a_naive_argmax(examples) -> None:
 
 def test_the_learning_curve_has_a_quarter_half_and_all_images(examples) -> None:
     data, labels = examples
-    curve = LearningCurve.of(data, labels)
+    curve = SampleSizeCurve.of(data, labels)
     pairs = len(labels.pairs["train"])
     assert [point.images for point in curve.points] == [2 * pairs, 4 * pairs, 8 * pairs]
     assert [len(point.accuracies) for point in curve.points] == [DRAWS, DRAWS, 1]
@@ -158,7 +158,7 @@ def test_one_image_per_pair_has_no_learning_curve(examples) -> None:
     _, labels = examples
     rows = manifest()
     rows = rows[(rows["split"] != "train") | rows["image"].str.endswith("train0.png")].reset_index(drop=True)
-    assert LearningCurve.of(examples_of(rows, labels), labels) is None
+    assert SampleSizeCurve.of(examples_of(rows, labels), labels) is None
 
 
 COUNTS = st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any)
@@ -179,14 +179,14 @@ def test_variances_equal_those_of_the_joint_normal_distribution(counts, k, ridge
         designs.append(design)
     covariance = np.linalg.inv(precision)
     expected = [design @ covariance @ design for design in designs]
-    assert mean_variances(np.array(counts), k, ridge, (m, n)) == pytest.approx(expected, rel=1e-6)
+    assert variances_of_means(np.array(counts), k, ridge, (m, n)) == pytest.approx(expected, rel=1e-6)
 
 
 @settings(max_examples=40, deadline=None)
 @given(COUNTS, st.floats(0.2, 30), st.integers(0, 5))
 def test_one_more_image_takes_away_the_stated_share_of_the_variance(counts, k, pair) -> None:
     more = np.array(counts) + (np.arange(6) == pair)
-    before, after = (mean_variances(np.array(each), k, 0.1, (3, 2))[pair] for each in (counts, more))
+    before, after = (variances_of_means(np.array(each), k, 0.1, (3, 2))[pair] for each in (counts, more))
     assert 1 - after / before == pytest.approx(before / (1 + before), rel=1e-6)
 
 
@@ -210,6 +210,6 @@ def test_next_images_ranks_all_labelled_pairs_by_their_images_of_all_splits(exam
         seen = pair in labels.pairs["train"]
         assert validated == (int((answers.target == pair).sum()) if seen else 0)
         assert times == (int((wrong & (answers.target == pair)).sum()) if seen else 0)
-    before = mean_variances(pair_counts(data, labels, ("train",)), ranked.shrinkage, 0.1, (4, 3))[answers.target]
+    before = variances_of_means(pair_counts(data, labels, ("train",)), ranked.shrinkage, 0.1, (4, 3))[answers.target]
     larger = before > np.median(before)
     assert ranked.errors == (pytest.approx(100 * wrong[larger].mean()), pytest.approx(100 * wrong[~larger].mean()))

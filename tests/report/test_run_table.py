@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from duplex.project.report import read_results
-from duplex.report.aggregate import RUN_COLUMNS, run_table
+from duplex.report.tables import RUN_COLUMNS, run_table
 
 
 @pytest.fixture

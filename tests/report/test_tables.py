@@ -15,8 +15,7 @@ from duplex.report.answers import predicted_parts
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.figures import lambda_figures
 from duplex.report.images import RetrievedTexts
-from duplex.report.report import dataset_section
-from duplex.report.tables import published_table
+from duplex.report.tables import dataset_section, published_table
 from tests.projects import SHIPPED
 from tests.subprocesses import ROOT
 

@@ -100,7 +100,7 @@ def test_kinds_without_semantic_prototypes_have_no_texts(kind: str, row: dict[st
     method = make_method(kind, parse_options(kind, row), small_context())
     method.start(batch_of(features(30, 5).float(), np.resize(LABELS.pairs["train"], 30)))
     viewing = context_of(method.inspectable(), features(len(OWN), 1).float())
-    assert viewing.embedded_images.z is not None and viewing.embedded_images.z.shape == (len(OWN), DIM)
+    assert viewing.features.z is not None and viewing.features.z.shape == (len(OWN), DIM)
     assert retrieve_texts(viewing, "some.json") == RetrievedTexts()
 
 

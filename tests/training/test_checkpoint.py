@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from duplex.errors import DuplexError
-from duplex.evaluation.confidence import Confidence
+from duplex.evaluation.probabilities import Confidence
 from duplex.labels import LabelSpace
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.options import FinetuneOptions

@@ -115,7 +115,7 @@ def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float 
 def _loss(
     theta: Tensor, log_p: Tensor, unseen: Tensor, prior: Tensor, label: Tensor, weights: Tensor
 ) -> tuple[float, Tensor, Tensor]:
-    """The loss, its gradient [2] and its Hessian [2, 2] by (1/T, k)."""
+    # with the gradient [2] and the Hessian [2, 2] by (1/T, k)
     log_q = (theta[0] * log_p + theta[1] * unseen + prior).log_softmax(1)
     q = log_q.exp()
     mean = torch.stack([(q * log_p).sum(1), q @ unseen], dim=1)  # [N, 2]
@@ -138,15 +138,15 @@ class Reliability:
     accuracy: Floats  # [B] share of right answers; NaN in an empty bin
 
     @classmethod
-    def of(cls, probability: Floats, right: Bools, weight: Floats, bins: int = BINS) -> Reliability:
+    def of(cls, probability: Floats, right: Bools, weight: Floats) -> Reliability:
         """Group answers by their probability, given whether they are right and the images' weights [N]."""
-        place = np.minimum((probability * bins).astype(int), bins - 1)
+        place = np.minimum((probability * BINS).astype(int), BINS - 1)
         share = weight / weight.sum()
-        mass = np.bincount(place, share, bins).astype(np.float64)
+        mass = np.bincount(place, share, BINS).astype(np.float64)
         with np.errstate(invalid="ignore"):
-            probabilities = np.bincount(place, share * probability, bins) / mass
-            accuracies = np.bincount(place, share * right, bins) / mass
-        return cls(np.bincount(place, minlength=bins), mass, probabilities, accuracies)
+            probabilities = np.bincount(place, share * probability, BINS) / mass
+            accuracies = np.bincount(place, share * right, BINS) / mass
+        return cls(np.bincount(place, minlength=BINS), mass, probabilities, accuracies)
 
     @property
     def calibration_error(self) -> float:
