@@ -26,7 +26,7 @@ from duplex.data.tables import read_manifest
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.probabilities import Reliability, log_probabilities
 from duplex.labels import Bools, Ints
-from duplex.recognition.inputs import list_images
+from duplex.recognition.recognizer import list_images
 
 IMAGES, UNSEEN = 400, 0.13
 

@@ -31,8 +31,7 @@ from duplex.project.suspects import rank_suspects
 from duplex.project.train import train_stage
 from duplex.recognition import numpy_example
 from duplex.recognition.export import export
-from duplex.recognition.inputs import encode, open_image
-from duplex.recognition.recognizer import Recognizer
+from duplex.recognition.recognizer import Recognizer, encode, open_image
 from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
 from duplex.training.inputs import InputRequest, InputsCache, RunInputs, load_inputs

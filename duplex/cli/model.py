@@ -27,10 +27,9 @@ from duplex.system.entry import escape_unprintable
 if TYPE_CHECKING:
     import torch
 
-    from duplex.recognition.answers import Answer, Neighbours, UnreadableImage
+    from duplex.recognition.answers import Answer, Neighbours, Pair, UnreadableImage
     from duplex.recognition.recognizer import Recognizer
     from duplex.recognition.trained import TrainedModel
-    from duplex.recognition.words import Pair
 
 
 MINUTES = 30.0
@@ -131,7 +130,7 @@ def predict(
 
     Files that are not images get a line with the reason; the exit code is then 3.
     """
-    from duplex.recognition.inputs import list_images
+    from duplex.recognition.recognizer import list_images
     from duplex.system.files import refuse_existing
 
     form = _checked_format(form, out)
@@ -173,8 +172,8 @@ def load_model(
     add: candidates such as "rusty kettle". compositions: CSV file of more. hint: how to name a model, for an error.
     """
     from duplex.labels import WORLDS
+    from duplex.recognition.answers import read_compositions
     from duplex.recognition.recognizer import Recognizer
-    from duplex.recognition.words import read_compositions
 
     if world is not None:
         require(world, WORLDS, "world")
@@ -196,7 +195,7 @@ def load_model(
 
 
 def _added_lines(recognizer: Recognizer) -> Iterator[str]:
-    from duplex.recognition.words import trained_words
+    from duplex.recognition.answers import trained_words
 
     for state, name in recognizer.added:
         trained = trained_words((state, name), recognizer.labels)

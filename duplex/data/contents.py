@@ -201,11 +201,15 @@ def split_by_content(
     result = make_split(firsts[columns], options, place)
     key = ["content", "state", "object"]
     split = firsts[key].assign(split=result.split.to_numpy())
-    counts = split.groupby("content")["split"].nunique()
     rows = rows.reset_index(names="row").merge(split, on=key).sort_values("row", ignore_index=True)
-    for _, same in rows[rows["content"].isin(counts.index[counts > 1])].groupby("content", sort=True):
+    for _, same in rows[rows["content"].isin(_in_two_splits(split))].groupby("content", sort=True):
         _unite(rows, same)
     return SplitResult(rows["split"], result.short)
+
+
+def _in_two_splits(rows: pd.DataFrame) -> list[str]:
+    counts = rows.groupby("content")["split"].nunique()
+    return list(counts.index[counts > 1])
 
 
 def _unite(rows: pd.DataFrame, same: pd.DataFrame) -> None:  # rows `same` of equal content, by the column `split`

@@ -1,4 +1,4 @@
-"""Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; all links of the package are here.
+"""Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; benchmarks.yaml has all links.
 
 A broken transfer resumes. Archives are not trusted: only wanted files are unpacked, below one folder, up to a limit of
 bytes.
@@ -15,7 +15,7 @@ import tarfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +25,11 @@ from typing import IO
 import requests
 from tqdm import tqdm
 
-from duplex.data.sources import FOLDER as LISTS
-from duplex.data.sources import METADATA
+from duplex.data.tables import read_benchmarks
 from duplex.errors import DuplexError, require
 from duplex.system.files import report_write_errors, sha256, sole_writer, write_text
 from duplex.system.processes import track
 
-GB = 1 << 30
 CHUNK = 1 << 16  # bytes; at most this much of a broken transfer is downloaded twice
 TIMEOUT = (15, 60)  # seconds to connect, seconds of silence
 MAX_STALLS = 5  # attempts in a row that bring no byte
@@ -48,8 +46,8 @@ class BenchmarkArchive:
     """An archive of a benchmark: its download addresses, and the files to unpack from it."""
 
     file: str  # its name
-    urls: tuple[str, ...]  # tried in this order, encrypted ones first
-    take: dict[str, tuple[str, ...]]  # name below the data root -> possible names in the archive
+    urls: Sequence[str]  # tried in this order, encrypted ones first
+    take: Mapping[str, Sequence[str]]  # name below the data root -> possible names in the archive
     limit: int  # most bytes that may be unpacked
     page: str  # web page to find the archive when no link works
 
@@ -63,70 +61,9 @@ class Benchmark:
     citation: str
 
 
-def _both(address: str) -> tuple[str, str]:
-    return f"https://{address}", f"http://{address}"
-
-
-def _splits(folder: str) -> BenchmarkArchive:
-    return BenchmarkArchive(
-        "compositional_split_natural.tar.gz",
-        (
-            "https://www.senthilpurushwalkam.com/publication/compositional/compositional_split_natural.tar.gz",
-            "https://senthilpurushwalkam.com/publications/compositional/compositional_split_natural.tar.gz",
-            *_both("www.cs.cmu.edu/~spurushw/publication/compositional/compositional_split_natural.tar.gz"),
-        ),
-        {name: (f"{folder}/{name}", name) for name in (METADATA, LISTS)},
-        GB,
-        "https://github.com/facebookresearch/taskmodularnets",
-    )
-
-
-SPLIT_CITATION = (
-    "Purushwalkam et al., Task-Driven Modular Networks for Zero-Shot Compositional Learning, ICCV 2019 (split)"
-)
-
 BENCHMARKS = {
-    "mit-states": Benchmark(
-        (
-            BenchmarkArchive(
-                "release_dataset.zip",
-                _both("wednesday.csail.mit.edu/joseph_result/state_and_transformation/release_dataset.zip"),
-                {"images": ("release_dataset/images", "images")},
-                12 * GB,
-                "http://web.mit.edu/phillipi/Public/states_and_transformations/index.html",
-            ),
-            _splits("mit-states"),
-        ),
-        "its page states no licence; the images come from web searches and remain their owners'. For research.",
-        f"Isola et al., Discovering States and Transformations in Image Collections, CVPR 2015; {SPLIT_CITATION}",
-    ),
-    "ut-zappos": Benchmark(
-        (
-            BenchmarkArchive(
-                "ut-zap50k-images.zip",
-                _both("vision.cs.utexas.edu/projects/finegrained/utzap50k/ut-zap50k-images.zip"),
-                {"_images": ("ut-zap50k-images",)},
-                4 * GB,
-                "https://vision.cs.utexas.edu/projects/finegrained/utzap50k/",
-            ),
-            _splits("ut-zap50k"),
-        ),
-        "for academic, non-commercial use; the images belong to Zappos.com. Read the terms on its page.",
-        f"Yu and Grauman, Fine-Grained Visual Comparisons with Local Learning, CVPR 2014; {SPLIT_CITATION}",
-    ),
-    "cgqa": Benchmark(
-        (
-            BenchmarkArchive(
-                "cgqa-updated.zip",
-                ("https://s3.mlcloud.uni-tuebingen.de/czsl/cgqa-updated.zip",),
-                {name: (name, f"cgqa/{name}", f"cgqa-updated/{name}") for name in ("images", METADATA, LISTS)},
-                24 * GB,
-                "https://github.com/ExplainableML/czsl",
-            ),
-        ),
-        "made from GQA and Visual Genome, which are under CC BY 4.0. Read the terms on their pages.",
-        "Naeem et al., Learning Graph Embeddings for Compositional Zero-Shot Learning, CVPR 2021",
-    ),
+    name: Benchmark(tuple(BenchmarkArchive(**each) for each in record["archives"]), record["terms"], record["citation"])
+    for name, record in read_benchmarks().items()
 }
 
 
@@ -137,7 +74,7 @@ class ArchiveMember:
     open: Callable[[], IO[bytes] | None]
 
 
-def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit: int) -> None:
+def unpack(archive: Path, take: Mapping[str, Sequence[str]], root: Path, limit: int) -> None:
     """Unpack the wanted files and folders of an archive to `root`; each appears complete or not at all.
 
     Args:
@@ -162,7 +99,7 @@ def unpack(archive: Path, take: Mapping[str, tuple[str, ...]], root: Path, limit
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write_parts(archive: Path, take: Mapping[str, tuple[str, ...]], staging: Path, limit: int) -> set[str]:
+def _write_parts(archive: Path, take: Mapping[str, Sequence[str]], staging: Path, limit: int) -> set[str]:
     parts: set[str] = set()
     left = limit
     with _members(archive) as (members, total):
@@ -204,7 +141,7 @@ def _safe(name: str, archive: Path) -> list[str]:
     return [part for part in parts if part not in ("", ".")]
 
 
-def _place(parts: list[str], take: Mapping[str, tuple[str, ...]]) -> list[str] | None:
+def _place(parts: list[str], take: Mapping[str, Sequence[str]]) -> list[str] | None:
     for name, sources in take.items():
         for source in sources:
             depth = source.count("/") + 1

@@ -12,11 +12,13 @@ import io
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from ruamel.yaml import YAML
 
 from duplex.data.contents import SplitResult, make_split, split_by_content
 from duplex.data.images import read_bytes, read_text
@@ -409,27 +411,22 @@ def _aligned(table: list[list[str]]) -> list[str]:
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in table]
 
 
-def _published(states: int, objects: int, **splits: tuple[int, int, int]) -> DatasetStatistics:
-    counts = {split: SplitCounts(*numbers) for split, numbers in splits.items()}
-    return DatasetStatistics(states, objects, counts, None)
-
-
-# The paper prints 19,191 test images for MIT-States, a misprint: the published split has 12,995.
-# For C-GQA's validation pairs many papers, this one too, print the seen and the unseen count the wrong way round.
-PUBLISHED_COUNTS = {
-    "mit-states": _published(115, 245, train=(1262, 0, 30338), val=(300, 300, 10420), test=(400, 400, 12995)),
-    "ut-zappos": _published(16, 12, train=(83, 0, 22998), val=(15, 15, 3214), test=(18, 18, 2914)),
-    "cgqa": _published(413, 674, train=(5592, 0, 26920), val=(1040, 1252, 7280), test=(888, 923, 5098)),
-}
+def read_benchmarks() -> dict[str, dict[str, Any]]:
+    """The contents of benchmarks.yaml: name of a published data set -> archives, terms, citation, counts."""
+    text = files("duplex.data").joinpath("benchmarks.yaml").read_text(encoding="utf-8")
+    return dict(YAML(typ="safe", pure=True).load(text))
 
 
 def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
     """One line per count that differs from the published count; none for a data set without published counts."""
-    published = PUBLISHED_COUNTS.get(name)
-    if published is None:
+    if (benchmark := read_benchmarks().get(name)) is None:
         return []
-    rows = [("states", stats.states, published.states), ("objects", stats.objects, published.objects)]
+    published = benchmark["counts"]
+    rows: list[tuple[str, int | None, int]] = [("states", stats.states, published["states"])]
+    rows.append(("objects", stats.objects, published["objects"]))
     for split, counts in stats.splits.items():
-        for key, what in (("seen", "seen pairs"), ("unseen", "unseen pairs"), ("images", "images")):
-            rows.append((f"{split} {what}", getattr(counts, key), getattr(published.splits[split], key)))
+        seen, unseen, images = published[split]
+        rows.append((f"{split} seen pairs", counts.seen, seen))
+        rows.append((f"{split} unseen pairs", counts.unseen, unseen))
+        rows.append((f"{split} images", counts.images, images))
     return [f"{what}: {count:,}, published {known:,}" for what, count, known in rows if count not in (None, known)]

@@ -204,38 +204,7 @@ class AnsweredImages:
     def reliability(self) -> Reliability:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
-    def accuracies(self, part: Callable[[Ints], Ints]) -> list[LabelAccuracy]:
-        """Accuracy of each state, object or pair; `part`: `labels.state_of`, `labels.object_of`, or the identity."""
-        target, answer = part(self.target), part(self.answer)
-        groups = []
-        for label in np.unique(target).tolist():
-            here = target == label
-            counts = [int((here & kind).sum()) for kind in (self.is_seen, ~self.is_seen)]
-            right = [int((here & kind & (answer == label)).sum()) for kind in (self.is_seen, ~self.is_seen)]
-            wrong, times = np.unique(answer[here & (answer != label)], return_counts=True)
-            rival = (int(wrong[times.argmax()]), int(times.max())) if len(wrong) else None
-            groups.append(LabelAccuracy(label, (counts[0], counts[1]), (right[0], right[1]), rival))
-        return groups
-
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Images by label (row) and answer (column) [size, size], of states or objects by `part` as in `accuracies`."""
+        """Images by label (row) and answer (column) [size, size]; `part`: `labels.state_of` or `labels.object_of`."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)
-
-
-@dataclass(frozen=True)
-class LabelAccuracy:
-    """Numbers of images and of right answers for one state, object or pair, each (of seen pairs, of unseen pairs)."""
-
-    label: int
-    images: tuple[int, int]
-    right: tuple[int, int]
-    rival: tuple[int, int] | None  # most frequent wrong answer and its number of images
-
-    @property
-    def percent(self) -> float:
-        return 100 * sum(self.right) / sum(self.images)
-
-    def percent_of(self, kind: int) -> float | None:
-        """Accuracy in percent on images of seen (kind 0) or unseen (kind 1) pairs; None if there are none."""
-        return 100 * self.right[kind] / self.images[kind] if self.images[kind] else None

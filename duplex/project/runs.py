@@ -28,7 +28,7 @@ from duplex.methods.registry import find_method
 from duplex.project.stamps import require_current_run, require_data, run_difference
 from duplex.recognition.answers import Neighbours
 from duplex.recognition.export import RunFacts
-from duplex.recognition.inputs import encode
+from duplex.recognition.recognizer import encode
 from duplex.report.aggregate import read_numbers
 from duplex.report.images import Hit, RetrievalContext, prototype_hits, swap_hits, thumbnails_under
 from duplex.system.files import sha256, write_json

@@ -51,7 +51,7 @@ from duplex.features.extract import SharedFeatures, encode_shared, user_cache
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace, World, prompt_name
 from duplex.methods.registry import method_source, parse_options
-from duplex.options import SourceOptions, SplitOptions, TrainingOptions
+from duplex.options import SourceOptions, TrainingOptions
 from duplex.recognition.answers import listed_answers
 from duplex.recognition.export import (
     RunFacts,
@@ -193,7 +193,6 @@ class DistinctImages:
 def read_labelled_folder(
     source: Path,
     images: Path | None = None,
-    seed: int = SplitOptions.seed,
     known_pixels: Mapping[str, str] = MappingProxyType({}),
 ) -> LabelledFolder:
     """Read labelled images from a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
@@ -204,7 +203,7 @@ def read_labelled_folder(
     images: folder that a table's image paths start from; by default the table's folder.
     known_pixels: digests of pixels that were computed before, by the sha256 of the file.
     """
-    description = detect_source(source, SplitOptions(seed=seed), images)
+    description = detect_source(source, None, images)
     notes: list[str] = []
     if description.kind == "standard":
         data = load_source(description)
@@ -577,7 +576,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
 
 
 def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], AnsweredImages]:
-    """Metrics and answers on the test images, which had no part in training or any choice."""
+    # on the test images, which had no part in training or any choice
     record, method, inputs = recipes.runs.load(recipe)
     test = inputs.examples["test"].to(recipes.device)
     inputs = replace(inputs, examples={**inputs.examples, "test": test})

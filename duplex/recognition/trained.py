@@ -38,8 +38,7 @@ from duplex.methods.finetuned import (
 from duplex.methods.paths import word_vectors
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions
-from duplex.recognition.answers import Candidates, sum_of
-from duplex.recognition.words import portable_terms
+from duplex.recognition.answers import Candidates, portable_terms, sum_of
 from duplex.system.files import checked_path, sha256
 from duplex.training.checkpoint import (
     WORD_VECTORS,
@@ -259,26 +258,13 @@ class ExportedModel(TrainedModel):
 
 
 CANDIDATE_TYPES = {"state_of": torch.int64, "object_of": torch.int64, "seen": torch.bool, "feasible": torch.bool}
-PRIOR = "log_prior"  # -inf for excluded candidates
 
 
 def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -> None:
     """Raise `ValueError` if the tensors of an export cannot score features of width `dim`, or score them as NaN."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and (tensor.isnan() if name == PRIOR else ~tensor.isfinite()).any():
+        if tensor.is_floating_point() and (tensor.isnan() if name == "log_prior" else ~tensor.isfinite()).any():
             raise ValueError(f"{name} has NaN or infinity")
-    size = _check_candidates(tensors, labels)
-    features = torch.full((1, dim), dim**-0.5, device=tensors["state_of"].device)
-    try:
-        scores = sum_of(portable_terms(tensors))({"cls": features})
-    except (RuntimeError, IndexError, KeyError) as error:
-        raise ValueError(f"its tensors do not fit each other: {str(error).splitlines()[0]}") from error
-    if scores.shape != (1, size) or scores.isnan().any():
-        raise ValueError(f"its scores of an image are {tuple(scores.shape)} or NaN; expected {(1, size)}")
-
-
-def _check_candidates(tensors: Mapping[str, Tensor], labels: LabelSpace) -> int:
-    """The number C of candidates in the tensors of an export; `ValueError` for wrong ones."""
     size = len(tensors["state_of"])
     if not size:
         raise ValueError("it has no candidates")
@@ -291,7 +277,13 @@ def _check_candidates(tensors: Mapping[str, Tensor], labels: LabelSpace) -> int:
             raise ValueError(f"{name} has numbers that are not in 0 to {len(words) - 1}")
     if not tensors["feasible"].any():
         raise ValueError("it excludes every candidate")
-    return size
+    features = torch.full((1, dim), dim**-0.5, device=tensors["state_of"].device)
+    try:
+        scores = sum_of(portable_terms(tensors))({"cls": features})
+    except (RuntimeError, IndexError, KeyError) as error:
+        raise ValueError(f"its tensors do not fit each other: {str(error).splitlines()[0]}") from error
+    if scores.shape != (1, size) or scores.isnan().any():
+        raise ValueError(f"its scores of an image are {tuple(scores.shape)} or NaN; expected {(1, size)}")
 
 
 HUB = "hf-hub:"

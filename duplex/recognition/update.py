@@ -30,6 +30,7 @@ from duplex.methods.finetuned import with_finetuned_features
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, GroupPosterior
 from duplex.methods.paths import unit, word_vectors
 from duplex.methods.portable import portable_closed_form
+from duplex.recognition.answers import find_or_append, with_rows
 from duplex.recognition.export import (
     ONNX_EXAMPLE,
     README,
@@ -49,10 +50,8 @@ from duplex.recognition.export import (
     write_statistics,
 )
 from duplex.recognition.fit import check_words, distinct_images
-from duplex.recognition.inputs import encode_files
-from duplex.recognition.recognizer import Recognizer
+from duplex.recognition.recognizer import Recognizer, encode_files
 from duplex.recognition.trained import MODEL, ExportedModel
-from duplex.recognition.words import find_or_append, with_rows
 from duplex.system.files import replace_folder, with_own_name
 from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import NoveltyDetector
@@ -88,7 +87,6 @@ def update_model(
     out: Path,
     *,
     images: Path | None = None,
-    device: str = "auto",
     say: Say = print,
     force: bool = False,
 ) -> Path:
@@ -103,11 +101,11 @@ def update_model(
     read_fit(model)  # refuses other folders before anything is made
     refuse_existing_model(out, force=force or out.resolve() == model.resolve())
     with sole_model_writer(out, "or give this one another --out"):
-        return _update(model, source, out, images, device, say)
+        return _update(model, source, out, images, say)
 
 
-def _update(model: Path, source: Path, out: Path, images: Path | None, device: str, say: Say) -> Path:
-    recognizer = Recognizer.load(model, device=device, exact=True)
+def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say) -> Path:
+    recognizer = Recognizer.load(model, exact=True)
     trained = recognizer.trained
     if not isinstance(trained, ExportedModel):
         raise UsageError(f"{model} is the folder of a run; expected a folder that `duplex fit` wrote")
@@ -127,7 +125,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, device: s
     if stale:
         option = "--onnx-encoder" if ONNX_EXAMPLE in stale else "--onnx"
         say(f"not copied, as scores change: {', '.join(stale)}; `duplex export {out} FOLDER {option}` writes new ones")
-    after = _right(Recognizer.load(out, device=device, exact=True), new)
+    after = _right(Recognizer.load(out, exact=True), new)
     say(f"right answers on the {len(new.rows)} added images: {before} before the update, {after} after it")
     return out
 

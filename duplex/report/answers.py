@@ -6,14 +6,14 @@ training, and whether the answer is `right`. `training` holds the label of each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from duplex.evaluation.metrics import MISSING
-from duplex.evaluation.probabilities import AnsweredImages, LabelAccuracy
+from duplex.evaluation.probabilities import AnsweredImages
 from duplex.labels import Ints, prompt_name
 from duplex.report.blocks import (
     Block,
@@ -158,12 +158,10 @@ def pair_table(
 def accuracy_parts(answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series) -> list[ReportPart]:
     labels = answered.labels
     train: dict[Any, int] = training.value_counts().to_dict()
-    states = _primitive_table("state", answered.accuracies(labels.state_of), labels.states)
-    objects = _primitive_table("object", answered.accuracies(labels.object_of), labels.objects)
     return [
         ReportPart("Overall", [_overall_table(answered)]),
-        ReportPart("By state", [states]),
-        ReportPart("By object", [objects]),
+        ReportPart("By state", [primitive_table("state", answered, labels.state_of, labels.states)]),
+        ReportPart("By object", [primitive_table("object", answered, labels.object_of, labels.objects)]),
         ReportPart("By pair", [pair_table(answers, "Accuracy of pairs, the lowest first", train=train)]),
     ]
 
@@ -182,14 +180,22 @@ def _overall_table(answered: AnsweredImages) -> Table:
     return Table("Accuracy of answers as listed", header, rows, note)
 
 
-def _primitive_table(kind: str, groups: Sequence[LabelAccuracy], labels: Sequence[str]) -> Table:
+def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], Ints], labels: Sequence[str]) -> Table:
+    """Accuracy of the states or the objects, the lowest first; `part`: `labels.state_of` or `labels.object_of`."""
     names = [prompt_name(name) for name in labels]
+    target = part(answered.target)
+    answer = part(answered.answer)
+    images = pd.DataFrame({"label": target, "answer": answer, "seen": answered.is_seen, "right": answer == target})
+    groups = images.groupby("label")
     rows = []
-    for group in sorted(groups, key=lambda group: group.percent)[:ROWS]:
-        cells = [text_cell(names[group.label])]
-        for place in range(len(KINDS)):
-            cells += [count_cell(group.images[place]), number_cell(group.percent_of(place))]
-        rival = MISSING if group.rival is None else f"{names[group.rival[0]]} ({group.rival[1]})"
+    for label in groups["right"].mean().sort_values(kind="stable").index[:ROWS]:
+        own = groups.get_group(label)
+        cells = [text_cell(names[label])]
+        for each in (own[own["seen"]], own[~own["seen"]]):
+            share = 100 * int(each["right"].sum()) / len(each) if len(each) else None
+            cells += [count_cell(len(each)), number_cell(share)]
+        wrong = own.loc[~own["right"], "answer"]
+        rival = f"{names[wrong.mode()[0]]} ({wrong.value_counts().max()})" if len(wrong) else MISSING
         rows.append(TableRow([*cells, text_cell(rival)]))
     header = [Column(kind, False)]
     for name in KINDS:

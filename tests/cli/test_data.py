@@ -40,7 +40,7 @@ def test_check_names_a_damaged_image_and_exits_with_1(project: Path, command: Co
     (project / "mine/red circle/0001.png").write_bytes(b"")
     result = command("data", "check", "mine", "--root", "mine", "--json")
     assert result.code == 1
-    assert json.loads(result.out)["findings"][0]["examples"] == ["red circle/0001.png (0 bytes)"]
+    assert json.loads(result.out)["findings"][0]["examples"] == ["red circle/0001.png (empty)"]
 
 
 def test_check_counts_the_files_that_it_skips(project: Path, command: Command) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from duplex.errors import DuplexError
-from duplex.recognition.inputs import list_images
+from duplex.recognition.recognizer import list_images
 
 
 def test_a_folder_that_may_not_be_listed_is_not_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import torch
 from duplex.encoders.base import missing_weights
 from duplex.errors import DuplexError
 from duplex.project import sweep
-from duplex.recognition import inputs
+from duplex.recognition import recognizer
 from duplex.system.entry import escape_unprintable
 from duplex.system.files import replace_folder, write_tensors
 from tests.hostile.conftest import Command, files, full_disk
@@ -38,7 +38,7 @@ def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> 
     for name in ("pics/a.jpg", "pics/._a.jpg", "pics/.cache/b.jpg", "elsewhere/c.jpg"):
         (tmp_path / name).write_bytes(b"x")
     log: list[str] = []
-    listed = inputs.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
+    listed = recognizer.list_images([str(tmp_path / "pics")], io.StringIO(), log.append)
     assert listed == [tmp_path / "pics" / "a.jpg"]
     assert log == ["1 file skipped: 1 links out of the folder"]
 

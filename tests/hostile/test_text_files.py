@@ -13,7 +13,7 @@ from duplex.data.download import BENCHMARKS, BenchmarkArchive, download_archive
 from duplex.data.shapes import shapes_manifest
 from duplex.data.tables import write_manifest
 from duplex.errors import DuplexError, UsageError
-from duplex.recognition.words import read_compositions
+from duplex.recognition.answers import read_compositions
 from duplex.report.aggregate import aggregate, read_numbers
 from tests.data.web import serving
 from tests.hostile.conftest import Command

@@ -196,7 +196,7 @@ def test_onnxruntime_alone_names_the_composition_of_an_image(trained, exported):
 
 def test_the_image_tower_in_onnx(trained, exported):
     onnxruntime = pytest.importorskip("onnxruntime")
-    from duplex.recognition.inputs import open_image
+    from duplex.recognition.recognizer import open_image
 
     run = Recognizer.load(trained.run(), device="cpu")
     pixels = [run.encoder.image_transform(open_image(path)) for path in trained.images()[:16]]

@@ -10,7 +10,7 @@ import torch
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.errors import UsageError
 from duplex.features.encode import OutputSpec
-from duplex.recognition.inputs import encode
+from duplex.recognition.recognizer import encode
 from tests.features.conftest import Wrapped
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 from duplex import Recognizer, read_features
 from duplex.data.images import thumbnail
 from duplex.features.extract import extract
-from duplex.recognition.inputs import open_image
+from duplex.recognition.recognizer import open_image
 from tests.recognition.serving import RunningServer
 
 STORED = {  # orientation -> how the pixels of an upright image are stored

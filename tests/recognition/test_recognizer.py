@@ -24,8 +24,7 @@ from duplex.data.tables import read_manifest
 from duplex.encoders.base import load_encoder
 from duplex.errors import UsageError
 from duplex.methods.base import MethodContext
-from duplex.recognition.answers import UnreadableImage
-from duplex.recognition.words import encode_prompts
+from duplex.recognition.answers import UnreadableImage, encode_prompts
 from duplex.training.checkpoint import load_checkpoint, read_record
 
 DOCS = Path(__file__).parents[2] / "docs" / "library.md"
