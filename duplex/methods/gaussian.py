@@ -200,95 +200,8 @@ class AdditiveEffects:
     state: Tensor  # a [M, d]
     object: Tensor  # b [N, d]
 
-    @classmethod
-    def of(cls, beta: Tensor, states: int) -> AdditiveEffects:
-        """Split coefficients [1 + M + N, d] into overall mean, state effects and object effects."""
-        return cls(beta[0], beta[1 : 1 + states], beta[1 + states :])
-
     def at(self, states: Tensor, objects: Tensor) -> Tensor:
         return self.mean + self.state[states] + self.object[objects]
-
-
-class NormalEquations:
-    """Normal equations `H beta = r` of the least-squares fit; `beta` stacks mu, a and b, with a ridge on a and b.
-
-    With the pairs' weights as an `M x N` table `w` (0 for pairs without images),
-
-        H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
-
-    v: variance of the interaction, from which the weights are computed.
-    ridge: number of images at which an effect is shrunk by half.
-    """
-
-    def __init__(self, seen: PairMeans, v: float, ridge: float) -> None:
-        self.seen, self.ridge = seen, ridge
-        self.w = 1 / (v + 1 / seen.counts)  # w_c [P]
-        m, n = seen.shape
-        self.w_s = self.w.new_zeros(m).index_add_(0, seen.states, self.w)
-        self.w_o = self.w.new_zeros(n).index_add_(0, seen.objects, self.w)
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """`X^T rows` [1 + M + N, d]: sums of `rows` [P, d] over all pairs, by state and by object."""
-        m, n = self.seen.shape
-        by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
-        by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
-        return torch.cat([rows.sum(0, keepdim=True), by_s, by_o])
-
-    @property
-    def right(self) -> Tensor:
-        return self.gather(self.w[:, None] * self.seen.means)
-
-    def matrix(self) -> Tensor:
-        m, n = self.seen.shape
-        h = self.w.new_zeros(1 + m + n, 1 + m + n)
-        h[0, 0] = self.w.sum()
-        h[0, 1:] = torch.cat([self.w_s, self.w_o])
-        h[1 : 1 + m, 1 + m :].index_put_((self.seen.states, self.seen.objects), self.w)
-        h = h + h.triu(1).T
-        h.diagonal()[1:] += torch.cat([self.w_s, self.w_o]) + self.ridge
-        return h
-
-
-def fit_additive(seen: PairMeans, v: float, ridge: float) -> AdditiveEffects:
-    """Mean and effects by weighted least squares; a word without images gets the effect 0."""
-    normal = NormalEquations(seen, v, ridge)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))
-    return AdditiveEffects.of(inverse @ normal.right, seen.shape[0])
-
-
-def log_likelihood(seen: PairMeans, v: float, ridge: float) -> float:
-    """Log-likelihood of the pairs' mean features for a variance `v`, with mean and effects integrated out."""
-    normal = NormalEquations(seen, v, ridge)
-    return marginal_log_likelihood(normal, normal.matrix(), normal.right)
-
-
-def marginal_log_likelihood(normal: NormalEquations, matrix: Tensor, right: Tensor, log_prior: float = 0.0) -> float:
-    """Log-likelihood of a linear model of pairs' mean features, with its coefficients `beta` integrated out:
-
-        -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
-
-    normal: the equations of the effects alone, which hold w_c and x_c.
-    matrix, right: H and r of the whole model.
-    log_prior: log-determinant of the prior covariance of further coefficients in H, such as interactions.
-    """
-    seen, w = normal.seen, normal.w
-    factor = torch.linalg.cholesky(matrix)
-    half = torch.linalg.solve_triangular(factor, right, upper=False)
-    quadratic = float((w[:, None] * seen.means**2).sum() - (half * half).sum())
-    determinant = float(2 * factor.diagonal().log().sum() - w.log().sum() + log_prior)
-    return -0.5 * (quadratic + seen.means.shape[1] * determinant)
-
-
-def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The `v` with the highest marginal likelihood, of `10^(k/8)` for whole k."""
-    heights = {float(e): log_likelihood(seen, 10.0**e, ridge) for e in range(-4, 2)}  # whole decades, then halves
-    step = 0.5
-    while step > 0.1:
-        best = max(heights, key=heights.__getitem__)
-        for exponent in (best - step, best + step):
-            heights[exponent] = log_likelihood(seen, 10.0**exponent, ridge)
-        step /= 2
-    return float(10.0 ** max(heights, key=heights.__getitem__))
 
 
 @dataclass(frozen=True)
@@ -332,31 +245,87 @@ class Interactions(KernelFactors):
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
-class JointEquations:
-    def __init__(self, seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float) -> None:
-        self.normal, phi = NormalEquations(seen, v, ridge), kernels.features(seen.states, seen.objects)
-        weighted = self.normal.w[:, None] * phi
-        corner = phi.T @ weighted
-        corner.diagonal().add_(1 / tau)
-        side = self.normal.gather(weighted)
-        top = torch.cat([self.normal.matrix(), side], dim=1)
-        self.matrix = torch.cat([top, torch.cat([side.T, corner], dim=1)])
-        self.right = torch.cat([self.normal.right, weighted.T @ seen.means])
-        self.log_prior = phi.shape[1] * math.log(tau)
+class NormalEquations:
+    """Normal equations `H beta = r` of the least-squares fit; `beta` stacks mu, a and b, with a ridge on a and b.
+
+    With the pairs' weights as an `M x N` table `w` (0 for pairs without images),
+
+        H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
+
+    v: variance of the interaction, from which the weights are computed.
+    ridge: number of images at which an effect is shrunk by half.
+    kernels, tau: of interactions, whose coefficients G then follow in `beta`, with the ridge 1 / tau.
+    """
+
+    def __init__(
+        self, seen: PairMeans, v: float, ridge: float, kernels: KernelFactors | None = None, tau: float = 0.0
+    ) -> None:
+        self.seen = seen
+        self.w = 1 / (v + 1 / seen.counts)  # w_c [P]
+        self.matrix = self._effects_matrix(ridge)
+        self.right = self.gather(self.w[:, None] * seen.means)
+        self.log_prior = 0.0  # log-determinant of the prior covariance of G
+        if kernels is not None:
+            phi = kernels.features(seen.states, seen.objects)
+            weighted = self.w[:, None] * phi
+            corner = phi.T @ weighted
+            corner.diagonal().add_(1 / tau)
+            side = self.gather(weighted)
+            top = torch.cat([self.matrix, side], dim=1)
+            self.matrix = torch.cat([top, torch.cat([side.T, corner], dim=1)])
+            self.right = torch.cat([self.right, weighted.T @ seen.means])
+            self.log_prior = phi.shape[1] * math.log(tau)
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """`X^T rows` [1 + M + N, d]: sums of `rows` [P, d] over all pairs, by state and by object."""
+        m, n = self.seen.shape
+        by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
+        by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
+        return torch.cat([rows.sum(0, keepdim=True), by_s, by_o])
+
+    def _effects_matrix(self, ridge: float) -> Tensor:
+        m, n = self.seen.shape
+        h = self.w.new_zeros(1 + m + n, 1 + m + n)
+        sums = self.gather(self.w[:, None])[1:, 0]
+        h[0, 0] = self.w.sum()
+        h[0, 1:] = sums
+        h[1 : 1 + m, 1 + m :].index_put_((self.seen.states, self.seen.objects), self.w)
+        h = h + h.triu(1).T
+        h.diagonal()[1:] += sums + ridge
+        return h
+
+    def solve(self) -> tuple[AdditiveEffects, Tensor]:
+        """The effects, and the coefficients G [r s, d]; a word without images gets the effect 0."""
+        beta = torch.cholesky_inverse(torch.linalg.cholesky(self.matrix)) @ self.right
+        m, n = self.seen.shape
+        return AdditiveEffects(beta[0], beta[1 : 1 + m], beta[1 + m : 1 + m + n]), beta[1 + m + n :]
 
     def log_likelihood(self) -> float:
-        return marginal_log_likelihood(self.normal, self.matrix, self.right, self.log_prior)
+        """Log-likelihood of the pairs' mean features, with `beta` integrated out:
+
+        -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
+        """
+        factor = torch.linalg.cholesky(self.matrix)
+        half = torch.linalg.solve_triangular(factor, self.right, upper=False)
+        quadratic = float((self.w[:, None] * self.seen.means**2).sum() - (half * half).sum())
+        determinant = float(2 * factor.diagonal().log().sum() - self.w.log().sum() + self.log_prior)
+        return -0.5 * (quadratic + self.seen.means.shape[1] * determinant)
 
 
-def fit_with_interactions(
-    seen: PairMeans, kernels: KernelFactors, v: float, tau: float, ridge: float
-) -> tuple[AdditiveEffects, Interactions]:
-    """Effects and interactions by one linear solve of size `1 + M + N + r s`."""
-    m, n = seen.shape
-    joint = JointEquations(seen, kernels, v, tau, ridge)
-    beta = torch.cholesky_inverse(torch.linalg.cholesky(joint.matrix)) @ joint.right
-    core = beta[1 + m + n :].view(kernels.states.shape[1], kernels.objects.shape[1], -1)
-    return AdditiveEffects.of(beta[: 1 + m + n], m), Interactions(kernels.states, kernels.objects, core)
+def interaction_variance(seen: PairMeans, ridge: float) -> float:
+    """The `v` with the highest marginal likelihood, of `10^(k/8)` for whole k."""
+
+    def height(exponent: float) -> float:
+        return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()
+
+    heights = {float(e): height(e) for e in range(-4, 2)}  # whole decades, then halves
+    step = 0.5
+    while step > 0.1:
+        best = max(heights, key=heights.__getitem__)
+        for exponent in (best - step, best + step):
+            heights[exponent] = height(exponent)
+        step /= 2
+    return float(10.0 ** max(heights, key=heights.__getitem__))
 
 
 def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> tuple[float, float]:
@@ -365,7 +334,7 @@ def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> t
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
     def likelihood(guess: Guess) -> float:
-        return JointEquations(some, kernels, 10 ** guess[0], 10 ** guess[1], ridge).log_likelihood()
+        return NormalEquations(some, 10 ** guess[0], ridge, kernels, 10 ** guess[1]).log_likelihood()
 
     v, tau = _climb(likelihood, (-2.0, -1.0))
     return 10**v, 10**tau
@@ -631,14 +600,16 @@ def _fit_means(
     v = None if settings.shrinkage is None else 1 / settings.shrinkage
     if words is None or settings.interactions == 0:
         v = interaction_variance(seen, settings.ridge) if v is None else v
-        return fit_additive(seen, v, settings.ridge), None, v, 0.0
+        return NormalEquations(seen, v, settings.ridge).solve()[0], None, v, 0.0
     states, objects = words
     kernels, tau = KernelFactors.of_words(states, objects), settings.interactions
     if v is None or tau is None:
         likely_v, likely_tau = choose_variances(seen, kernels, settings.ridge)
         v = likely_v if v is None else v
         tau = likely_tau if tau is None else tau
-    return *fit_with_interactions(seen, kernels, v, tau, settings.ridge), v, tau
+    effects, coefficients = NormalEquations(seen, v, settings.ridge, kernels, tau).solve()
+    core = coefficients.view(kernels.states.shape[1], kernels.objects.shape[1], -1)
+    return effects, Interactions(kernels.states, kernels.objects, core), v, tau
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ def variances_of_means(counts: Ints, k: float, ridge: float, shape: tuple[int, i
     number = torch.from_numpy(counts).double()
     nothing = torch.zeros(len(seen), 0, dtype=torch.float64)
     normal = NormalEquations(PairMeans(seen // n, seen % n, number[seen], nothing, shape), 1 / k, ridge)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix()))  # H^-1 [1 + M + N, 1 + M + N]
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(normal.matrix))  # H^-1 [1 + M + N, 1 + M + N]
     own = inverse.diagonal()
     s = slice(1, 1 + m)
     o = slice(1 + m, None)

@@ -20,13 +20,12 @@ from duplex.methods.gaussian import (
     ClosedForm,
     FitSettings,
     GroupPosterior,
-    JointEquations,
     KernelFactors,
+    NormalEquations,
     PairMeans,
     _fit_means,
     choose_added_variance,
     expected_rivals,
-    fit_additive,
     folds,
     oas_shrinkage,
     shared_whitening,
@@ -157,7 +156,7 @@ def test_features_that_are_not_finite_are_refused() -> None:
 @given(st.integers(0, 10**6), st.floats(0.01, 10), st.floats(0.01, 5))
 def test_effects_equal_the_twins(seed: int, v: float, ridge: float) -> None:
     z, own, m, n = world(seed)
-    found = gaussian.fit_additive(seen_means(z, own, m, n), v, ridge)
+    found = NormalEquations(seen_means(z, own, m, n), v, ridge).solve()[0]
     close(
         torch.cat([found.mean[None], found.state, found.object]),
         twin.effects(z.numpy(), own.numpy(), m, n, v, ridge),
@@ -173,7 +172,7 @@ def test_the_likelihood_is_the_dense_gaussians() -> None:
         pairs = own.unique().tolist()
         return float(twin.log_likelihood(seen.means.numpy(), pairs, seen.counts.numpy(), m, n, v, 0.1))
 
-    difference = [gaussian.log_likelihood(seen, v, 0.1) - dense(v) for v in (0.001, 0.1, 3.0)]
+    difference = [NormalEquations(seen, v, 0.1).log_likelihood() - dense(v) for v in (0.001, 0.1, 3.0)]
     assert max(difference) - min(difference) < 1e-8
 
 
@@ -183,10 +182,10 @@ def test_the_chosen_variance_is_a_maximum_to_an_eighth_of_a_decade(seed: int) ->
     seen = seen_means(z, own, m, n)
     seen = replace(seen, means=seen.means * 3**seed)
     v = gaussian.interaction_variance(seen, 0.1)
-    height = gaussian.log_likelihood(seen, v, 0.1)
+    height = NormalEquations(seen, v, 0.1).log_likelihood()
     for step in (0.125, 0.25, 0.5, 1.0):
         for moved in (v * 10**step, v / 10**step):
-            assert not 10**-4.9 < moved < 10**1.9 or gaussian.log_likelihood(seen, moved, 0.1) <= height
+            assert not 10**-4.9 < moved < 10**1.9 or NormalEquations(seen, moved, 0.1).log_likelihood() <= height
 
 
 def test_confounded_effects_are_separated() -> None:
@@ -344,7 +343,7 @@ def test_the_chosen_variances_are_a_maximum_to_an_eighth_of_a_decade(seed: int) 
     seen, kernels = seen_pairs(), KernelFactors.of_words(*words(5, 4, seed))
 
     def height(v: float, tau: float) -> float:
-        return JointEquations(seen, kernels, v, tau, RIDGE).log_likelihood()
+        return NormalEquations(seen, v, RIDGE, kernels, tau).log_likelihood()
 
     v, tau = gaussian.choose_variances(seen, kernels, RIDGE)
     for step in (10**0.125, 10**-0.125):
@@ -361,7 +360,9 @@ def test_means_equal_the_gaussian_processes() -> None:
     inverse, x, one = np.linalg.inv(covariance), seen.means.numpy(), np.ones(len(covariance))
     mu = one @ inverse @ x / (one @ inverse @ one)  # a flat prior's mean
     wanted = mu + cross @ inverse @ (x - mu)
-    additive, mixed = gaussian.fit_with_interactions(seen, KernelFactors.of_words(*embedded), V, TAU, RIDGE)
+    settings = FitSettings(ridge=RIDGE, shrinkage=1 / V, interactions=TAU)
+    additive, mixed, _, _ = _fit_means(seen, settings, embedded)
+    assert mixed is not None
     pairs = torch.arange(m * n)
     found = additive.at(pairs // n, pairs % n) + mixed.at(pairs // n, pairs % n)
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-8)
@@ -384,7 +385,7 @@ def test_the_likelihood_equals_the_gaussian_processes() -> None:
         return float(-0.5 * np.trace(x.T @ left @ x) - x.shape[1] / 2 * determinant)
 
     difference = [
-        JointEquations(seen, kernels, V, tau, RIDGE).log_likelihood() - dense(tau) for tau in (0.01, 0.3, 2.0)
+        NormalEquations(seen, V, RIDGE, kernels, tau).log_likelihood() - dense(tau) for tau in (0.01, 0.3, 2.0)
     ]
     assert max(difference) - min(difference) < 1e-7
 
@@ -430,7 +431,7 @@ def test_few_images_give_finite_scores(case: dict, shared: bool) -> None:
 
 
 def compose(seen: PairMeans):
-    return fit_additive(seen, 0.5, 0.1).at
+    return NormalEquations(seen, 0.5, 0.1).solve()[0].at
 
 
 def prepare_fit(seen: PairMeans):
