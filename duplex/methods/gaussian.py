@@ -57,7 +57,6 @@ LEAST = 1e-300  # smallest support
 Guess = tuple[float, float]  # log10 v, log10 tau
 FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
 WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
-Compose = Callable[[Tensor, Tensor], Tensor]  # states [K], objects [K] -> prototypes [K, d]
 Part = TypeVar("Part", bound="TensorRecord")
 
 
@@ -189,9 +188,6 @@ class PairMeans:
     shape: tuple[int, int]  # M, N
 
 
-Fit = Callable[[PairMeans], Compose]  # means of some pairs -> the function that composes prototypes
-
-
 @dataclass(frozen=True)
 class AdditiveEffects:
     """Overall mean, state and object effects: `mu + a_m + b_n` predicts a pair's mean."""
@@ -243,6 +239,12 @@ class Interactions(KernelFactors):
     def project(self, x: Tensor) -> Tensor:
         """`U (x . G)` [B, M, s] of features `x` [B, d]; times `V^T` it is `x . gamma_mn`."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
+
+
+def compose(effects: AdditiveEffects, interactions: Interactions | None, states: Tensor, objects: Tensor) -> Tensor:
+    """Predicted means [K, d] of the pairs of K states and objects."""
+    rows = effects.at(states, objects)
+    return rows if interactions is None else rows + interactions.at(states, objects)
 
 
 class NormalEquations:
@@ -355,16 +357,15 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
     return best
 
 
-def choose_added_variance(statistics: ClassStatistics, prepare_fit: Callable[[PairMeans], Fit]) -> float:
-    """The share of the mean variance to add by which held-out pairs are predicted best; 0 if no pair can be held out.
-
-    prepare_fit: from the means of all pairs, once per share, to the fitting function of each fold.
-    """
-    rivals = [expected_rivals(statistics, added, prepare_fit) for added in ADDED]
+def choose_added_variance(statistics: ClassStatistics, settings: FitSettings, words: WordEmbeddings | None) -> float:
+    """The share of the mean variance to add with which held-out pairs are predicted best; 0 if there are none."""
+    rivals = [expected_rivals(statistics, added, settings, words) for added in ADDED]
     return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
 
 
-def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Callable[[PairMeans], Fit]) -> float:
+def expected_rivals(
+    statistics: ClassStatistics, added: float, settings: FitSettings, words: WordEmbeddings | None
+) -> float:
     """How many held-out pairs are expected to score higher on an image than its label."""
     groups = statistics.by_pair()
     whitening = shared_whitening(groups, added)
@@ -372,10 +373,12 @@ def expected_rivals(statistics: ClassStatistics, added: float, prepare_fit: Call
     means, shape = groups.means @ whitening, (statistics.states, statistics.objects)
     states, objects = statistics.state_of, statistics.object_of
     total = weight = 0.0
-    fit = prepare_fit(PairMeans(states, objects, groups.counts, means, shape))
+    *_, v, tau = _fit_means(PairMeans(states, objects, groups.counts, means, shape), settings, words)
+    fixed = replace(settings, shrinkage=1 / v, interactions=tau)  # variances are chosen once, on all pairs
     for held, rest in folds(statistics):
-        compose = fit(PairMeans(states[rest], objects[rest], groups.counts[rest], means[rest], shape))
-        errors = _errors(means[held], compose(states[held], objects[held]), spread)  # [K, K]
+        some = PairMeans(states[rest], objects[rest], groups.counts[rest], means[rest], shape)
+        effects, interactions, _, _ = _fit_means(some, fixed, words)
+        errors = _errors(means[held], compose(effects, interactions, states[held], objects[held]), spread)  # [K, K]
         weights = groups.counts[held].sqrt()
         total += float(weights @ errors.sum(1))
         weight += float(weights.sum())
@@ -455,7 +458,7 @@ class ClosedForm(TensorRecord):
         groups = statistics.by_pair()
         added = settings.added_variance
         if added is None:
-            added = choose_added_variance(statistics, lambda seen: _prepare_fit(seen, settings, words))
+            added = choose_added_variance(statistics, settings, words)
         whitening = shared_whitening(groups, added)
         seen = PairMeans(
             states=statistics.state_of,
@@ -467,10 +470,7 @@ class ClosedForm(TensorRecord):
         effects, interactions, v, tau = _fit_means(seen, settings, words)
         n, k = groups.counts, 1 / v
         share = (n / (n + k))[:, None]
-        fitted = effects.at(seen.states, seen.objects)
-        if interactions is not None:
-            fitted = fitted + interactions.at(seen.states, seen.objects)
-        rows = share * seen.means + (1 - share) * fitted
+        rows = share * seen.means + (1 - share) * compose(effects, interactions, seen.states, seen.objects)
         return cls(
             settings=settings,
             whitening=whitening,
@@ -491,9 +491,7 @@ class ClosedForm(TensorRecord):
     def prototypes(self, compositions: Tensor) -> Tensor:
         """Visual prototypes of `compositions` in whitened coordinates [C, d]."""
         n = self.shape[1]
-        rows = self.additive.at(compositions // n, compositions % n)
-        if self.interactions is not None:
-            rows = rows + self.interactions.at(compositions // n, compositions % n)
+        rows = compose(self.additive, self.interactions, compositions // n, compositions % n)
         positions, place = self._find_seen(compositions)
         rows[positions] = self.rows[place]
         return rows
@@ -579,19 +577,6 @@ class ClosedForm(TensorRecord):
             rows = a[m] + b + self.interactions.at(torch.full_like(objects, m), objects)
             table[m] = (rows * rows).sum(1)
         return table
-
-
-def _prepare_fit(seen: PairMeans, settings: FitSettings, words: WordEmbeddings | None) -> Fit:
-    *_, v, tau = _fit_means(seen, settings, words)  # variances are chosen once, on all seen pairs
-    fixed = replace(settings, shrinkage=1 / v, interactions=tau)
-
-    def fit(some: PairMeans) -> Compose:
-        effects, interactions, _, _ = _fit_means(some, fixed, words)
-        if interactions is None:
-            return effects.at
-        return lambda states, objects: effects.at(states, objects) + interactions.at(states, objects)
-
-    return fit
 
 
 def _fit_means(

@@ -430,12 +430,7 @@ def test_few_images_give_finite_scores(case: dict, shared: bool) -> None:
     assert torch.isfinite(model.scorer(every(model), 0)(world(seed=2, **case)[0])).all()
 
 
-def compose(seen: PairMeans):
-    return NormalEquations(seen, 0.5, 0.1).solve()[0].at
-
-
-def prepare_fit(seen: PairMeans):
-    return compose
+FIXED = FitSettings(ridge=0.1, shrinkage=2.0)
 
 
 def sample(rng: np.random.Generator, states: int, objects: int, noise: float = 0.0) -> ClassStatistics:
@@ -459,7 +454,8 @@ def naive_rivals(statistics: ClassStatistics, added: float) -> float:
             statistics.state_of[rest], statistics.object_of[rest], groups.counts[rest], torch.from_numpy(x)[rest],
             (statistics.states, statistics.objects),
         )  # fmt: skip
-        h = compose(means)(statistics.state_of[held], statistics.object_of[held]).numpy()
+        effects, _ = NormalEquations(means, 0.5, 0.1).solve()
+        h = effects.at(statistics.state_of[held], statistics.object_of[held]).numpy()
         for i, pair in enumerate(held.tolist()):
             root = math.sqrt(float(groups.counts[pair]))
             weight += root
@@ -476,7 +472,7 @@ def naive_rivals(statistics: ClassStatistics, added: float) -> float:
 @given(seed=st.integers(0, 10**6), added=st.sampled_from(ADDED))
 def test_expected_rivals_are_those_of_loops(seed: int, added: float) -> None:
     statistics = sample(np.random.default_rng(seed), 5, 6, noise=0.3)
-    assert expected_rivals(statistics, added, prepare_fit) == pytest.approx(naive_rivals(statistics, added), rel=1e-6)
+    assert expected_rivals(statistics, added, FIXED, None) == pytest.approx(naive_rivals(statistics, added), rel=1e-6)
 
 
 def test_every_pair_is_held_out_at_most_once_and_its_words_are_in_the_rest() -> None:
@@ -492,17 +488,17 @@ def test_every_pair_is_held_out_at_most_once_and_its_words_are_in_the_rest() -> 
 
 def test_variance_is_added_where_a_sharp_direction_misleads_about_new_pairs_and_else_not() -> None:
     misleading, plain = (sample(np.random.default_rng(1), 8, 9, noise) for noise in (1.0, 0.0))
-    assert choose_added_variance(misleading, prepare_fit) > 0
+    assert choose_added_variance(misleading, FIXED, None) > 0
     assert (
-        expected_rivals(plain, 0.0, prepare_fit)
-        <= min(expected_rivals(plain, added, prepare_fit) for added in ADDED) + 0.02
+        expected_rivals(plain, 0.0, FIXED, None)
+        <= min(expected_rivals(plain, added, FIXED, None) for added in ADDED) + 0.02
     )
 
 
 def test_without_pairs_to_hold_out_nothing_is_added() -> None:
     z = torch.eye(3, dtype=torch.float64).repeat(2, 1)
     statistics = ClassStatistics.of(z, torch.tensor([0, 4, 8, 0, 4, 8]), 3, 3)  # no word occurs twice
-    assert choose_added_variance(statistics, prepare_fit) == 0.0
+    assert choose_added_variance(statistics, FIXED, None) == 0.0
 
 
 def test_the_fit_uses_the_chosen_variance_and_fixing_it_gives_the_same_model() -> None:
