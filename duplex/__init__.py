@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from duplex.options import Options as Options
     from duplex.recognition.answers import Answer as Answer
     from duplex.recognition.recognizer import Recognizer as Recognizer
-    from duplex.training.dataset import Dataset as Dataset
-    from duplex.training.dataset import load_dataset as load_dataset
+    from duplex.training.fit import Dataset as Dataset
     from duplex.training.fit import Result as Result
     from duplex.training.fit import compare as compare
     from duplex.training.fit import evaluate as evaluate
     from duplex.training.fit import fit as fit
+    from duplex.training.fit import load_dataset as load_dataset
     from duplex.training.run import Run as Run
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ __version__ = "0.1.0"
 PUBLIC = {
     "Answer": "duplex.recognition.answers",
     "Curve": "duplex.evaluation.metrics",
-    "Dataset": "duplex.training.dataset",
+    "Dataset": "duplex.training.fit",
     "DuplexError": "duplex.errors",
     "LabelSpace": "duplex.labels",
     "Options": "duplex.options",
@@ -43,7 +43,7 @@ PUBLIC = {
     "compare": "duplex.training.fit",
     "evaluate": "duplex.training.fit",
     "fit": "duplex.training.fit",
-    "load_dataset": "duplex.training.dataset",
+    "load_dataset": "duplex.training.fit",
     "load_encoder": "duplex.encoders",
     "measure": "duplex.evaluation.metrics",
     "read_features": "duplex.features.file",

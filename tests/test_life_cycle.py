@@ -29,11 +29,11 @@ from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, mak
 from duplex.training.scoring import (
     Calibration,
     ScoringTask,
+    Validation,
     calibrate,
     feasible_compositions,
     score_split,
     tune,
-    validation_auc,
 )
 from tests.conftest import AVAILABLE
 from tests.methods.world import DIM, small_tower
@@ -88,7 +88,7 @@ class LifeCycle:
         method, val = self.started(), self.examples("val", 12)
         settings, run = replace(SETTINGS, epochs=epochs), ResumePoint(self.kind, partial, "key")
         images = self.examples("train", 24)
-        outcome = train(method, images, settings, 3, lambda it: validation_auc(it, val, LABELS), run)
+        outcome = train(method, images, settings, 3, lambda it: Validation(val, LABELS)(it)["auc"], run)
         return method, outcome.history
 
     def saved(self, method: Method[Any], path: Path) -> Record:

@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from duplex.data.images import BadImageFile, ImageBytes, MachineFault, decode_image, machine_fault, read_image_bytes
+from duplex.data.images import BadImageFile, MachineFault, decode_image, machine_fault, read_image_bytes
 from duplex.encoders.image_blocks import capture_block_input
 from duplex.errors import DuplexError
 from duplex.features.file import (
@@ -36,7 +36,6 @@ from duplex.features.file import (
     SCALES,
     SHA256,
     Statuses,
-    scale_shape,
     status_of_reason,
 )
 from duplex.features.tokens import quantize
@@ -68,8 +67,8 @@ class OutputSpec:
         values = encode_outputs(encoder, blank, self)
         shapes = {name: tuple(value.shape[1:]) for name, value in values.items() if name != "cls"}
         if self.block_inputs and self.bits == 8:
-            shapes[CODES] = shapes.pop("block_inputs")
-            shapes[SCALES] = scale_shape(shapes[CODES])
+            shape = shapes[CODES] = shapes.pop("block_inputs")
+            shapes[SCALES] = shape[1:] if len(shape) == 3 else shape[:1]  # of a feature map, or of tokens
         return shapes
 
 
@@ -161,19 +160,6 @@ def encode_batches(
         yield last.result()
 
 
-@contextmanager
-def report_memory_shortage(
-    batch_size: int, remedy: str = "finished rows are kept: run the same command again with a smaller --batch-size"
-) -> Iterator[None]:
-    """Raise `DuplexError`, ending with `remedy`, if memory for encoding runs out in the `with` block."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not any(words in str(error) for words in MEMORY_MESSAGES):
-            raise
-        raise DuplexError(f"there is not enough memory to encode {batch_size} images at once; {remedy}") from None
-
-
 RETRY = 255  # status of an image to be read again; never written
 UNREAD = torch.zeros(SHA256, dtype=torch.uint8)  # content of a file that was not read
 AHEAD = 2  # batches that a worker may be ahead
@@ -211,16 +197,13 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
         try:
             data = read_image_bytes(path)
             content = torch.frombuffer(bytearray(hashlib.sha256(data.getbuffer()).digest()), dtype=torch.uint8)
-            return self._pixels(data), ENCODED, content
+            image = decode_image(data)
+            try:
+                return self.transform(image), ENCODED, content
+            except (ValueError, ZeroDivisionError, MemoryError) as error:
+                raise machine_fault(data, error) or BadImageFile("cannot be resized") from error
         except BadImageFile as bad:
             return self.black, status_of_reason(bad.reason), content
-
-    def _pixels(self, data: ImageBytes) -> Tensor:
-        image = decode_image(data)
-        try:
-            return self.transform(image)
-        except (ValueError, ZeroDivisionError, MemoryError) as error:
-            raise machine_fault(data, error) or BadImageFile("cannot be resized") from error
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:
@@ -259,21 +242,24 @@ def decode_batches(
 
 
 @contextmanager
-def report_worker_deaths(kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Raise `DuplexError` if a process that decodes images dies during the `with` block; `kept` begins the advice.
+def report_shortages(batch_size: int, kept: str = "finished rows are kept: ") -> Iterator[None]:
+    """Raise `DuplexError` if memory for encoding runs out, or if a process that decodes images dies.
 
-    The block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the main
-    process is at that moment.
+    The `with` block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the
+    main process is at that moment. `kept` begins the advice.
     """
+    again = f"{kept}run the same command again with a smaller"
     try:
         yield
-    except RuntimeError as error:
-        if not re.search(r"DataLoader worker .*(killed by signal|exited unexpectedly)", str(error)):
+    except (RuntimeError, MemoryError) as error:
+        text = str(error)
+        if re.search(r"DataLoader worker .*(killed by signal|exited unexpectedly)", text):
+            cause = f"a decoding worker died, most likely out of memory; {again} --num-workers or --batch-size"
+        elif isinstance(error, MemoryError) or any(words in text for words in MEMORY_MESSAGES):
+            cause = f"there is not enough memory to encode {batch_size} images at once; {again} --batch-size"
+        else:
             raise
-        raise DuplexError(
-            f"a decoding worker died, most likely out of memory; {kept}run the same command again, "
-            "with a smaller --num-workers or --batch-size"
-        ) from error
+        raise DuplexError(cause) from error
 
 
 def _start_worker(niceness: int, _: int) -> None:

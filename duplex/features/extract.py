@@ -39,8 +39,7 @@ from duplex.features.encode import (
     decode_batches,
     decoding_workers,
     encode_batches,
-    report_memory_shortage,
-    report_worker_deaths,
+    report_shortages,
     split_rows,
 )
 from duplex.features.file import (
@@ -167,8 +166,6 @@ def extract(
 
     Args:
         images: paths relative to `root`, in the order of the manifest.
-        manifest_sha256: sha256 of the manifest file.
-        batch_size: number of images that are encoded at once.
         num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
         recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml.
         tokens: "patch" also stores patch tokens; "none" does not.
@@ -177,7 +174,6 @@ def extract(
         shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
         max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
         fresh: encode all images, whatever was encoded before.
-        limit: encode only the first `limit` images.
     """
     require(tokens, TOKENS, "tokens")
     require(str(bits), BITS, "bits")
@@ -205,25 +201,20 @@ def extract(
         fresh=fresh,
         progress=progress,
     )
-    return _extract_file(job)
-
-
-def _extract_file(job: ExtractionJob) -> ExtractionReport:
+    rows = span.rows
     began = time.monotonic()
-    path = job.path
-    rows = job.span.rows
     with claim_cache(path):
         contents = None
-        if not job.fresh and (finished := _read_if_finished(path, job)):
+        if not fresh and (finished := _read_if_finished(path, job)):
             statuses, contents_then = finished
             contents = image_contents(job.rows.root, job.rows.images)
             if np.array_equal(contents, contents_then):
-                check_share_of_bad(_bad_images(statuses, job), rows, job.max_bad)
+                check_share_of_bad(_bad_images(statuses, job), rows, max_bad)
                 return ExtractionReport(path, rows, rows, 0.0, _bad_images(statuses, job))
             with replace_file(partial_path(path)) as scratch:  # the cache itself stays as it is
                 shutil.copyfile(path, scratch)
         with closing(_open_or_create(job)) as cache:
-            if not job.fresh:
+            if not fresh:
                 _find_encoded(cache, job, contents)
             resumed = cache.done
             _encode_pending(cache, job)
@@ -290,7 +281,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
     bar = ProgressBar("images", sum(map(len, pending)) if job.progress else 0)
     began = committed = time.monotonic()
     count = 0
-    with report_memory_shortage(job.batch_size), report_worker_deaths(), stop_requests() as stop, bar:
+    with report_shortages(job.batch_size), stop_requests() as stop, bar:
         for rows, (_, statuses, values) in zip(pending, encoded, strict=True):
             cache.write(rows, statuses, **values)
             count += len(statuses)

@@ -123,11 +123,6 @@ def row_bytes(name: str, row: tuple[int, ...]) -> int:
     return int(np.prod(row)) * DATASETS[name][1].itemsize
 
 
-def scale_shape(row: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of one image's scales in 8 bits: [T] for tokens `row` = [T, w], [H, W] for a feature map [C, H, W]."""
-    return row[1:] if len(row) == 3 else row[:1]
-
-
 def partial_path(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 

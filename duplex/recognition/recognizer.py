@@ -36,8 +36,7 @@ from duplex.features.encode import (
     decoding_workers,
     encode_batches,
     pad_batches,
-    report_memory_shortage,
-    report_worker_deaths,
+    report_shortages,
     split_rows,
 )
 from duplex.features.file import (
@@ -285,8 +284,7 @@ def encode_files(
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
     batches = pad_batches(decode_batches(images, blocks, workers, pinned=encoder.device.type == "cuda"), batch_multiple)
-    advice = "run the same command again with a smaller --batch-size"
-    with report_worker_deaths(""), report_memory_shortage(batch_size, advice):
+    with report_shortages(batch_size, kept=""):
         encoded = encode_batches(encoder, batches, outputs)
         for block, (_, statuses, values) in zip(blocks, encoded, strict=True):
             rows = len(block)

@@ -35,7 +35,7 @@ from duplex.evaluation.metrics import METRICS, Curve, Margins, Metrics, group_ta
 from duplex.evaluation.probabilities import Confidence
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
-from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
+from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.registry import find_method, make_method, method_code, method_source, parse_options
 from duplex.options import FinetuneOptions, Options, TrainingOptions
 from duplex.system.files import checked_path, refuse_existing, sha256, write_json, write_text
@@ -395,7 +395,11 @@ def evaluate_world(
     task = ScoringTask.of(method, labels.candidates(world, split))
     words = inputs.words if world == "open" else None
     feasible_mask = feasible_compositions(method, words, calibration)
-    excluded = _excluded(task, method, words, calibration) if world == "open" else []
+    excluded: list[Bools] = []
+    if world == "open":
+        nothing = np.zeros(len(task.candidates), dtype=bool)
+        masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
+        excluded = [nothing, *(nothing if mask is None else ~mask for mask in masks)]
     result = score_split(
         task,
         test,
@@ -435,14 +439,6 @@ def evaluate_world(
 def _feasibility(calibration: Calibration, feasible: int) -> dict[str, Any]:
     validation = {key: value for key, value in calibration.to_dict().items() if key.startswith("val_")}
     return {"threshold": calibration.threshold, "feasible": feasible, **validation}
-
-
-def _excluded(
-    task: ScoringTask, method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
-) -> list[Bools]:
-    masks = [feasible_compositions(method, words, other) for other in calibration.alternatives]
-    nothing = np.zeros(len(task.candidates), dtype=bool)
-    return [nothing, *(nothing if mask is None else ~mask for mask in masks)]
 
 
 def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings: EvaluationParams) -> dict[str, float]:

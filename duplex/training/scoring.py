@@ -30,7 +30,6 @@ from duplex.evaluation.accumulate import Floats, ScoreAccumulator
 from duplex.evaluation.feasibility import (
     BucketNumbers,
     FeasibilityValues,
-    Threshold,
     buckets,
     choose_threshold,
     is_feasible,
@@ -198,33 +197,6 @@ def score_split(
     return ScoringResult(candidates, accumulator, candidates.at(best.columns.cpu().numpy()), others)
 
 
-@dataclass(frozen=True)
-class FeasibilityChoice:
-    """Chosen threshold of feasibility, and validation images' margins with and without it."""
-
-    threshold: Threshold
-    margins: Margins
-    margins_all: Margins  # with every composition feasible
-
-
-def choose_feasible(
-    task: ScoringTask, examples: Examples, labels: LabelSpace, sources: Sequence[FeasibilityValues], points: int
-) -> list[FeasibilityChoice]:
-    """The threshold with the best AUC on validation images, for each of `sources`, in one pass over their scores.
-
-    sources: feasibility [M*N] by words or by likelihood, +inf for seen compositions.
-    """
-    steps = [thresholds(feasible, labels.seen, points) for feasible in sources]
-    numbers = [buckets(feasible, tried) for feasible, tried in zip(sources, steps, strict=True)]
-    result = score_split(task, examples, labels, bucket=numbers[0], further=numbers[1:])
-    choices = []
-    for accumulator, tried in zip((result.accumulator, *result.further), steps, strict=True):
-        chosen = choose_threshold(accumulator, tried)
-        statistics = accumulator.competitors(chosen.passing_buckets), accumulator.competitors()
-        choices.append(FeasibilityChoice(chosen, *map(Margins.of, statistics)))
-    return choices
-
-
 def score_term_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
@@ -264,17 +236,6 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
     method.eval().tune(examples.inputs, candidates.copy(), auc)
 
 
-def validation_auc(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> float:
-    """A method's AUC (fraction) on validation images, over the candidates of the closed or open world."""
-    return defined_auc(validation_margins(method, examples, labels, world))
-
-
-def validation_margins(method: Method[Any], examples: Examples, labels: LabelSpace, world: World = "closed") -> Margins:
-    """The margins of validation images, among the candidates of the closed or open `world`."""
-    result = score_split(ScoringTask.of(method, labels.candidates(world, "val")), examples, labels)
-    return Margins.of(result.accumulator.competitors())
-
-
 def defined_auc(margins: Margins) -> float:
     """The AUC (fraction) of validation images; `DuplexError` without images of both seen and unseen pairs."""
     auc = Components.of(margins).auc
@@ -299,7 +260,8 @@ class Validation:
     choose_by: ChooseBy | None = None
 
     def __call__(self, method: Method[Any]) -> dict[str, float]:
-        margins = validation_margins(method, self.examples, self.labels)
+        task = ScoringTask.of(method, self.labels.candidates("closed", "val"))
+        margins = Margins.of(score_split(task, self.examples, self.labels).accumulator.competitors())
         auc = defined_auc(margins)
         if self.name == "auc":
             return {"auc": auc}
@@ -377,23 +339,33 @@ def calibrate(
         result = score_split(task, val, labels, reader=reader)
         margins = Margins.of(result.accumulator.competitors())
         return Calibration(best_bias(margins)), margins
-    choices = choose_feasible(task, val, labels, list(sources.values()), points)
-    calibrations = {source: _at_threshold(choice, source) for source, choice in zip(sources, choices, strict=True)}
+    steps = {source: thresholds(values, labels.seen, points) for source, values in sources.items()}
+    numbers = [buckets(values, steps[source]) for source, values in sources.items()]
+    result = score_split(task, val, labels, bucket=numbers[0], further=numbers[1:])
+    margins_all = Margins.of(result.accumulator.competitors())
+    calibrations: dict[FeasibilitySource, Calibration] = {}
+    gains = []
+    for source, accumulator in zip(sources, (result.accumulator, *result.further), strict=True):
+        choice = choose_threshold(accumulator, steps[source])
+        gains.append(choice.gain)
+        error = choice.gain.standard_error
+        calibrations[source] = Calibration(
+            best_bias(Margins.of(accumulator.competitors(choice.passing_buckets))),
+            threshold=choice.value,
+            val_auc_all_feasible=100 * float(choice.auc[0]),
+            val_auc_at_threshold=100 * float(choice.auc.max()),
+            val_auc_gain=100 * choice.gain.value,
+            val_auc_gain_se=None if error is None else 100 * error,
+            feasibility_source=source,
+        )
     used: FeasibilitySource | None = "likelihood" if rule == "likelihood" and "likelihood" in sources else "words"
     if rule == "auto":
-        place = largest_clear_gain([choice.threshold.gain for choice in choices])
+        place = largest_clear_gain(gains)
         used = None if place is None else list(sources)[place]
     chosen = calibrations.pop(used, None) if used is not None else None
     if chosen is None:
-        chosen = Calibration(best_bias(choices[0].margins_all))
-    return replace(chosen, alternatives=tuple(calibrations.values())), choices[0].margins_all
-
-
-def _at_threshold(choice: FeasibilityChoice, source: FeasibilitySource) -> Calibration:
-    threshold, gain = choice.threshold, choice.threshold.gain
-    error = None if gain.standard_error is None else 100 * gain.standard_error
-    aucs = 100 * float(threshold.auc[0]), 100 * float(threshold.auc.max()), 100 * gain.value
-    return Calibration(best_bias(choice.margins), threshold.value, *aucs, error, source)
+        chosen = Calibration(best_bias(margins_all))
+    return replace(chosen, alternatives=tuple(calibrations.values())), margins_all
 
 
 def unseen_pairs(val: Examples, labels: LabelSpace) -> int:

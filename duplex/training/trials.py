@@ -29,7 +29,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
@@ -174,8 +173,7 @@ def report_damage(folder: Path) -> Iterator[None]:
     """Context manager: raise a `DuplexError` that names `folder` if files of trials in it cannot be read."""
     try:
         yield
-    except (DuplexError, OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RecursionError, BadZipFile
-    ) as error:  # fmt: skip
+    except Exception as error:
         problem = str(error).partition(";")[0]  # what comes after is advice for other folders
         raise DuplexError(
             f"{folder} has a damaged file ({problem}); delete the folder and run the same command again"
@@ -217,7 +215,12 @@ def search_recipes(
         top = tried[0]
         for other in tried[1:]:
             top = other if gain_exceeds_error(other[1], top[1]) else top
-        adopted = best is None or _replaces(top, best)
+        if best is None:
+            adopted = True
+        elif top[0].blocks > best[0].blocks > 0:
+            adopted = top[1].auc > best[1].auc
+        else:
+            adopted = gain_exceeds_error(top[1], best[1])
         if adopted:
             best = top
             for row in table:
@@ -230,13 +233,6 @@ def search_recipes(
     if best is None:
         raise DuplexError("there is no recipe to try; expected at least one")
     return RecipeChoice(*best, tuple(table))
-
-
-def _replaces(new: tuple[Trial, TrialResult], best: tuple[Trial, TrialResult]) -> bool:
-    (recipe, result), (best_recipe, best_result) = new, best
-    if recipe.blocks > best_recipe.blocks > 0:
-        return result.auc > best_result.auc
-    return gain_exceeds_error(result, best_result)
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:

@@ -21,7 +21,7 @@ from duplex.methods.prompts import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train
-from duplex.training.scoring import validation_auc
+from duplex.training.scoring import Validation
 from tests.methods.world import features, small_context, small_labels, small_method, step_of
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=4)
@@ -42,7 +42,7 @@ def images() -> Batch:
 
 def run(options: Options | PromptOptions = DUPLEX, settings: TrainingOptions = SETTINGS, **more):
     network, val = small_method(options), examples("val", 24, 7)
-    outcome = train(network, examples(), settings, 0, lambda n: validation_auc(n, val, LABELS), **more)
+    outcome = train(network, examples(), settings, 0, lambda n: Validation(val, LABELS)(n)["auc"], **more)
     return network, outcome
 
 
@@ -75,7 +75,7 @@ def test_the_best_epoch_by_validation_auc_is_kept():
     aucs = [row["val_auc"] for row in outcome.history]
     assert outcome.best_auc == max(aucs)
     assert outcome.best_epoch == aucs.index(max(aucs))
-    assert validation_auc(network, examples("val", 24, 7), LABELS) == outcome.best_auc
+    assert Validation(examples("val", 24, 7), LABELS)(network)["auc"] == outcome.best_auc
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])

@@ -14,14 +14,14 @@ import torch
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.feasibility import CrossFitGain, Threshold
-from duplex.evaluation.metrics import Margins, Metrics, measure
+from duplex.evaluation.metrics import Components, Margins, Metrics, measure
 from duplex.features.tokens import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.plid import Plid, PlidOptions
 from duplex.training import scoring
 from duplex.training.run import finish
-from duplex.training.scoring import ScoringTask, fit_confidence, score_split, score_term_sums, tune, validation_auc
+from duplex.training.scoring import ScoringTask, Validation, fit_confidence, score_split, score_term_sums, tune
 from tests.methods.world import batch_of, features, small_context, small_labels, small_method
 
 
@@ -129,8 +129,8 @@ def test_validation_needs_images_of_seen_and_unseen_pairs():
     labels, method = small_labels(), small_method(Options(width=5))
     seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
     with pytest.raises(DuplexError, match="both seen and unseen pairs"):
-        validation_auc(method, eight("val", seen), labels)
-    assert 0 <= validation_auc(method, eight("val"), labels) <= 1
+        Validation(eight("val", seen), labels)(method)["auc"]
+    assert 0 <= Validation(eight("val"), labels)(method)["auc"] <= 1
 
 
 def test_the_validation_auc_is_of_the_closed_world():
@@ -139,7 +139,7 @@ def test_the_validation_auc_is_of_the_closed_world():
     target = np.searchsorted(columns, examples.compositions.numpy())
     scores = ScoringTask.of(method, columns).scorer(examples.inputs)
     competitors = ScoreAccumulator(target, labels.seen[columns]).add(scores).competitors()
-    assert validation_auc(method, examples, labels) == pytest.approx(measure(competitors, 1, rounds=0).auc)
+    assert Validation(examples, labels)(method)["auc"] == pytest.approx(measure(competitors, 1, rounds=0).auc)
 
 
 def numbers(statistics: ScoreAccumulator) -> Metrics:
@@ -204,7 +204,7 @@ def test_scoring_sets_the_method_to_evaluation_mode():
         lambda: ScoringTask.of(method, columns),
         lambda: score_term_sums(method, columns, eight("test"), labels),
         lambda: tune(method, eight("val"), labels),
-        lambda: validation_auc(method, eight("val"), labels),
+        lambda: Validation(eight("val"), labels)(method)["auc"],
     ):
         method.train()
         ask()
@@ -286,14 +286,17 @@ def test_margins_at_the_chosen_threshold_are_those_without_the_compositions_belo
     monkeypatch.setattr(
         scoring, "choose_threshold", lambda accumulator, steps: Threshold(steps[place], steps, steps, gain)
     )
-    task = ScoringTask.of(small_method(Options(width=5)), labels.candidates("open", "val"))
-    for chosen in scoring.choose_feasible(task, examples, labels, [feasibility, feasibility], 7):
-        mask = feasibility >= chosen.threshold.value
-        assert mask[~labels.seen].sum() < (~labels.seen).sum() or place == 0
-        for margins, feasible in ((chosen.margins, mask), (chosen.margins_all, None)):
-            alone = Margins.of(score_split(task, examples, labels, feasible_mask=feasible).accumulator.competitors())
-            assert np.array_equal(margins.seen, alone.seen, equal_nan=True)
-            assert np.array_equal(margins.unseen, alone.unseen, equal_nan=True)
+    monkeypatch.setattr(scoring, "feasibility_by_words", lambda *_: feasibility)
+    method = small_method(Options(width=5))
+    chosen, margins_all = scoring.calibrate(method, examples, labels, "open", None, 7, "words")
+    mask = feasibility >= (chosen.threshold or 0)
+    assert mask[~labels.seen].sum() < (~labels.seen).sum() or place == 0
+    task = ScoringTask.of(method, labels.candidates("open", "val"))
+    alone = score_split(task, examples, labels, feasible_mask=mask).accumulator.competitors()
+    assert chosen.bias == scoring.best_bias(Margins.of(alone))
+    every = Margins.of(score_split(task, examples, labels).accumulator.competitors())
+    assert np.array_equal(margins_all.seen, every.seen, equal_nan=True)
+    assert np.array_equal(margins_all.unseen, every.unseen, equal_nan=True)
 
 
 def test_further_statistics_are_those_of_passes_of_their_own():
@@ -318,6 +321,7 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, sco
     spec = SimpleNamespace(name="m", worlds=("closed", "open"))
     settings = SimpleNamespace(feasibility="auto", thresholds=7)
     found = finish(spec, method, inputs, val, settings)  # type: ignore[arg-type]
-    assert found.val_auc == validation_auc(method, val, labels)
-    assert found.val_auc_all == validation_auc(method, val, labels, "open")
+    assert found.val_auc == Validation(val, labels)(method)["auc"]
+    everywhere = score_split(ScoringTask.of(method, labels.candidates("open", "val")), val, labels)
+    assert found.val_auc_all == Components.of(Margins.of(everywhere.accumulator.competitors())).auc
     assert found.confidence == fit_confidence(method, val, labels)
