@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.linalg import norm
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.encode import ImageRows, OutputSpec, encode_outputs
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
 MIN_COSINE = 0.999  # below it a row is of another image or encoder; rounding stays far above
-Vector = NDArray[np.float32]
+SMALL = 1e-12  # divisor for vectors of zeros
 
 
 def inspect(path: Path) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def inspect(path: Path) -> dict[str, Any]:
         nan = 0
         for rows, values in read_blocks(file, "cls"):
             nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
-            norms[rows] = np.linalg.norm(values.astype(np.float32), axis=1)
+            norms[rows] = norm(values.astype(np.float32), axis=1)
             hashes[rows] = [hash(row.tobytes()) for row in values]  # two rows collide with chance 2^-64 or so
         stored = {name: stored_names(file, name) for name in ("patch", "block_inputs")}
         shapes = {name: list(file[names[0]].shape[1:]) if names else None for name, names in stored.items()}
@@ -118,18 +118,11 @@ def verify(
         encoded = encode_outputs(encoder, pixels[None].to(encoder.device), outputs)
         again = [value.float().cpu().numpy().ravel() for value in encoded.values()]
         cached = [values[number].astype(np.float32).ravel() for values in stored]
-        cosine = min(_cosine(a, b) for a, b in zip(cached, again, strict=True))
-        errors += [_relative_error(a, b) for a, b in zip(cached[1:], again[1:], strict=True)]
+        cosines = [float(a @ b / max(float(norm(a) * norm(b)), SMALL)) for a, b in zip(cached, again, strict=True)]
+        cosine = min(cosines)
+        errors += [float(norm(a - b) / max(float(norm(b)), SMALL)) for a, b in zip(cached[1:], again[1:], strict=True)]
         worst = min(cosine, worst)
         if not cosine >= MIN_COSINE:  # NaN is not
             raise DuplexError(f"{path}: row {row} is not the feature of {image} (cosine {cosine:.4f}); {remedy}")
     error = {"block_inputs_error": float(np.mean(errors))} if errors else {}
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst, **error}
-
-
-def _relative_error(cached: Vector, true: Vector) -> float:
-    return float(np.linalg.norm(cached - true) / max(float(np.linalg.norm(true)), 1e-12))
-
-
-def _cosine(a: Vector, b: Vector) -> float:
-    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))

@@ -132,11 +132,9 @@ class Dataset:
             data = from_rows(rows, SplitOptions(), "the table", lambda images: keys)  # `checked_table` keeps all rows
         except DuplexError as error:
             raise UsageError(str(error)) from None
-        for line in alike_labels(data):
+        issues = content_issues(data.manifest, dict(zip(rows["image"], keys, strict=True)), FEATURES)
+        for line in [*alike_labels(data), *(issue for issue in issues if issue.count)]:
             print(f"{name}: {line}", file=sys.stderr)
-        for issue in content_issues(data.manifest, dict(zip(rows["image"], keys, strict=True)), FEATURES):
-            if issue.count:
-                print(f"{name}: {issue}", file=sys.stderr)
         entry = EncoderParams(name=IMPORTED) if encoder is None else _known_encoder(encoder, weights, data.labels)
         if encoder is not None and (width := encoder_identity(encoder, weights).dim) != values.shape[1]:
             raise UsageError(
@@ -210,9 +208,8 @@ def load_dataset(
     names, root = data.manifest["image"].tolist(), description.root
     digests = file_digests(root, names)
     present = {image: digest for image, digest in zip(names, digests, strict=True) if digest}
-    for issue in content_issues(data.manifest, present):
-        if issue.count:
-            print(f"{place.name}: {issue}", file=sys.stderr)
+    for issue in (issue for issue in content_issues(data.manifest, present) if issue.count):
+        print(f"{place.name}: {issue}", file=sys.stderr)
     tower = load_encoder(entry.name, entry.weights, towers="image", device=device)
     features, bad = encode_shared(folder, tower, root, names, digests, tokens=tokens)
     if bad:
@@ -325,15 +322,13 @@ def fit(
     spec = _spec(data, name, entry, world, settings)
     _check_needs(data, spec, settings)
     training_log = own.get("log")
-    if training_log is not None and not all(
-        callable(getattr(training_log, x, None)) for x in ("step", "epoch", "close")
-    ):
+    if training_log is None:
+        training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
+    elif not all(callable(getattr(training_log, x, None)) for x in ("step", "epoch", "close")):
         raise UsageError(
             f"log is {shown(training_log)}; expected dvclive, tensorboard, a plug-in's name, or an object with step, "
             "epoch and close"
         )
-    if training_log is None:
-        training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
     hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
     with reproducible(spec.training.threads):
         inputs = data.inputs(spec.request)

@@ -32,7 +32,6 @@ from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams, MethodEntry, Params
 from duplex.errors import UsageError, require
 from duplex.evaluation.metrics import METRICS, Curve, Margins, Metrics, group_table, harmonic_mean, measure
-from duplex.evaluation.probabilities import Confidence
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext
@@ -65,7 +64,6 @@ from duplex.training.scoring import (
 )
 
 _one_thread = threading.RLock()  # PyTorch's settings and its random generators are those of the process
-EXPORTED_MODEL = "model.safetensors"  # a folder with this file is read as an exported model
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ class Run:
         force: replace an earlier run. Its metrics are removed if the checkpoint changes.
         """
         files = RunPaths(checked_path(folder, "folder"))
-        if (files.root / EXPORTED_MODEL).is_file():
+        if (files.root / "model.safetensors").is_file():
             raise UsageError(f"{files.root} holds an exported model, which would hide the run; choose another folder")
         for file in (files.checkpoint, files.history, files.timing):
             refuse_existing(file, force=force)
@@ -225,7 +223,7 @@ def train_run(
     selecting = spec.training.select if choose_by is None else metric_name(choose_by)
     validate = Validation(val, inputs.labels, selecting, choose_by)
     result = train(method, images, spec.training, seed, validate, resume, hooks)
-    choices = finish(spec, method, inputs, val, settings)
+    margins, chosen = finish(spec, method, inputs, val, settings)
     record = Record(
         kind=spec.kind,
         provider=provider(method_source(spec.kind)),
@@ -234,14 +232,10 @@ def train_run(
         encoder=inputs.encoder,
         seed=seed,
         epoch=result.best_epoch,
-        val_auc=choices.val_auc,
         selected_by=result.selected_by,
         world=spec.trained_for,
-        val_auc_all=choices.val_auc_all,
-        calibration=choices.calibration,
         inspectable=method.inspectable().present_fields,
         finetune=spec.finetune,
-        confidence=choices.confidence,
         novelty=NoveltyDetector.fit(images, val, inputs.labels) if "cls" in images.inputs else None,
         training=spec.training.result_settings()
         | {
@@ -250,8 +244,9 @@ def train_run(
             "calibration": {"feasibility": settings.feasibility, "thresholds": settings.thresholds},
             "plugin": code,
         },
+        **chosen,
     )
-    return Run(spec.name, method, record, spec.training, result, choices.margins)
+    return Run(spec.name, method, record, spec.training, result, margins)
 
 
 def train_on_all_images(
@@ -306,21 +301,13 @@ def initialised_method(
     return method
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What validation images decide after training: bias and threshold per world, confidence, and validation AUC."""
-
-    margins: Margins  # of the validation images, closed world
-    val_auc: float  # fraction, closed world
-    val_auc_all: float | None  # fraction, with every composition a candidate; None: not for the open world
-    calibration: dict[str, Calibration]
-    confidence: Confidence
-
-
 def finish(
     spec: MethodSpec, method: Method[Any], inputs: RunInputs, val: Examples, settings: EvaluationParams
-) -> Choices:
-    """Let a trained method choose its settings, then score the validation images once per world for all `Choices`."""
+) -> tuple[Margins, dict[str, Any]]:
+    """Let a trained method choose its settings, then score the validation images once per world.
+
+    Returns their margins in the closed world, and the fields of `Record` that they decide.
+    """
     labels, rule = inputs.labels, settings.feasibility
     tune(method, val, labels)
     kept: list[Tensor] = []
@@ -344,13 +331,12 @@ def finish(
         found = [auc / 100 for auc in measured if auc is not None]
         auc_all = found[0] if found else defined_auc(margins_all)
     margins = by_world["closed"][1]
-    return Choices(
-        margins,
-        defined_auc(margins),
-        auc_all,
-        {world: by_world[world][0] for world in spec.worlds},
-        fit_confidence(method, val, labels, *kept),
-    )
+    return margins, {
+        "val_auc": defined_auc(margins),
+        "val_auc_all": auc_all,
+        "calibration": {world: by_world[world][0] for world in spec.worlds},
+        "confidence": fit_confidence(method, val, labels, *kept),
+    }
 
 
 FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen accuracy does not depend on feasibility

@@ -391,11 +391,6 @@ def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
     if likelihood is None:
         return None
     values: Floats = likelihood.detach().to("cpu", torch.float64, copy=True).numpy()
-    if values.shape != (labels.size,) or not np.isfinite(values).all():
-        raise DuplexError(
-            f"the likelihood of {type(method).__name__} has the shape {values.shape} or is not finite; expected a "
-            f"finite number for each of the {labels.size} compositions"
-        )
     values[labels.pairs["train"]] = np.inf
     return values
 

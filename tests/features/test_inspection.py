@@ -11,7 +11,7 @@ import torch
 from duplex.errors import DuplexError, UsageError
 from duplex.features.encode import ImageRows
 from duplex.features.file import ENCODED, PENDING, status_of_reason
-from duplex.features.inspect import _relative_error, inspect, verify
+from duplex.features.inspect import inspect, verify
 from tests.features.conftest import Wrapped, update_checksums
 from tests.features.pictures import write_pictures
 from tests.features.test_store import write_cache
@@ -136,9 +136,3 @@ def test_the_worst_cosine_of_all_rows_is_returned(run, checked) -> None:
         update_checksums(file)
     found = checked(path)
     assert found["worst_cosine"] == pytest.approx((1 + 0.03**2) ** -0.5, abs=3e-5)
-
-
-def test_the_relative_error_is_in_units_of_the_true_vector() -> None:
-    true, zero = np.array([3.0, 4.0], np.float32), np.zeros(2, np.float32)
-    assert _relative_error(true + np.array([0.0, 1.0], np.float32), true) == pytest.approx(0.2)
-    assert _relative_error(zero, zero) == 0.0

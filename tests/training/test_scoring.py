@@ -320,8 +320,8 @@ def test_one_pass_per_world_gives_what_passes_of_their_own_give(monkeypatch, sco
     inputs = SimpleNamespace(labels=labels, words=None)
     spec = SimpleNamespace(name="m", worlds=("closed", "open"))
     settings = SimpleNamespace(feasibility="auto", thresholds=7)
-    found = finish(spec, method, inputs, val, settings)  # type: ignore[arg-type]
-    assert found.val_auc == Validation(val, labels)(method)["auc"]
+    _, found = finish(spec, method, inputs, val, settings)  # type: ignore[arg-type]
+    assert found["val_auc"] == Validation(val, labels)(method)["auc"]
     everywhere = score_split(ScoringTask.of(method, labels.candidates("open", "val")), val, labels)
-    assert found.val_auc_all == Components.of(Margins.of(everywhere.accumulator.competitors())).auc
-    assert found.confidence == fit_confidence(method, val, labels)
+    assert found["val_auc_all"] == Components.of(Margins.of(everywhere.accumulator.competitors())).auc
+    assert found["confidence"] == fit_confidence(method, val, labels)
