@@ -32,7 +32,6 @@ from duplex.report.aggregate import (
     aggregate,
     headlines,
     read_numbers,
-    read_predictions,
     read_run,
     read_table,
 )
@@ -219,7 +218,7 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[lis
         return [ReportPart("Examples", [note])], {}
     missing = missing_images_note(root, read_manifest(manifest)["image"].tolist(), dataset)
     retrieved, texts, numbers = _retrieved(params, dataset, chosen, paths, missing)
-    predictions = read_predictions(files.predictions)
+    predictions = read_table(files.predictions)
     parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
     if predictions is not None:
         notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}."), *missing]

@@ -141,16 +141,11 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
     """A JSON file of numbers, with NaN and infinite ones as None; None if the file does not exist."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
+        return dict(json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None))
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise DuplexError(f"{path} does not hold results in JSON ({error}); `{command} -f` writes it again") from error
-    if not isinstance(record, dict):
-        raise DuplexError(f"{path} does not hold results in JSON (no table); `{command} -f` writes it again")
-    return record
 
 
 @dataclass(frozen=True)
@@ -224,20 +219,9 @@ def read_run(files: RunPaths) -> RunRecord:
         history=read_table(files.history),
         timing=read_numbers(files.timing) or {},
         evaluation_timing=read_numbers(files.evaluation_timing) or {},
-        predictions=read_predictions(files.predictions),
+        predictions=read_table(files.predictions),
         files={name: getattr(files, name).as_posix() for name in names},
     )
-
-
-def read_predictions(path: Path) -> pd.DataFrame | None:
-    """A run's predictions on test images; None if the file does not exist, `DuplexError` if it is damaged."""
-    options = zip(("--dataset", "--method", "--seed"), path.absolute().parts[-4:-1], strict=False)
-    advice = f"`duplex evaluate {' '.join(map(' '.join, options))}` writes it again"
-    table = read_table(path, advice)
-    columns = {"row", "image", "label", "seen", "right", "margin", "top1", "world"}
-    if table is not None and (missing := columns - set(table)):
-        raise DuplexError(f"{path} has no column {min(missing)!r}; {advice}")
-    return table
 
 
 def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd.DataFrame | None:
@@ -248,8 +232,6 @@ def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd
         return pd.read_csv(path, dtype=dict.fromkeys(text, str), keep_default_na=False, na_values=missing)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, OverflowError) as error:
         raise DuplexError(f"{path} is not a table ({error}); {advice}") from error
 

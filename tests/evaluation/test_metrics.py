@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from duplex.errors import DuplexError, UsageError
+from duplex.errors import UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.metrics import Margins, Metrics, bootstrap, group_table, measure
 from duplex.labels import GROUPS, FrequencyGroups, frequency_groups
@@ -81,11 +81,6 @@ def test_counts_shares_and_accuracy() -> None:
     assert table["test_images"].tolist() == [3, 1, 0, 4]
     np.testing.assert_allclose(table["without"], [100 / 3, 100, np.nan, 25])
     np.testing.assert_allclose(table["with"], [200 / 3, 100, np.nan, 50])
-
-
-def test_results_of_other_images_are_refused() -> None:
-    with pytest.raises(DuplexError, match="3 images, the test split has 2"):
-        group_table(frequency_groups(TRAIN, 12), TRAIN, np.array([0, 1]), {"run": np.ones(3, bool)})
 
 
 def test_one_image_is_all_of_them() -> None:

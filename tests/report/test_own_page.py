@@ -176,7 +176,7 @@ def test_a_run_on_other_labels_is_named_with_the_command_that_trains_it(project,
         labels = json.loads(project.paths.labels("own").read_text())
         labels["states"].append(labels["objects"][0])
         project.paths.labels("own").write_text(json.dumps(labels))
-        with pytest.raises(DuplexError, match=r"no run .* matches params.yaml; .*`duplex train --dataset own"):
+        with pytest.raises(DuplexError, match=r"no trained run .* matches params.yaml; .*`duplex train --dataset own"):
             report.own_page_stage(project.params, "own", project.paths)
 
 

@@ -121,7 +121,7 @@ def evil_report() -> blocks.Report:
     thumbs = [blocks.Thumb(None, EVIL, EVIL, True, [blocks.Line(EVIL, False)])]
     gallery = blocks.Gallery([blocks.Group(EVIL, [blocks.Strip(EVIL, thumbs)])], EVIL)
     parts = [blocks.ReportPart(EVIL, [table, figure, gallery, blocks.Note(EVIL, "dvc repro")])]
-    return blocks.Report(EVIL, EVIL, [blocks.ReportSection("evil", EVIL, parts, EVIL)], [(EVIL, EVIL)])
+    return blocks.Report(EVIL, EVIL, [blocks.ReportSection("evil", EVIL, parts)], [(EVIL, EVIL)])
 
 
 def test_names_are_escaped_on_the_page():
