@@ -32,6 +32,7 @@ from duplex.methods.paths import TEMPLATE, CompositionIndex, Prompts, unit
 from duplex.options import Options, Template
 
 SMALL = 1e-7
+ROUNDS = 20  # of the iteration for the mean
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,15 @@ class Lde(TextMethod[LdeOptions]):
         if self.options.source == "text":
             every = np.arange(self.labels.size)
             prompts = Prompts(self.labels, self.context.tower, paths="composition", template=self.options.template)
-            self.decompose(prompts.encode(every).compositions.to(self.centre), torch.as_tensor(every))
+            u = prompts.encode(every).compositions.to(self.centre)
+            self.decompose(u, torch.as_tensor(every), u.new_ones(len(u)))
             return
         _, inverse, counts = train.compositions.unique(return_inverse=True, return_counts=True)
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
-    def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor | None = None) -> None:
+    def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor) -> None:
         """Store the ideal words of unit features `u` [C, d], `weights` [C] each; a word without features gets zeros."""
-        weights = u.new_ones(len(u)) if weights is None else weights.to(u)
-        compositions = compositions.to(u.device)
+        weights, compositions = weights.to(u), compositions.to(u.device)
         if self.options.space == "linear":
             self.centre.copy_(weights @ u / weights.sum())
             v = u - self.centre
@@ -98,11 +99,10 @@ def exp_map(mu: Tensor, v: Tensor) -> Tensor:
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
-def intrinsic_mean(u: Tensor, weights: Tensor | None = None, rounds: int = 20) -> Tensor:
-    """The unit vector [d] at which the tangent vectors of `u` [C, d] sum to zero."""
-    weights = u.new_ones(len(u)) if weights is None else weights
+def intrinsic_mean(u: Tensor, weights: Tensor) -> Tensor:
+    """The unit vector [d] at which the weighted tangent vectors of `u` [C, d] sum to zero."""
     shares = weights / weights.sum()
     mu = normalize(shares @ u, dim=-1)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         mu = exp_map(mu, (shares @ log_map(mu, u))[None])[0]
     return mu

@@ -93,7 +93,7 @@ class ProductMethod(Method[ProductOptions]):
 
     def _log_terms(self, candidates: Ints) -> Callable[[Inputs], Iterator[tuple[str, Tensor]]]:
         members = [(m["method"], method.eval()) for m, method in zip(self.options.members, self._members, strict=True)]
-        scorers = [method.scorer(candidates.copy()) for _, method in members]
+        scorers = [method.scorer(candidates) for _, method in members]
 
         @torch.no_grad()
         def log_terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:

@@ -322,12 +322,6 @@ def covariances(seen: PairMeans, k_s: np.ndarray, k_o: np.ndarray) -> tuple[np.n
     return cross, cross[s * n + o] + np.diag(V + 1 / seen.counts.numpy())
 
 
-def test_the_kernel_follows_its_formula() -> None:
-    states, _ = words(5, 4)
-    u = KernelFactors.of_words(*words(5, 4)).states
-    np.testing.assert_allclose((u @ u.T).numpy(), kernel(states), atol=1e-9)
-
-
 @pytest.mark.parametrize("rank", [1, 3, 6, 9])
 def test_a_kernel_of_low_rank_is_the_nearest_one(rank: int) -> None:
     states, _ = words(6, 4)

@@ -70,7 +70,7 @@ def test_scores_by_loops(space, source):
 @pytest.mark.parametrize("space", ["linear", "sphere"])
 def test_a_primitive_without_compositions_is_zero(space):
     method, u = build(Lde, space=space), units(features(5, 2))
-    method.decompose(u, torch.tensor([0, 1, 3, 4, 10]))  # nothing of state 2, nor of object 2
+    method.decompose(u, torch.tensor([0, 1, 3, 4, 10]), torch.ones(5))  # nothing of state 2, nor of object 2
     assert not method.states[2].any() and not method.objects[2].any()
     found, same = method.prepare(CompositionIndex(np.array([8, 0]), N))
     close(found, method.centre)

@@ -73,21 +73,6 @@ def test_scores_are_those_of_loops(kinds, temperatures, weight, world) -> None:
     np.testing.assert_allclose(found.numpy(), naive_scores(product, columns, images.inputs), rtol=2e-6, atol=2e-5)
 
 
-def test_a_member_that_writes_into_the_candidates_changes_no_other(monkeypatch) -> None:
-    product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0))
-    columns, images = LABELS.candidates("closed", "test"), batch(4)
-    expected, member = product.scorer(columns.copy())(images.inputs), product._members[0]
-    scorer = member.scorer
-
-    def careless(candidates: Any) -> Any:
-        function = scorer(candidates.copy())
-        candidates[:] = 0
-        return function
-
-    monkeypatch.setattr(member, "scorer", careless)
-    assert torch.equal(product.scorer(columns)(images.inputs), expected)
-
-
 def test_runs_of_one_method_are_one_score_term() -> None:
     product = product_of(("a", "compcos", 1.0), ("a", "prompts", 2.0), ("b", "compcos", 1.0), seeds="all")
     columns, images = LABELS.candidates("closed", "test"), batch(4)
@@ -98,10 +83,12 @@ def test_runs_of_one_method_are_one_score_term() -> None:
     torch.testing.assert_close(terms["a"], alone.scorer(columns)(images.inputs))
 
 
-def test_nothing_is_trained() -> None:
+def test_members_are_neither_trained_nor_stored_and_move_with_their_product() -> None:
     product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0))
-    assert product.groups() == []
+    assert product.groups() == [] and set(product.state_dict()) == {"temperatures", "weights"}
     assert not any(parameter.requires_grad for each in product._members for parameter in each.parameters())
+    product.to("meta")
+    assert {tensor.device.type for each in product._members for tensor in each.state_dict().values()} == {"meta"}
 
 
 def test_tuned_weights_have_at_least_the_validation_auc_of_equal_ones() -> None:
@@ -151,12 +138,3 @@ def test_an_export_has_the_scores_of_the_product() -> None:
     scores = torch.stack([term for _, term in score_terms(tensors, images.cls)]).sum(0).float()
     torch.testing.assert_close(scores, product.scorer(columns)(images.inputs), rtol=1e-4, atol=1e-4)
     assert product_of(("a", "closed_form", 1.0), ("b", "compcos", 1.0)).portable(columns) is None
-
-
-def test_the_checkpoint_has_no_tensors_of_the_members() -> None:
-    assert set(product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0)).state_dict()) == {"temperatures", "weights"}
-
-
-def test_members_move_with_their_product() -> None:
-    product = product_of(("a", "compcos", 1.0), ("b", "prompts", 1.0)).to("meta")
-    assert {tensor.device.type for each in product._members for tensor in each.state_dict().values()} == {"meta"}
