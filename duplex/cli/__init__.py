@@ -19,7 +19,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from duplex import __version__
-from duplex.errors import UsageError
+from duplex.errors import UsageError, require
 from duplex.system.entry import DEBUG, LARGEST_SEED, escape_unprintable, report_errors, run_command
 
 if TYPE_CHECKING:
@@ -27,16 +27,19 @@ if TYPE_CHECKING:
     from duplex.data.check import DataIssue
 
 MODULES = ["data", "features", "runs", "report", "model"]
-ENGINES = ("local", "ray")
 Dataset = Annotated[str, Option("--dataset", "-d", help="A data set of params.yaml.")]
 DatasetName = Annotated[str, Argument(help="A data set of params.yaml.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Force = Annotated[bool, Option("--force", help="Replace what exists at the place of the output.")]
-ImageFolder = Annotated[
-    Path | None, Option("--images", help="For a table: the folder that its image paths are relative to.")
-]
+ImageFolder = Annotated[Path | None, Option("--images", help="For a table: the folder of its image paths.")]
 Weights = Annotated[str | None, Option(help="Weights of the encoder: a published tag, a file, or random:SEED.")]
-Engine = Annotated[str, Option(help="Where runs execute: local, or ray for a Ray cluster.")]
+Engine = Annotated[
+    str,
+    Option(
+        callback=lambda engine: require(engine, ("local", "ray"), "engine"),
+        help="Where runs execute: local, or ray for a Ray cluster.",
+    ),
+]
 
 
 def dataset_option(text: str) -> Any:
@@ -93,7 +96,7 @@ for module in MODULES:
     importlib.import_module(f"duplex.cli.{module}")
 
 
-def _print_version(requested: bool) -> None:
+def _version(requested: bool) -> None:
     if requested:
         typer.echo(f"duplex {__version__}")
         raise typer.Exit
@@ -101,9 +104,7 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def _common(
-    version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
     debug: Annotated[bool, Option("--debug", help=f"Add the traceback to errors, as {DEBUG}=1 does.")] = False,
 ) -> None:
     if debug:

@@ -165,12 +165,8 @@ def add(
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[str | None, Option(help=f"Frozen encoder [{ENCODER}]; none: unknown, for --features.")] = None,
     weights: Weights = None,
-    features: Annotated[
-        Path | None, Option(help="Features computed elsewhere: .npy, a row per line of the table, or .npz with names.")
-    ] = None,
-    finetune: Annotated[
-        str | None, Option(help="auto: fine-tune as many of the encoder's last blocks as validation favours.")
-    ] = None,
+    features: Annotated[Path | None, Option(help="Features from elsewhere: .npy, row by row, or .npz by name.")] = None,
+    finetune: Annotated[str | None, Option(help="auto: fine-tune the last blocks that validation favours.")] = None,
     no_run: NoRun = False,
 ) -> None:
     """Check a data set, print its statistics, and write datasets/NAME.yaml.
@@ -214,14 +210,9 @@ def add(
     if depth:
         log(f"{FINETUNED} has finetune: auto on {name}")
     if unsupported:
-        _report_unsupported(name, unsupported, supported)
-
-
-def _report_unsupported(name: str, unsupported: list[str], supported: list[str]) -> None:
-    message = f"{name} is not in run.datasets: run.methods has {', '.join(unsupported)}, which need "
-    message += "the encoder that made the features, or patch tokens"
-    other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
-    log(message + other)
+        needs = f"{', '.join(unsupported)}, which need the encoder that made the features, or patch tokens"
+        other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
+        log(f"{name} is not in run.datasets: run.methods has {needs}{other}")
 
 
 def _load_own(
@@ -461,9 +452,7 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
 @group.command()
 def suspects(
     name: DatasetName,
-    by: Annotated[
-        str, Option(help="Judge by class means of a run's features (run) or by nearest images (knn).")
-    ] = "run",
+    by: Annotated[str, Option(help="Judge by class means of a run (run) or by nearest images (knn).")] = "run",
     run: Annotated[Path | None, Option(help="Folder of the run for --by run; default: the best run of NAME.")] = None,
     out: Annotated[Path | None, Option(help="Folder to write to; default: suspects/NAME.")] = None,
     images: Annotated[int, Option(min=1, help="Number of images in suspects.html.")] = 200,

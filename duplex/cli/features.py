@@ -11,7 +11,6 @@ import typer
 from typer import Argument, Option
 
 from duplex.cli import (
-    ENGINES,
     AsJson,
     Dataset,
     Engine,
@@ -23,7 +22,7 @@ from duplex.cli import (
     print_json,
     seed_option,
 )
-from duplex.errors import UsageError, require
+from duplex.errors import UsageError
 from duplex.system.threads import PRECISIONS
 
 if TYPE_CHECKING:
@@ -248,7 +247,6 @@ def _check_precision(params: Params, dataset: str) -> None:
 
 
 def _check_shards(engine: str, shard: str | None, shards: int) -> None:
-    require(engine, ENGINES, "engine")
     if engine == "ray" and shard is not None:
         raise UsageError("--shard makes one shard locally; with --engine ray use --shards N, which makes all of them")
     if engine != "ray" and shards != 1:

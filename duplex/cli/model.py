@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from duplex.recognition.trained import TrainedModel
 
 
-MINUTES = 30.0
-
-
 @app.command()
 def fit(
     source: Annotated[Path, Argument(help="Labelled images: a folder state/object/*.jpg, or a CSV or Parquet table.")],
@@ -42,7 +39,7 @@ def fit(
     encoder: Annotated[str | None, Option(help="Frozen encoder; default: chosen by GPU, weights and images.")] = None,
     weights: Weights = None,
     out: Annotated[Path | None, Option(help="Model folder to write; default: SOURCE-model.")] = None,
-    minutes: Annotated[float, Option(help="Time limit of training, in minutes; encoding is not counted.")] = MINUTES,
+    minutes: Annotated[float, Option(help="Time limit of training, in minutes; encoding is not counted.")] = 30.0,
     force: Force = False,
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
@@ -56,16 +53,9 @@ def fit(
 
     name = source.resolve().name if source.is_dir() else source.resolve().stem
     place = out or Path(f"{name}-model")
-    model = fit_folder(
-        source.resolve(),
-        place,
-        images=None if images is None else images.resolve(),
-        encoder=encoder,
-        weights=weights,
-        minutes=minutes,
-        say=log,
-        force=force,
-    )
+    folder = None if images is None else images.resolve()
+    options: dict[str, Any] = {"encoder": encoder, "weights": weights, "minutes": minutes, "force": force}
+    model = fit_folder(source.resolve(), place, images=folder, say=log, **options)
     log(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
 
 
@@ -98,15 +88,10 @@ FORMATS = ("table", "jsonl", "csv")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
 SOME_UNREADABLE = 3  # exit code
 MODEL = "Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
-World = Annotated[
-    str | None, Option(help="Candidates: closed or open world; default: closed, or open if calibrated for that alone.")
-]
+World = Annotated[str | None, Option(help="Candidates: closed or open world; default: closed if calibrated for it.")]
 Add = Annotated[list[str] | None, Option(help="An additional candidate, such as 'rusty kettle'; repeatable.")]
 Compositions = Annotated[Path | None, Option(help="CSV file of additional candidates, with the columns state,object.")]
-NewShare = Annotated[
-    float | None,
-    Option(help="Expected share of images whose pair has no training image; default: as in the model, mostly 0.1."),
-]
+NewShare = Annotated[float | None, Option(help="Expected share of images of unseen pairs; default: the model's.")]
 Device = Annotated[str, Option(help="Device of the encoder: auto, cpu or cuda.")]
 
 
@@ -142,13 +127,8 @@ def predict(
         sys.stdin.reconfigure(errors="surrogateescape")  # a path may hold bytes that are not text
     files = list_images(paths, sys.stdin, log)
     recognizer = load_model(model, world, device, add or [], compositions, new_share)
-    answers = recognizer.stream(
-        files,
-        top,
-        world,  # type: ignore[arg-type]
-        batch_size,
-        "auto" if num_workers is None else num_workers,
-    )
+    workers = "auto" if num_workers is None else num_workers
+    answers = recognizer.stream(files, top, world, batch_size, workers)  # type: ignore[arg-type]
     names = (str(path).encode("utf-8", "backslashreplace").decode() for path in files)
     with _open_output(out) as target:
         unreadable = _write(zip(names, answers, strict=True), target, form, top)
@@ -167,10 +147,7 @@ def load_model(
     *,
     hint: str = "name a model with --model",
 ) -> Recognizer:
-    """Load a model for prediction, by default the best run of the project, and add candidates that the user names.
-
-    add: candidates such as "rusty kettle". compositions: CSV file of more. hint: how to name a model, for an error.
-    """
+    """Load a model, by default the project's best run, with the candidates `add` and those of a CSV file."""
     from duplex.labels import WORLDS
     from duplex.recognition.answers import read_compositions
     from duplex.recognition.recognizer import Recognizer
@@ -189,12 +166,11 @@ def load_model(
     if added:
         recognizer = recognizer.with_compositions(added)
     recognizer.candidates(world)  # type: ignore[arg-type]
-    for line in _added_lines(recognizer):
-        log(line)
+    _log_added(recognizer)
     return recognizer
 
 
-def _added_lines(recognizer: Recognizer) -> Iterator[str]:
+def _log_added(recognizer: Recognizer) -> None:
     from duplex.recognition.answers import trained_words
 
     for state, name in recognizer.added:
@@ -203,7 +179,7 @@ def _added_lines(recognizer: Recognizer) -> Iterator[str]:
             f"{kind} {word!r} is {'trained' if is_trained else 'new, described by text alone'}"
             for kind, word, is_trained in (("state", state, trained.state), ("object", name, trained.object))
         ]
-        yield f"added candidate {state} {name}: {', '.join(words)}"
+        log(f"added candidate {state} {name}: {', '.join(words)}")
 
 
 @contextmanager
@@ -266,9 +242,7 @@ def export(
     out: Annotated[Path | None, Argument(help="The folder to write; optional with --push.")] = None,
     world: World = None,
     onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
-    onnx_encoder: Annotated[
-        bool, Option("--onnx-encoder", help="Add encoder.onnx, the image tower, and see.py, which recognises images.")
-    ] = False,
+    onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add the tower, encoder.onnx, and see.py.")] = False,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
     name: Annotated[str | None, Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
@@ -326,9 +300,7 @@ def serve(
     device: Device = "auto",
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = 32,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 32,
-    workers: Annotated[
-        int | None, Option(min=1, max=64, help="Number of processes with the model; default: 2; 1 with a GPU or core.")
-    ] = None,
+    workers: Annotated[int | None, Option(min=1, max=64, help="Processes with the model; 2, or 1 with a GPU.")] = None,
     seconds: Annotated[float, Option(min=0.1, help="Time limit to receive a request, and to answer it.")] = 20,
 ) -> None:
     """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""

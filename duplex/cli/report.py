@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from duplex.report.images import Hit
 
 
-Method = Annotated[
-    str | None, Option("--method", "-m", help="Method of the run; default: the last one that has visual prototypes.")
-]
+Method = Annotated[str | None, Option("--method", "-m", help="Method; default: the last with visual prototypes.")]
 Seed = Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")]
 
 

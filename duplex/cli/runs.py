@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from duplex.cli import ENGINES, AsJson, Dataset, app, dataset_option, load_params, log, print_json, seed_option
-from duplex.cli import Engine as EngineOption
+from duplex.cli import AsJson, Dataset, Engine, app, dataset_option, load_params, log, print_json, seed_option
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.comparison import estimate_line, to_points
 from duplex.evaluation.metrics import METRICS, aligned, headline, number
@@ -30,15 +29,13 @@ if TYPE_CHECKING:
     from duplex.evaluation.accumulate import TopCompetitors
     from duplex.evaluation.metrics import Margins
     from duplex.evaluation.score_files import ScoreFile
-    from duplex.project.sweep import Engine, SweepReport, TuningRow
+    from duplex.project.sweep import SweepReport, TuningRow
 
 
 Method = Annotated[str, Option("--method", "-m", help="A method of params.yaml.")]
 Methods = Annotated[str | None, Option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
-Jobs = Annotated[
-    int | None, Option(min=1, help="Number of worker processes; default: one per GPU, or CPU cores / threads per run.")
-]
+Jobs = Annotated[int | None, Option(min=1, help="Worker processes; default: one per GPU, or cores / threads per run.")]
 
 
 @app.command("params")
@@ -87,9 +84,9 @@ def prepare(dataset: Dataset) -> None:
     was edited.
     """
     from duplex.artifacts import ArtifactPaths
-    from duplex.project import stages as stage
+    from duplex.project import stages
 
-    stage.prepare(load_params(), dataset)
+    stages.prepare(load_params(), dataset)
     log(f"wrote {ArtifactPaths().manifest(dataset)}")
 
 
@@ -111,9 +108,9 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
 @app.command()
 def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_json: AsJson = False) -> None:
     """Evaluate a trained method on the test split, and write and print its metrics with 95 % intervals."""
-    from duplex.project import stages as stage
+    from duplex.project.stages import evaluate_stage
 
-    record = stage.evaluate_stage(load_params(), dataset, method, seed)
+    record = evaluate_stage(load_params(), dataset, method, seed)
     if as_json:
         print_json(record)
         return
@@ -154,7 +151,7 @@ def sweep(
     methods: Methods = None,
     seeds: Annotated[str | None, Option(help="Seeds, or a range such as 0-4; default: run.seeds.")] = None,
     jobs: Jobs = None,
-    engine: EngineOption = "local",
+    engine: Engine = "local",
     as_json: AsJson = False,
 ) -> None:
     """Train and evaluate all missing runs (data set × method × seed) in parallel, and commit them to DVC.
@@ -165,12 +162,11 @@ def sweep(
     """
     from dataclasses import asdict
 
-    params = load_params()
-    kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"
     from duplex.project import sweep as stage
 
+    params = load_params()
     runs = stage.grid(params, split_names(datasets), split_names(methods), parse_seeds(seeds))
-    report = stage.sweep(params, runs, jobs, kind)
+    report = stage.sweep(params, runs, jobs, engine)  # type: ignore[arg-type]
     log(summary(report))
     for run, error in report.failed.items():
         log(f"{run}: {' '.join(error.split())}")
@@ -218,7 +214,7 @@ def tune(
     dataset: Annotated[str | None, dataset_option("Data set; default: the first of run.datasets.")] = None,
     seeds: Annotated[str, Option(help="Seeds, or a range such as 100-104; not those of run.seeds.")] = "100,101",
     jobs: Jobs = None,
-    engine: EngineOption = "local",
+    engine: Engine = "local",
     write: Annotated[bool, Option("--write", help="Write each method's best settings to datasets/NAME.yaml.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -235,8 +231,8 @@ def tune(
     params = load_params()
     name = require(dataset or params.run.datasets[0], params.datasets, "data set")
     chosen = split_names(methods) or list(params.run.methods)
-    kind: Engine = "ray" if require(engine, ENGINES, "engine") == "ray" else "local"
-    rows = search(params, name, chosen, parse_grid(grid), parse_seeds(seeds) or [], jobs, engine=kind)
+    numbers = parse_seeds(seeds) or []
+    rows = search(params, name, chosen, parse_grid(grid), numbers, jobs, engine=engine)  # type: ignore[arg-type]
     best = best_rows(rows)
     if as_json:
         print_json([{**row.to_dict(), "best": row is best.get(row.method)} for row in rows])
@@ -305,9 +301,7 @@ def compare(
     methods: Annotated[tuple[str, str], Option(help="Two methods to compare: FIRST SECOND.")],
     seed: Annotated[int | None, seed_option("Seed of the runs; default: all seeds that both methods have.")] = None,
     world: Annotated[str, Option(help="World to compare in: closed or open.")] = "closed",
-    splits: Annotated[
-        int | None, Option(min=2, help="Average over this many re-splits, made by `duplex data split`.")
-    ] = None,
+    splits: Annotated[int | None, Option(min=2, help="Average over this many splits of `duplex data split`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
@@ -441,9 +435,7 @@ def score(
     other: Annotated[Path | None, Argument(help="A second score file for the same images, to compare.")] = None,
     k: Annotated[list[int] | None, Option("--k", help="k of top-k; repeatable; default: the k in FILE.")] = None,
     protocol: Annotated[str, Option(help="Curve: exact, or sampled at about 20 biases, as published.")] = "exact",
-    rounds: Annotated[
-        int, Option(min=0, help="Bootstrap resamples; 0: only AUC gets an interval, by a formula.")
-    ] = 1000,
+    rounds: Annotated[int, Option(min=0, help="Bootstrap resamples; 0: only AUC gets an interval.")] = 1000,
     seed: Annotated[int, seed_option("Seed of the bootstrap.", "--seed")] = 0,
     as_json: AsJson = False,
 ) -> None:

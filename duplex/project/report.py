@@ -61,8 +61,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
     """Write the report and the aggregated metrics of every run that params.yaml names: the path of its HTML page.
 
-    A data set without evaluated runs is left out, unless no data set has any. `write_metrics`: also write
-    `artifacts/metrics.json`, which git tracks.
+    Data sets without evaluated runs are left out. `write_metrics`: also write `metrics.json`, which git tracks.
     """
     runs, not_evaluated = evaluated_runs(params, paths)
     warn_of_outdated(params, paths)

@@ -57,13 +57,9 @@ def best_run(
     hint: str = "name one",
     params: Params | None = None,
 ) -> SavedRun:
-    """The run with the best validation AUC among those calibrated for `world`; the first by name if equal.
+    """The run with the best validation AUC among those calibrated for `world`, by default for the closed world or any.
 
-    Without `world`, runs calibrated for the closed world are preferred.
-
-    dataset: a name, or `*` for all.
-    hint: end of the error message, which tells the user how to name a run.
-    params: runs that do not match these are left out, each with a line on stderr.
+    hint: how to name a run, for the error. params: runs that do not match these are left out, with a line on stderr.
     """
     root = paths.root
     outdated = False
@@ -188,10 +184,7 @@ class FeaturedRun:
 def load_featured_run(
     params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, *, current: bool = False
 ) -> FeaturedRun:
-    """Load a run's trained method and its test images with labels and features, on the CPU.
-
-    Raises `DuplexError` if the run was trained on other labels or features or, with `current`, with other settings.
-    """
+    """Load a run's trained method and test images, on the CPU; `current`: its settings must be those of `params`."""
     path = paths.run(dataset, method, seed).checkpoint
     checkpoint = read_checkpoint(path)
     require_data(params, dataset, paths)

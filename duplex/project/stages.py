@@ -58,11 +58,7 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
 def extract(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
-    """Encode a data set's images into its feature cache; return counts of images, and those that could not be read.
-
-    out: file to write, by default the data set's own cache.
-    options: further arguments of `features.extract.extract`, such as `shard`, `limit` or `fresh`.
-    """
+    """Encode a data set's images into its feature cache, or `out`; `options`: those of `features.extract.extract`."""
     features = params.dataset(dataset).features
     is_whole = not any(options.get(key) is not None for key in ("shard", "limit"))
     stamp = stamps.stamp(params, dataset, "extract", paths=paths) if out is None and is_whole else None

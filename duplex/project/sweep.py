@@ -301,18 +301,25 @@ def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: Swe
 
 
 def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepReport) -> set[SweptRun]:
-    """Execute runs with a progress bar, count them in `report`, and return those that failed."""
+    """Execute runs, count them in `report`, and return those that failed."""
     failed: set[SweptRun] = set()
-    with ProgressBar("runs", len(runs)) as bar:
-        for done, outcome in enumerate(engine(runs), 1):
-            print(outcome.output, end="", file=sys.stderr)
-            if outcome.error is None:
-                report.executed += 1
-            else:
-                failed.add(outcome.trial)
-                report.failed[str(outcome.trial)] = outcome.error
-            bar.show(done, {"failed": len(report.failed)} if report.failed else {})
+    for outcome in _with_progress("runs", engine, runs):
+        print(outcome.output, end="", file=sys.stderr)
+        if outcome.error is None:
+            report.executed += 1
+        else:
+            failed.add(outcome.trial)
+            report.failed[str(outcome.trial)] = outcome.error
     return failed
+
+
+def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    failed = 0
+    with ProgressBar(label, len(tasks)) as bar:
+        for done, outcome in enumerate(engine(tasks), 1):
+            failed += outcome.error is not None
+            bar.show(done, {"failed": failed} if failed else {})
+            yield outcome
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
@@ -475,7 +482,10 @@ def tune(
         trials = [
             TuningTrial(dataset, method, settings, seed, folders[method]) for method, settings in rows for seed in seeds
         ]
-        outcomes = iter(_run_trials(params, trials, jobs, engine, paths))
+        wanted = {trial.spec(params).training.threads for trial in trials}
+        in_processes = trial_executor(params, wanted, jobs, engine, paths)
+        found = {str(outcome.trial): outcome for outcome in _with_progress("trials", in_processes, trials)}
+        outcomes = (found[str(trial)] for trial in trials)
         return [TuningRow(method, settings, tuple(next(outcomes) for _ in seeds)) for method, settings in rows]
 
 
@@ -496,18 +506,3 @@ def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
         if not row.errors and (row.method not in best or row.val_auc > best[row.method].val_auc):
             best[row.method] = row
     return best
-
-
-def _run_trials(
-    params: Params, trials: Sequence[TuningTrial], jobs: int | None, engine: Engine, paths: ArtifactPaths
-) -> list[Outcome]:
-    wanted = {trial.spec(params).training.threads for trial in trials}
-    execute = trial_executor(params, wanted, jobs, engine, paths)
-    found: dict[str, Outcome] = {}
-    failed = 0
-    with ProgressBar("trials", len(trials)) as bar:
-        for outcome in execute(trials):
-            found[str(outcome.trial)] = outcome
-            failed += outcome.error is not None
-            bar.show(len(found), {"failed": failed} if failed else {})
-    return [found[str(trial)] for trial in trials]

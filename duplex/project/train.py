@@ -38,8 +38,7 @@ def train_stage(
 ) -> TrainingResult:
     """Train a method on a data set with a seed and save its best epoch by validation AUC, as params.yaml says.
 
-    Bias and feasibility threshold are calibrated on validation images. Interrupted training continues after its last
-    whole epoch. `out`: by default the run's own folder.
+    Interrupted training continues after its last whole epoch. `out`: by default the run's own folder.
     """
     out = out or paths.run(dataset, method, seed)
     stamps.require_data(params, dataset, paths)

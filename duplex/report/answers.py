@@ -73,8 +73,8 @@ def predicted_parts(
     few = min(SHOWN, answers["label"].nunique() // 2)
     tables = [
         confused_table(answers, "Most confused pairs, closed world", SHOWN, source),
-        pair_table(answers, "Recognised best, closed world", few, source, best=True),
-        pair_table(answers, "Recognised worst, closed world", few, source),
+        pair_accuracy_table(answers, "Recognised best, closed world", few, source, best=True),
+        pair_accuracy_table(answers, "Recognised worst, closed world", few, source),
     ]
     examples: Block = example_gallery(answers, thumbnails, texts.lines)
     if not len(answers):
@@ -123,7 +123,7 @@ def confused_table(answers: pd.DataFrame, caption: str, limit: int, source: str 
     return Table(caption, columns("label", "answer", "images", "of", texts=2), rows, AT_BIAS if source else "")
 
 
-def pair_table(
+def pair_accuracy_table(
     answers: pd.DataFrame,
     caption: str,
     limit: int = ROWS,
@@ -162,7 +162,7 @@ def accuracy_parts(answered: AnsweredImages, answers: pd.DataFrame, training: pd
         ReportPart("Overall", [_overall_table(answered)]),
         ReportPart("By state", [primitive_table("state", answered, labels.state_of, labels.states)]),
         ReportPart("By object", [primitive_table("object", answered, labels.object_of, labels.objects)]),
-        ReportPart("By pair", [pair_table(answers, "Accuracy of pairs, the lowest first", train=train)]),
+        ReportPart("By pair", [pair_accuracy_table(answers, "Accuracy of pairs, the lowest first", train=train)]),
     ]
 
 
