@@ -82,35 +82,25 @@ class FinetunedBlocks(nn.Module):
         self._frozen = len(blocks) - options.blocks
         self._device = next(blocks[-1].parameters()).device
         if options.adapter == "bottleneck":
-            self.trained = self._add_bottlenecks(tuned, cut.branch_outputs, shape)
+            self.trained = self._add_bottlenecks(cut.branch_outputs, shape)
         elif options.adapter == "lora":
             self.trained = self._add_low_rank_updates(tuned)
         else:
             self.trained = nn.ModuleList(block.requires_grad_() for block in tuned)
 
-    def _add_bottlenecks(self, tuned: Any, branches: tuple[str, ...], shape: tuple[int, ...]) -> nn.ModuleList:
-        modules = [getattr(block[-1], name) for block in tuned for name in branches] or [block[-1] for block in tuned]
-        widths, options = self._output_channels(modules, shape), self.options
-        adapters = nn.ModuleList(Bottleneck(width, options.inner_width, options.dropout) for width in widths)
-        for module, adapter in zip(modules, adapters, strict=True):
-            module.register_forward_hook(lambda _, __, y, adapter=adapter: y + adapter(y))
-        return adapters
-
-    def _output_channels(self, modules: list[nn.Module], shape: tuple[int, ...]) -> list[int]:
-        widths: dict[nn.Module, int] = {}
-        hooks = [
-            module.register_forward_hook(
-                lambda module, _, y: widths.__setitem__(module, y.shape[1 if y.ndim == 4 else -1])
-            )
-            for module in modules
-        ]
-        with torch.no_grad():
-            x = torch.zeros((1, *shape), device=self._device)
-            for block in self._blocks:
+    def _add_bottlenecks(self, branches: tuple[str, ...], shape: tuple[int, ...]) -> nn.ModuleList:
+        adapters, options = nn.ModuleList(), self.options
+        x = torch.zeros((1, *shape), device=self._device)
+        for place, block in enumerate(self._blocks):
+            with torch.no_grad():
                 x = block(x)
-        for hook in hooks:
-            hook.remove()
-        return [widths[module] for module in modules]
+            channels = x.shape[1 if x.ndim == 4 else -1]  # of the branches' outputs, too
+            modules = [getattr(block[-1], name) for name in branches] or [block[-1]]
+            for module in modules if place >= self._frozen else ():
+                adapter = Bottleneck(channels, options.inner_width, options.dropout)
+                module.register_forward_hook(lambda _, __, y, adapter=adapter: y + adapter(y))
+                adapters.append(adapter)
+        return adapters
 
     def _add_low_rank_updates(self, tuned: Any) -> nn.ModuleList:
         updates = nn.ModuleList()
