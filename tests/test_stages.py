@@ -41,7 +41,7 @@ METHODS = ("clip", "csp", "cso", "duplex")
 def folder(tmp_path_factory) -> Path:
     """A folder with params.yaml, few of the images of `shapes` as a table, and their features."""
     folder = tmp_path_factory.mktemp("project")
-    draw_project(folder, METHODS, scale=0.1)
+    draw_project(folder, METHODS)
     params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
     prepare(params, "own", paths)
     extract(params, "own", paths)

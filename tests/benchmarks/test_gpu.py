@@ -43,14 +43,6 @@ def test_without_a_gpu_nothing_is_run_or_written() -> None:
     assert gpu.PAGE.read_bytes() == before
 
 
-@pytest.mark.slow
-def test_a_trial_needs_a_page_of_its_own() -> None:
-    for words in (["--device", "cpu"], ["--device", "cpu", "--quick"]):
-        done = run(*words)
-        assert done.returncode == 2
-        assert "--out" in done.stderr
-
-
 def test_failures_are_reported_and_stop_no_other_part(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(look: Look, folder: Path) -> None:
         raise ValueError("no such kernel\nand more")

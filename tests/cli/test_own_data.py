@@ -122,9 +122,7 @@ def test_unknown_encoders_and_weights_are_refused(project: Path, command: Comman
     assert command("data", "add", "mine", "mine", "--encoder", "local-dir:gone").refused("gone")
 
 
-@pytest.mark.parametrize(
-    "name", ["my.set", "123", "true", "null", "1e5", "0x1f", "a--b", "-a", "é", "x" * 101, "report"]
-)
+@pytest.mark.parametrize("name", ["my.set", "1e5", "a--b", "-a", "é", "x" * 101, "report"])
 def test_names_that_dvc_yaml_or_the_disk_would_refuse(project: Path, command: Command, name: str) -> None:
     make_folder(project / "mine", "nested")
     before = Path("params.yaml").read_bytes()

@@ -25,7 +25,7 @@ SMALL: list[Row] = [
     ("c.jpg", "red", "dog", "val"),
     ("d.jpg", "old", "car", "test"),
 ]
-ANY_FILE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANY_FILE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def small(root: Path, records: Any) -> Path:

@@ -22,7 +22,7 @@ from duplex.recognition.fit import read_labelled_folder
 from tests.data.makers import make_folder, make_table, rows
 from tests.subprocesses import ENVIRONMENT
 
-ANY_FILE = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ANY_FILE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 GOOD = "image,state,object,split\na b.jpg,red,car,train\nü-1.2.jpg,Faux.Fur,Boots.Mid-Calf,val\nc.jpg,red,car,test\n"
 
 

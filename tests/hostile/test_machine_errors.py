@@ -32,8 +32,7 @@ def break_image(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return arrange
 
 
-@pytest.mark.parametrize("fault", ERRORS, ids=str)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("fault", "workers"), [(ERRORS[0], 0), (ERRORS[1], 2)], ids=str)
 def test_extraction_stops_and_can_be_resumed(pics, command, break_image, monkeypatch, fault, workers) -> None:
     assert command("extract", "-d", "pics", "--out", "whole.h5").code == 0
     break_image("00009.jpg", fault)
