@@ -51,16 +51,6 @@ def test_block_inputs_of_the_command_line_override_those_of_the_data_set():
     assert _override(load_params(SHIPPED), "shapes", {}, {"block_inputs": None}, None).block_inputs("shapes") == 4
 
 
-def test_the_papers_settings_are_stated():
-    rows = {name: load_params(SHIPPED).dataset(name).training for name in ("mit-states", "ut-zappos", "cgqa")}
-    assert [(r.learning_rate, r.batch_size, r.epochs) for r in rows.values()] == [
-        (1e-4, 64, 15),
-        (5e-4, 64, 20),
-        (1.5e-5, 32, 20),
-    ]
-    assert {(r.decay, r.decay_every) for r in rows.values()} == {(0.5, 5)}
-
-
 def test_a_method_overrides_the_training_options_of_the_data_set(tmp_path):
     entry = "per_dataset: {cgqa: {momentum: 0.5, training: {epochs: 3}}}, "
     entry += "training: {schedule: cosine, learning_rate: 0.25}"
@@ -105,40 +95,31 @@ def test_an_ablation_is_a_method_with_changed_options():
         ),
         ("momentum: 0.9", "momentun: 0.9", ["methods.duplex.momentun", "unknown key", "momentum"]),
         ("momentum: 0.9", "momentum: 1.9", ["params.yaml: methods.duplex.momentum: ", "(it is 1.9)"]),
-        ("epochs: 20", "epoch: 20", ["datasets.ut-zappos.training.epoch", "unknown key", "epochs"]),
         ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training.epochs: input should be greater than or equal to 1"]),
         ("momentum: 0.9", "adapter_scale: .nan", ["duplex.adapter_scale: input should be a finite number (it is nan)"]),
         ("{kind: prompts}", "{kind: promts}", ["unknown kind of method 'promts'", "duplex", "prompts"]),
-        ("world: closed", "world: wide", ["methods.duplex.world", "'open' or 'both' (it is 'wide')"]),
         (
             "world: open, shown_as",
             "world: both, shown_as",
             ["duplex and duplex_open are both shown as duplex", "closed"],
         ),
         ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is a circle"]),
-        ("momentum: 0.9", "training: {epoch: 3}", ["methods.duplex.training.epoch", "unknown key", "epochs"]),
         (
             "momentum: 0.9",
             "per_dataset: {shapes: {world: open}}",
             ["per_dataset.shapes.world", "cannot differ by data set"],
         ),
         ("momentum: 0.9", "per_dataset: {shape: {}}", ["duplex.per_dataset: 'shape'", "known: shapes"]),
-        ("learning_rate: 1e-4", "learning_rate: .inf", ["learning_rate"]),
         ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
         ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),
-        ("  ut-zappos:\n", "  2024-05-01:\n", ["is not YAML of tables"]),
         ("seeds: [0, 1]", "seeds: [9223372036854775808]", ["run.seeds"]),
-        ("root: data/shapes, seed: 7", "root: data/shapes, seed: 9223372036854775808", ["datasets.shapes.source.seed"]),
         ("clip, csp", "clip, cps", ["run.methods", "'cps'", "csp"]),
         ("device: auto", "device: tpu", ["device", "cuda", "'tpu'"]),
-        ("device: auto", "device: [", ["not YAML"]),
-        ("device: auto", "device: auto\nfoo: 1", ["foo", "unknown key"]),
         ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
         ("{extends: duplex, graph", "{extends: duplicate, graph", ["methods.duplex_static.extends", "duplex"]),
         ("{extends: duplex, graph: false}", "{extends: cso, graph: true}", ["static.graph", "unknown key"]),
         ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "reserved"]),
         ("num_workers: auto", "num_workers: -1", ["extraction.num_workers", "auto", "-1"]),
-        ("max_bad: 0.01", "max_bad: 2", ["extraction.max_bad"]),
         ("worlds: [closed, open]", "worlds: [open, open]", ["evaluation.worlds", "twice"]),
         (
             "worlds: [closed, open]",
@@ -147,7 +128,6 @@ def test_an_ablation_is_a_method_with_changed_options():
         ),
         ("word_vectors: null", "word_vectors: none.txt", ["evaluation.word_vectors", "none.txt is not a file"]),
         ("  cds: {", "  ../../x: {", ["methods", "'../../x'"]),
-        ("  ade: {", "  a/b: {", ["methods", "'a/b'"]),
     ],
 )
 def test_a_mistake_is_one_line_that_names_its_key(tmp_path, old, new, words):

@@ -291,14 +291,9 @@ CHANGED: dict[str, tuple[Change, str]] = {
     "halves": (lambda _, t: t.update(semantic=t["semantic"].half()), "do not fit each other"),
     "a row short": (lambda _, t: t.update(semantic=t["semantic"][1:].clone()), "its scores of an image are"),
     "a state too large": (lambda _, t: t["state_of"].__setitem__(0, 10**6), "state_of has numbers that are not in"),
-    "a negative object": (lambda _, t: t["object_of"].__setitem__(0, -1), "object_of has numbers that are not in 0"),
     "nothing feasible": (lambda _, t: t["feasible"].fill_(False), "excludes every candidate"),
-    "no candidates": (lambda _, t: t.update({n: t[n][:0] for n in ("state_of", "object_of")}), "no candidates"),
-    "labels": (lambda header, _: header.update(labels=3), "cannot score images"),
     "bias": (lambda header, _: header["calibration"].update(bias=1e30), "less than or equal to 1000000"),
     "width x": (lambda header, _: header["encoder"].update(dim="x"), "has the width"),
-    "width -1": (lambda header, _: header["encoder"].update(dim=-1), "has the width"),
-    "width 1e30": (lambda header, _: header["encoder"].update(dim=1e30), "has the width"),
 }
 
 
