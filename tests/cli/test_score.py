@@ -104,17 +104,10 @@ def test_text_has_metrics_top_k_and_counts(tmp_path: Path, arrays: dict[str, Any
     assert "unseen         –" in lone
 
 
-def without(arrays: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in arrays.items() if key != name}
-
-
 INVALID = {
-    "no seen": (lambda a: without(a, "seen"), "has no 'seen'"),
     "no scores": (lambda a: {"logits": a["scores"]}, "has no 'scores', 'target', 'seen'; it holds ['logits']"),
-    "empty": (lambda a: {}, "it holds nothing"),
     "no images": (lambda a: a | {"scores": a["scores"][:0], "target": a["target"][:0]}, "'scores' must be numbers"),
     "text": (lambda a: a | {"scores": a["scores"].astype("S8")}, "'scores' must be numbers"),
-    "complex": (lambda a: a | {"scores": a["scores"] * 1j}, "'scores' must be numbers"),
     "short target": (lambda a: a | {"target": a["target"][1:]}, "'target' has the shape (199,)"),
     "nan target": (lambda a: a | {"target": a["target"] * np.nan}, "whole numbers"),
     "an unknown mask": (
@@ -129,12 +122,10 @@ INVALID = {
 }
 
 
-@pytest.mark.parametrize("kind", ["npz", "h5"])
 @pytest.mark.parametrize("case", INVALID)
-def test_invalid_contents_are_refused(case: str, kind: str, tmp_path: Path, arrays: dict[str, Any]) -> None:
+def test_invalid_contents_are_refused(case: str, tmp_path: Path, arrays: dict[str, Any]) -> None:
     change, message = INVALID[case]
-    path = save(tmp_path / f"bad.{kind}", change(arrays))
-    refused(message, path, "--json")
+    refused(message, save(tmp_path / "bad.npz", change(arrays)), "--json")
 
 
 def refused(message: str, *args: Any) -> None:

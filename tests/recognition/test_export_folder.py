@@ -149,8 +149,7 @@ def spoil(folder: Path, change: Change, *, right: bool = False) -> Path:
     return path
 
 
-@pytest.mark.parametrize("script", ["recognize.py", "see.py"])
-@pytest.mark.parametrize("change", [reverse_states, flip_states])
+@pytest.mark.parametrize(("script", "change"), [("recognize.py", reverse_states), ("see.py", flip_states)])
 def test_scripts_refuse_a_changed_model_in_one_line(trained, exported, features, tmp_path, script, change):
     if script == "see.py":
         pytest.importorskip("onnxruntime")
