@@ -56,7 +56,8 @@ def list_(as_json: AsJson = False) -> None:
     from duplex.data.sources import is_on_disk
 
     rows = []
-    for name, (source, _) in _known().items():
+    for name, entry in load_params().datasets.items():
+        source = entry.source
         on_disk = is_on_disk(source) or source.kind == "shapes"
         rows.append({"name": name, "kind": source.kind, "root": str(source.root), "on_disk": on_disk})
         if not as_json:
@@ -115,14 +116,10 @@ def download(
     from duplex.data.download import download as fetch
 
     require(name, BENCHMARKS, "benchmark")
-    known = _known() if Path("params.yaml").exists() else {}
-    root = to or (known[name][0].root if name in known else Path("data") / name)
+    known = load_params().datasets if Path("params.yaml").exists() else {}
+    root = to or (known[name].source.root if name in known else Path("data") / name)
     fetch(name, root, log)
     log(f"{name} is in {root}; `duplex data check {name} --root {root}` checks that every image can be read")
-
-
-def _known() -> dict[str, tuple[SourceOptions, Path | None]]:
-    return {name: (entry.source, entry.features) for name, entry in load_params().datasets.items()}
 
 
 def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
@@ -130,13 +127,13 @@ def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
 
     if root is not None:
         return detect_source(root), None
-    known = _known()
+    known = load_params().datasets
     if name not in known:
         raise UsageError(
             f"params.yaml has no data set {name!r} (it has {', '.join(known)}); give --root PATH, "
             f"or add it with `duplex data add {name} PATH`"
         )
-    return known[name]
+    return known[name].source, known[name].features
 
 
 def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, LabelledImages | None]:

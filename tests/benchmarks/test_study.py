@@ -175,13 +175,13 @@ def test_the_rate_with_the_best_mean_is_chosen(params, tmp_path, monkeypatch):
 def test_stored_runs_are_not_repeated(params, tmp_path, monkeypatch):
     done = []
 
-    def trained(params, dataset, name, seed, out, paths):
+    def trained(params, dataset, name, seed, paths):
         done.append("train")
-        out.checkpoint.write_text("")
+        paths.run(dataset, name, seed).checkpoint.write_text("")
 
-    def tested(params, dataset, name, seed, out, paths):
+    def tested(params, dataset, name, seed, paths):
         done.append("evaluate")
-        out.metrics.write_text("{}")
+        paths.run(dataset, name, seed).metrics.write_text("{}")
 
     monkeypatch.setattr(study, "train_stage", trained)
     monkeypatch.setattr(study.stages, "evaluate_stage", tested)
@@ -200,6 +200,7 @@ def test_a_product_combines_the_runs_of_the_study(done, benches):
     runs, _ = run_all(benches, ["clip", "dual", "clip*dual"], [0, 1])
     assert [seed for dataset, name, seed in done if name == "clip" and dataset == DATASETS[0]] == [0, 1]
     assert runs["clip*dual"][0][0].root != runs["clip*dual"][0][1].root  # the seeds have members of their own
-    places = study.StudyPaths(bench)
+    places = study.StudyPaths(bench, "dual", 0.5)
+    assert places.run(DATASETS[0], "dual", 1).root == bench.place("dual", 0.5, 1).root
     assert places.run(DATASETS[0], "cso", 1).root == bench.place("cso", bench.rate("cso"), 1).root
     assert places.features(DATASETS[0]) == ArtifactPaths().features(DATASETS[0])
