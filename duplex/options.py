@@ -11,12 +11,13 @@ from dataclasses import field as option_field
 from functools import cache
 from numbers import Integral
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
-from duplex.errors import UsageError, shown
+from duplex.errors import UsageError, require, shown
+from duplex.system.plugins import installed_plugins
 from duplex.system.threads import Precision
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -214,7 +215,7 @@ class TrainingOptions(Options):
 
 # Training options of a user's data set where neither params.yaml nor the caller sets them
 DEFAULT_TRAINING: dict[str, Any] = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
-DEFAULT_WIDTHS = {"bottleneck": 64, "lora": 8}
+DEFAULT_WIDTHS = {"bottleneck": 64, "parallel": 64, "lora": 8}
 
 
 @dataclass(frozen=True)
@@ -224,23 +225,30 @@ class FinetuneOptions(Options):
     The feature cache must hold the activations that enter these blocks (`block_inputs`).
     """
 
-    blocks: int  # number of the image tower's last blocks to fine-tune
-    adapter: Literal["bottleneck", "lora", "full"] = "bottleneck"  # added bottlenecks, low-rank updates, or all weights
+    blocks: int | Literal["all"]  # number of the image tower's last blocks to fine-tune
+    adapter: str = "bottleneck"  # what is trained in them: bottleneck | parallel | lora | full, or a plug-in's
     width: Count | None = None  # hidden units of a bottleneck (null: 64), rank of a low-rank update (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck
     learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: the learning rate of training
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        yield self.blocks >= 1, f"blocks is {self.blocks}; expected 1 or more; leave finetune out to train none"
-        has_width = self.adapter in DEFAULT_WIDTHS or self.width is None
+        is_some = self.blocks == "all" or self.blocks >= 1
+        yield is_some, f"blocks is {self.blocks}; expected all, or 1 or more; leave finetune out to train none"
+        require(self.adapter, installed_plugins("duplex.adapters"), "adapter")
+        has_width = self.adapter != "full" or self.width is None
         yield has_width, f"adapter: {self.adapter} has no width; leave it out"
-        has_dropout = self.adapter == "bottleneck" or self.dropout == type(self).dropout
+        has_dropout = self.adapter not in ("lora", "full") or self.dropout == type(self).dropout
         yield has_dropout, f"adapter: {self.adapter} has no dropout; leave it out"
+
+    @property
+    def depth(self) -> int:
+        """The number of blocks, to compare options by it; that of `all` is the largest."""
+        return LARGEST if self.blocks == "all" else self.blocks
 
     @property
     def inner_width(self) -> int:
         """Hidden units of a bottleneck, or rank of a low-rank update."""
-        return self.width or DEFAULT_WIDTHS[self.adapter]
+        return self.width or DEFAULT_WIDTHS.get(self.adapter, 64)
 
 
 @dataclass(frozen=True)
@@ -263,6 +271,7 @@ class AutoFinetune(Options):
     """Options of `finetune: auto`: validation chooses how many image-tower blocks to train, and their learning rate."""
 
     blocks: Literal["auto"] = "auto"
+    adapter: ClassVar[str] = "full"
     minutes: float = 30.0  # time per run to try blocks and learning rates, planned from timed steps
 
     def rules(self) -> Iterable[tuple[object, str]]:

@@ -30,6 +30,7 @@ class TowerLayout:
     blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
     end: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> output of the tower [B, w]
     branch_outputs: tuple[str, ...] = ()  # modules of a block whose outputs are those of attention and of the MLP
+    branch_inputs: tuple[str, ...] = ()  # modules of a block, layer norms, whose inputs these two read
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class LastBlocks:
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
     branch_outputs: tuple[str, ...]
+    branch_inputs: tuple[str, ...]
 
     def __call__(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -51,7 +53,7 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
     trunk, layout = _trunk(encoder)
     blocks, rest = select_blocks(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
-    return LastBlocks(blocks, lambda x: project(layout.end(rest, x)), layout.branch_outputs)
+    return LastBlocks(blocks, lambda x: project(layout.end(rest, x)), layout.branch_outputs, layout.branch_inputs)
 
 
 @contextmanager
@@ -77,6 +79,12 @@ def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
     with capture_block_input(encoder, count) as inputs:
         encoder.encode_images(encoder.image_transform(Image.new("RGB", (8, 8)))[None])
     return tuple(inputs[0].shape[1:])
+
+
+def block_count(encoder: Any) -> int:
+    """Number of blocks of an encoder's image tower."""
+    trunk, layout = _trunk(encoder)
+    return len(layout.blocks(trunk))
 
 
 def select_blocks(encoder: Any, count: int) -> TowerBlocks:
@@ -110,13 +118,14 @@ def _layouts() -> dict[Any, TowerLayout]:
 
     return {
         VisionTransformer.forward: TowerLayout(
-            lambda tower: _each(tower.transformer.resblocks), _clip_feature, ("ls_1", "ls_2")
+            lambda tower: _each(tower.transformer.resblocks), _clip_feature, ("ls_1", "ls_2"), ("ln_1", "ln_2")
         ),
         ModifiedResNet.forward: TowerLayout(_layers, lambda tower, x: tower.attnpool(x)),
         vision_transformer.VisionTransformer.forward_features: TowerLayout(
             lambda trunk: _each(trunk.blocks),
             lambda trunk, x: trunk.forward_head(trunk.norm(x)),
             ("drop_path1", "drop_path2"),
+            ("norm1", "norm2"),
         ),
         resnet.ResNet.forward_features: TowerLayout(_layers, lambda trunk, x: trunk.forward_head(x)),
         convnext.ConvNeXt.forward_features: TowerLayout(

@@ -1,11 +1,7 @@
 """Fine-tune an image tower's last blocks together with any method.
 
-The blocks compute the method's CLS features from cached block inputs, the activations that enter them.
-
-    bottleneck:  y <- y + Up(dropout(relu(Down(y))))    after attention, MLP or convolutional block (Duplex, Eq. 3)
-    lora:        W <- W + B A                           for every matrix of the blocks (Hu et al., 2022)
-
-`full` trains all parameters. `Up` and `B` start at zero; batch norms keep their pretrained statistics.
+The blocks compute the method's CLS features from cached block inputs, the activations that enter them. What is trained
+in the blocks is a plug-in (`duplex.methods.adapters`); batch norms keep their pretrained statistics.
 """
 
 from __future__ import annotations
@@ -19,15 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import LastBlocks, block_input_shape, last_blocks
 from duplex.labels import Ints
+from duplex.methods.adapters import find_adapters
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreBlocks, Scorer, ScoreTerms
 from duplex.methods.gaussian import FittedStatistics
-from duplex.methods.paths import Bottleneck
 from duplex.options import FinetuneOptions, Options
 from duplex.system.threads import float32_arithmetic
 
@@ -43,19 +38,6 @@ def finetuned_blocks_factory(
     count = int(encoder["block_inputs"])
     shape = block_input_shape(tower, count)
     return partial(FinetunedBlocks, last_blocks(tower, count), options, shape, encoder["precision"])
-
-
-class LowRank(nn.Module):
-    """Adds `B A` to a weight: `A [r, in]` is random, `B [out, r]` zero; `in` counts channels times kernel size."""
-
-    def __init__(self, weight: Tensor, rank: int) -> None:
-        super().__init__()
-        inputs = weight[0].numel()
-        self.a = nn.Parameter(torch.randn(rank, inputs) * inputs**-0.5)
-        self.b = nn.Parameter(torch.zeros(len(weight), rank))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + (self.b @ self.a).view_as(weight)
 
 
 class FinetunedBlocks(nn.Module):
@@ -76,40 +58,23 @@ class FinetunedBlocks(nn.Module):
         blocks = copy.deepcopy(cut.blocks)
         for block in blocks:
             block.eval().requires_grad_(False)
-        tuned = blocks[len(blocks) - options.blocks :]
+        self.count = len(blocks) if options.blocks == "all" else options.blocks
+        tuned = blocks[len(blocks) - self.count :]
         self._blocks = tuple(blocks)  # in a tuple, so that they are not part of the state
         self._end = cut.end
-        self._frozen = len(blocks) - options.blocks
+        self._frozen = len(blocks) - self.count
         self._device = next(blocks[-1].parameters()).device
-        if options.adapter == "bottleneck":
-            self.trained = self._add_bottlenecks(cut.branch_outputs, shape)
-        elif options.adapter == "lora":
-            self.trained = self._add_low_rank_updates(tuned)
-        else:
-            self.trained = nn.ModuleList(block.requires_grad_() for block in tuned)
+        channels = self._channels(shape)[self._frozen :]
+        self.trained = find_adapters(options.adapter)(tuned, cut, channels, options)
 
-    def _add_bottlenecks(self, branches: tuple[str, ...], shape: tuple[int, ...]) -> nn.ModuleList:
-        adapters, options = nn.ModuleList(), self.options
-        x = torch.zeros((1, *shape), device=self._device)
-        for place, block in enumerate(self._blocks):
-            with torch.no_grad():
-                x = block(x)
-            channels = x.shape[1 if x.ndim == 4 else -1]  # of the branches' outputs, too
-            modules = [getattr(block[-1], name) for name in branches] or [block[-1]]
-            for module in modules if place >= self._frozen else ():
-                adapter = Bottleneck(channels, options.inner_width, options.dropout)
-                module.register_forward_hook(lambda _, __, y, adapter=adapter: y + adapter(y))
-                adapters.append(adapter)
-        return adapters
-
-    def _add_low_rank_updates(self, tuned: Any) -> nn.ModuleList:
-        updates = nn.ModuleList()
-        for module in [module for block in tuned for module in block.modules()]:
-            for name in [name for name, weight in module.named_parameters(recurse=False) if weight.ndim >= 2]:
-                update = LowRank(getattr(module, name), self.options.inner_width).to(self._device)
-                parametrize.register_parametrization(module, name, update)
-                updates.append(update)
-        return updates
+    @torch.no_grad()
+    def _channels(self, shape: tuple[int, ...]) -> list[int]:
+        """Channels of each block's output, which are those of its branches' outputs too."""
+        channels, x = list[int](), torch.zeros((1, *shape), device=self._device)
+        for block in self._blocks:
+            x = block(x)
+            channels.append(x.shape[1 if x.ndim == 4 else -1])
+        return channels
 
     def train(self, mode: bool = True) -> FinetunedBlocks:
         super().train(mode)
@@ -253,4 +218,4 @@ class WithFinetuning(Method[Options]):
         return None if tensors is None else {**tensors, **blocks}
 
     def summary(self) -> dict[str, int]:
-        return {**self.method.summary(), **super().summary(), "finetuned_blocks": self.blocks.options.blocks}
+        return {**self.method.summary(), **super().summary(), "finetuned_blocks": self.blocks.count}

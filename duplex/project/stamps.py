@@ -21,7 +21,7 @@ from duplex.features.file import IMPORTED, read_contents_digest
 from duplex.methods.registry import BrokenMethod, method_source
 from duplex.system.code import code_hash
 from duplex.system.files import replace_folder, sha256, sha256_once, write_json
-from duplex.system.plugins import module_of
+from duplex.system.plugins import installed_plugins, module_of
 from duplex.training.inputs import require_inputs
 
 Stamp = dict[str, Any]
@@ -97,6 +97,8 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
     else:
         made |= {"threads": training.threads, "evaluation": evaluation}
     modules = [module_of(method_source(entry.kind)), family_module(encoder.name)]
+    if finetune is not None:
+        modules.append(module_of(installed_plugins("duplex.adapters")[finetune.adapter]))
     return {**made, "code": code_hash(stage, modules=modules)}
 
 

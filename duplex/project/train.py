@@ -115,5 +115,5 @@ def with_members(
                 "temperature": record.confidence.temperature,
             }
         )
-    largest = max(finetunes, key=lambda finetune: finetune.blocks, default=None)  # its block inputs serve all members
+    largest = max(finetunes, key=lambda finetune: finetune.depth, default=None)  # its block inputs serve all members
     return replace(spec, options=replace(options, members=tuple(members)), finetune=largest)

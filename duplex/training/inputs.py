@@ -32,7 +32,7 @@ from duplex.data.tables import (
     refuse_unnamed_split,
 )
 from duplex.encoders.base import PACKAGED, TextTower, load_encoder, resolve_device
-from duplex.encoders.image_blocks import last_blocks, select_blocks
+from duplex.encoders.image_blocks import block_count, last_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
 from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, read_features
@@ -181,7 +181,7 @@ class Data:
                     f"params.yaml and run `duplex extract --dataset {opened.path.parent.name}`"
                 )
         if opened.path is not None and request.finetune is not None:
-            arrays["block_inputs"], blocks = self._block_inputs(opened, request, request.finetune.blocks)
+            arrays["block_inputs"], blocks = self._block_inputs(opened, request, request.finetune)
             record |= {key: opened.identity[key] for key in ("block_inputs", "bits") if key in opened.identity}
             record["block_inputs"] = str(blocks)
             device = resolve_device(self.device)
@@ -224,7 +224,9 @@ class Data:
     def _table_digest(self) -> str:
         return hashlib.sha256(manifest_bytes(self.manifest)).hexdigest()
 
-    def _block_inputs(self, opened: OpenedFeatures, request: InputRequest, blocks: int) -> tuple[Any, int]:
+    def _block_inputs(
+        self, opened: OpenedFeatures, request: InputRequest, finetune: FinetuneOptions
+    ) -> tuple[Any, int]:
         """The activations [N, ...] that enter the last image-tower blocks, and the number of these blocks.
 
         They are those of the cache or, with `skip_frozen_blocks` and enough memory, computed once from them, so that no
@@ -233,11 +235,14 @@ class Data:
         path = opened.path
         assert path is not None
         stored, dataset = int(opened.identity.get("block_inputs", 0)), path.parent.name
+        blocks = finetune.depth
+        if blocks > stored and self.encoder.name != IMPORTED:
+            tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image")
+            blocks = block_count(tower) if finetune.blocks == "all" else blocks
+            require_blocks(tower, blocks)
         if blocks > stored:
-            if self.encoder.name != IMPORTED:
-                select_blocks(load_encoder(self.encoder.name, self.encoder.weights, towers="image"), blocks)
             raise UsageError(
-                f"finetune.blocks is {blocks} and {path} holds the inputs of {stored} blocks; set "
+                f"finetune.blocks is {finetune.blocks} and {path} holds the inputs of {stored} blocks; set "
                 f"datasets.{dataset}.encoder.block_inputs to {blocks} in params.yaml and run "
                 f"`duplex extract --dataset {dataset}`"
             )

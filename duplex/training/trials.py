@@ -63,7 +63,7 @@ class Trial:
     @property
     def blocks(self) -> int:
         """Number of the image tower's last blocks that are fine-tuned; 0: none."""
-        return 0 if self.spec.finetune is None else self.spec.finetune.blocks
+        return 0 if self.spec.finetune is None else self.spec.finetune.depth
 
     @property
     def rate(self) -> float | None:

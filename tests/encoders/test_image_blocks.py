@@ -13,13 +13,14 @@ from duplex.encoders.base import PACKAGED, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, capture_block_input, last_blocks
 from duplex.encoders.open_clip import open_clip, timm
 from duplex.errors import UsageError
-from duplex.methods.finetuned import FinetunedBlocks, LowRank
+from duplex.methods.adapters import LowRank
+from duplex.methods.finetuned import FinetunedBlocks
 from duplex.options import FinetuneOptions
 from duplex.system.threads import float32_arithmetic
 
 TimmModel = open_clip.timm_model.TimmModel
-ADAPTERS = ("bottleneck", "lora", "full")
-
+ADAPTERS = ("bottleneck", "lora", "full", "parallel")
+TRANSFORMERS = ("OpenAI ViT", "timm ViT in CLIP", "timm ViT")
 
 TOWERS = {
     "OpenAI ViT": (lambda: open_clip.transformer.VisionTransformer(32, 8, 32, 3, 4, 4.0, output_dim=16), 32),
@@ -32,6 +33,9 @@ TOWERS = {
     "MobileNetV3": (lambda: timm.create_model("mobilenetv3_small_050", num_classes=0), 32),
     "packaged": (lambda: load_encoder(PACKAGED, towers="image").visual, 48),
 }
+
+
+PAIRS = [(name, adapter) for name in TOWERS for adapter in ADAPTERS if name in TRANSFORMERS or adapter != "parallel"]
 
 
 def tower(name: str) -> tuple[Any, Tensor]:
@@ -81,8 +85,7 @@ def test_last_blocks_of_their_input_are_the_tower(name: str) -> None:
         assert not torch.equal(features[0], features[1])
 
 
-@pytest.mark.parametrize("name", TOWERS)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(("name", "adapter"), PAIRS)
 def test_finetuned_blocks_start_as_the_frozen_tower_bit_for_bit(name: str, adapter: Any) -> None:
     encoder, images = tower(name)
     features, inputs = run_tower(encoder, images, 3)
@@ -93,8 +96,7 @@ def test_finetuned_blocks_start_as_the_frozen_tower_bit_for_bit(name: str, adapt
         assert torch.equal(encoder.visual(images), features), "the tower's own blocks have not changed"
 
 
-@pytest.mark.parametrize("name", TOWERS)
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize(("name", "adapter"), PAIRS)
 def test_gradients_through_cached_inputs_equal_those_through_the_tower(name: str, adapter: Any) -> None:
     encoder, images = tower(name)
     _, inputs = run_tower(encoder, images, 2)
@@ -206,6 +208,34 @@ def test_tf32_follows_the_cache_outside_of_training_and_the_epoch_inside() -> No
         blocks["fp32"](inputs)
     torch.backends.cudnn.allow_tf32 = True  # torch's default
     assert allowed == [False, True, False, True, True]
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_parallel_bottlenecks_read_what_enters_the_layer_norms(name: str) -> None:
+    """x <- x + attention(norm(x)) + 0.1 A_1(x), then x <- x + MLP(norm(x)) + 0.1 A_2(x), with nothing hooked."""
+    encoder, images = tower(name)
+    _, x = run_tower(encoder, images, 2)
+    blocks = perturb(finetuned(encoder, x, 2, 2, "parallel"))
+    cut = last_blocks(encoder, 2)
+    with torch.no_grad():
+        found = blocks(x)
+        for i, block in enumerate(cut.blocks):
+            layer = block[-1]
+            first, second = blocks.trained[2 * i], blocks.trained[2 * i + 1]
+            if hasattr(layer, "ln_1"):
+                attended = layer.attn(*[layer.ln_1(x)] * 3, need_weights=False)[0]
+                x = x + attended + 0.1 * first(x)
+                x = x + layer.mlp(layer.ln_2(x)) + 0.1 * second(x)
+            else:
+                x = x + layer.ls1(layer.attn(layer.norm1(x))) + 0.1 * first(x)
+                x = x + layer.ls2(layer.mlp(layer.norm2(x))) + 0.1 * second(x)
+        torch.testing.assert_close(found, cut.end(x), atol=1e-5, rtol=0)
+
+
+def test_parallel_bottlenecks_need_a_transformer() -> None:
+    encoder, images = tower("ResNet")
+    with pytest.raises(UsageError, match="parallel needs a transformer; choose bottleneck"):
+        finetuned(encoder, run_tower(encoder, images, 1)[1], 1, 1, "parallel")
 
 
 def test_towers_that_cannot_be_cut_are_refused() -> None:

@@ -1,0 +1,121 @@
+"""What fine-tuning adds to, or changes in, the blocks of an image tower: a plug-in of the group `duplex.adapters`.
+
+    bottleneck:  y <- y + Up(dropout(relu(Down(y))))          y: output of attention, MLP or convolutional block
+    parallel:    y <- y + 0.1 Up(dropout(relu(Down(x))))      x: what enters the layer norm before attention or MLP
+    lora:        W <- W + B A                                 every matrix W of the blocks (Hu et al., 2022)
+    full:        all parameters are trained
+
+`Up` and `B` start at zero. The Duplex paper puts adapters "in the image encoder"; the published code of Troika (Huang
+et al., 2024), from which it continues, has the parallel ones, which Chen et al. (2022) introduced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from duplex.encoders.image_blocks import LastBlocks, TowerBlocks
+from duplex.errors import UsageError, require
+from duplex.methods.paths import Bottleneck
+from duplex.options import FinetuneOptions
+from duplex.system.plugins import installed_plugins, load_plugin
+
+GROUP = "duplex.adapters"
+PARALLEL_SCALE = 0.1  # of Troika's published code
+
+
+class BlockAdapters(nn.ModuleList):
+    """The trained parts of fine-tuned blocks; a subclass adds them to the blocks when it is made.
+
+    blocks: the blocks to fine-tune, whose own parameters are frozen.
+    cut: names the modules of a transformer's block from which attention and MLP read, and those that they end in.
+    channels: of each block's output.
+    options: the options `finetune:`.
+    """
+
+    def __init__(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> None:
+        super().__init__(self.added(blocks, cut, channels, options))
+
+    def added(
+        self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions
+    ) -> list[nn.Module]:
+        """Change the blocks; the modules whose parameters are trained."""
+        raise NotImplementedError
+
+
+def find_adapters(name: str) -> type[BlockAdapters]:
+    """The installed class of adapters of a name; raises UsageError for an unknown one."""
+    points = installed_plugins(GROUP)
+    found: type[BlockAdapters] = load_plugin(points[require(name, points, "adapter")], "adapter", BlockAdapters)
+    return found
+
+
+class Bottlenecks(BlockAdapters):
+    """A bottleneck after the attention and the MLP of each block, or after each convolutional block."""
+
+    def added(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+        adapters = []
+        for block, width in zip(blocks, channels, strict=True):
+            for module in [getattr(block[-1], name) for name in cut.branch_outputs] or [block[-1]]:
+                adapter = Bottleneck(width, options.inner_width, options.dropout)
+                module.register_forward_hook(lambda _, __, y, adapter=adapter: y + adapter(y))
+                adapters.append(adapter)
+        return adapters
+
+
+class ParallelBottlenecks(BlockAdapters):
+    """A bottleneck beside the attention and beside the MLP of each block of a transformer."""
+
+    def added(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+        if not cut.branch_inputs:
+            raise UsageError("finetune.adapter: parallel needs a transformer; choose bottleneck")
+        adapters = []
+        for block, width in zip(blocks, channels, strict=True):
+            for begin, end in zip(cut.branch_inputs, cut.branch_outputs, strict=True):
+                adapter = Bottleneck(width, options.inner_width, options.dropout)
+                _place_beside(getattr(block[-1], begin), getattr(block[-1], end), adapter)
+                adapters.append(adapter)
+        return adapters
+
+
+def _place_beside(begin: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
+    """Add `adapter(x)` to the output of `end`, x the input of `begin`, which runs earlier."""
+    waiting: list[Tensor] = []
+    begin.register_forward_pre_hook(lambda _, inputs: waiting.append(inputs[0]))
+    end.register_forward_hook(lambda _, __, y: y + PARALLEL_SCALE * adapter(waiting.pop()))
+
+
+class LowRank(nn.Module):
+    """Adds `B A` to a weight: `A [r, in]` is random, `B [out, r]` zero; `in` counts channels times kernel size."""
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        inputs = weight[0].numel()
+        self.a = nn.Parameter(torch.randn(rank, inputs) * inputs**-0.5)
+        self.b = nn.Parameter(torch.zeros(len(weight), rank))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + (self.b @ self.a).view_as(weight)
+
+
+class LowRankUpdates(BlockAdapters):
+    """A low-rank update of every matrix of the blocks."""
+
+    def added(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+        updates = []
+        for module in [module for block in blocks for module in block.modules()]:
+            for name in [name for name, weight in module.named_parameters(recurse=False) if weight.ndim >= 2]:
+                weight = getattr(module, name)
+                updates.append(LowRank(weight, options.inner_width).to(weight.device))
+                parametrize.register_parametrization(module, name, updates[-1])
+        return updates
+
+
+class AllWeights(BlockAdapters):
+    """The blocks themselves."""
+
+    def added(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+        return [block.requires_grad_() for block in blocks]
