@@ -239,7 +239,7 @@ class Data:
         if blocks > stored and self.encoder.name != IMPORTED:
             tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image")
             blocks = block_count(tower) if finetune.blocks == "all" else blocks
-            require_blocks(tower, blocks)
+            select_blocks(tower, blocks)
         if blocks > stored:
             raise UsageError(
                 f"finetune.blocks is {finetune.blocks} and {path} holds the inputs of {stored} blocks; set "
