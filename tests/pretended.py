@@ -33,6 +33,8 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.subprocesses import ROOT
+
 NAME = "pretended"
 UNCOUNTED = {"_unsafe_view", "_reshape_alias"}  # views whose schema does not say so
 COPIES = {"_to_copy", "copy_", "set_", "_copy_from"}
@@ -214,7 +216,7 @@ def _place() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/duplex/" in name or "/benchmarks/" in name:
+        if name.startswith((f"{ROOT}/duplex/", f"{ROOT}/benchmarks/")):
             return f"{'/'.join(name.split('/')[-2:])}:{frame.f_lineno}"
         frame = frame.f_back
     return "autograd"
