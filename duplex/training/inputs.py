@@ -32,7 +32,7 @@ from duplex.data.tables import (
     refuse_unnamed_split,
 )
 from duplex.encoders.base import PACKAGED, TextTower, load_encoder, resolve_device
-from duplex.encoders.image_blocks import block_count, last_blocks
+from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
 from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, read_features
