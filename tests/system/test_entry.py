@@ -154,7 +154,7 @@ for script in scripts:
 def test_every_script_checks_its_arguments_before_it_imports_torch():
     """Torch is imported inside of `run_command` only: then Ctrl-C meanwhile is one line, too."""
     scripts = sorted((ROOT / "pipeline").glob("*.py"))
-    command = [sys.executable, "-c", SCRIPT, *scripts]
+    command = [sys.executable, "-c", SCRIPT, *map(str, scripts)]
     done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stdout.splitlines() == ["2 False"] * len(scripts)
     assert [line.partition(":")[0] for line in done.stderr.splitlines()] == ["usage"] * len(scripts)
