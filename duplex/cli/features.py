@@ -61,6 +61,7 @@ def extract(
 ) -> None:
     """Encode a data set's images once and write its feature cache. Defaults come from params.yaml.
 
+    A data set whose manifest is missing or outdated is prepared first, as by `duplex prepare`.
     An interrupted extraction is resumed by the same command.
     """
     from duplex.project import stages as stage
@@ -77,6 +78,7 @@ def extract(
     _check_images(params, dataset, {**overrides, **stored, "shard": shard, "limit": limit})
     params = _override(params, dataset, overrides, settings, device)
     _check_precision(params, dataset)
+    stage.ensure_prepared(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh}
     if engine == "ray":
         from duplex.project.ray import extract_dataset_on_ray

@@ -13,11 +13,11 @@ there are.
 Stored metrics are percentages, by the names on the left of `METRICS`; `NAME_low` and `NAME_high` are the ends of the
 interval. A number that is not defined is a dash.
 
-`protocol: sampled` computes them from a sample of about 20 biases, for comparison with published tables. The biases are
-those of the evaluator of Purushwalkam et al. (2019). Of the `n` images of unseen pairs that are right at the bias 1000,
-the margins `max seen score - label's score - 0.0001` are sorted, and every `n // 20`-th is used as a bias. Straight
-lines join the curve's points at these biases and at 1000. Arithmetic has single precision (for float64 scores double),
-and `torch.topk` decides between equal scores.
+`protocol: sampled` computes them from a sample of about 20 biases, for comparison with published tables; `exact` has
+them too, in the group `sampled`, from the margins. The biases are those of the evaluator of Purushwalkam et al. (2019).
+Of the `n` images of unseen pairs that are right at the bias 1000, the margins `max seen score - label's score - 0.0001`
+are sorted, and every `n // 20`-th is used as a bias. Straight lines join the curve's points at these biases and at
+1000. Arithmetic has single precision (for float64 scores double), and `torch.topk` decides between equal scores.
 """
 
 from __future__ import annotations
@@ -429,6 +429,17 @@ def sampled_metrics(
             hits[place, 1] += (right & ~is_seen[rows]).sum()
     ends = torch.stack([far[is_seen].sum(), far[~is_seen].sum()])[None]
     return _summarise(torch.cat([hits, ends]).numpy(), int(is_seen.sum()), int((~is_seen).sum()), [*biases, FAR], k)
+
+
+def sampled_from_margins(margins: Margins) -> Metrics:
+    """The metrics of `sampled_metrics` from the exact curve's margins, without another pass over the scores.
+
+    They differ where scores are equal, or nearer to each other than single precision resolves.
+    """
+    chosen = np.sort(margins.unseen[margins.unseen < FAR]) - EPSILON
+    biases = [*chosen[:: max(chosen.size // POINTS, 1)].tolist(), FAR]
+    hits = np.array([[(bias < margins.seen).sum(), (bias > margins.unseen).sum()] for bias in biases])
+    return _summarise(hits, margins.seen.size, margins.unseen.size, biases, 1)
 
 
 def _tensor(scores: Any, rows: slice) -> torch.Tensor:

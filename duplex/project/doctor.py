@@ -18,11 +18,11 @@ import torch
 from duplex import __version__
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, Params, load_params, shipped_project
-from duplex.data.download import BENCHMARKS
 from duplex.data.sources import is_on_disk
 from duplex.encoders.base import is_random, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.file import IMPORTED, ROOT, partial_path, read_features
+from duplex.project.stages import images_remedy
 from duplex.project.stamps import require_data
 from duplex.system.files import report_write_errors, sha256
 from duplex.system.threads import dtype_of, float32_arithmetic
@@ -120,9 +120,8 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     elif entry.source.kind == "shapes":
         yield DoctorFinding(name, f"images in {root}: drawn when needed")
     else:
-        download = f"`duplex data download {name}`" if name in BENCHMARKS else "copy them there"
-        remedy = f"{download}, or correct its root in params.yaml"
-        yield DoctorFinding(name, f"images in {root}: missing", remedy if required and not is_imported else "")
+        remedy = images_remedy(name) if required and not is_imported else ""
+        yield DoctorFinding(name, f"images in {root}: missing", remedy)
     paths = ArtifactPaths()
     if required or paths.features(name).exists():
         by_hand = is_imported and features is None

@@ -16,6 +16,7 @@ import torch
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
+from duplex.data.download import BENCHMARKS
 from duplex.data.images import ImageTree
 from duplex.data.sources import ensure_images, load_source
 from duplex.data.tables import count_dataset, read_manifest, write_manifest
@@ -53,6 +54,31 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
     data.labels.save(paths.labels(dataset))
     write_json(paths.statistics(dataset), count_dataset(data.labels, data.manifest).to_dict())
     stamps.write(paths.stamp(dataset, "prepare"), stamp)
+
+
+def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
+    """Prepare a data set whose manifest is missing or stale, and say so on stderr."""
+    manifest, found = paths.manifest(dataset), f"{paths.manifest(dataset)} does not exist"
+    if manifest.exists():
+        stamp = stamps.stamp(params, dataset, "prepare", paths=paths)
+        found = stamps.difference(paths.stamp(dataset, "prepare"), stamp)
+    if found in ("", stamps.UNSTAMPED):
+        return
+    source = params.dataset(dataset).source
+    if source.kind != "shapes" and not source.root.is_dir():
+        raise _no_images(dataset, source.root)
+    print(f"{dataset} is prepared first: {found}", file=sys.stderr)
+    prepare(params, dataset, paths)
+
+
+def _no_images(dataset: str, root: Path) -> UsageError:
+    return UsageError(f"{root} has no images of {dataset}; {images_remedy(dataset)}")
+
+
+def images_remedy(dataset: str) -> str:
+    """What to do where the images of a data set are missing."""
+    download = f"`duplex data download {dataset}`" if dataset in BENCHMARKS else "copy them there"
+    return f"{download}, or correct its root in params.yaml"
 
 
 def extract(
@@ -125,10 +151,12 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
     stamps.require_data(params, dataset, paths, ("prepare",))
     manifest = read_manifest(manifest_path)
     ensure_images(entry.source, manifest)
-    if entry.source.root.is_dir():
-        tree = ImageTree(entry.source.root)
-        for image in manifest["image"]:
-            tree.has(image)  # raises for a link that leaves the root; a missing image gets a status instead
+    root = entry.source.root
+    tree = ImageTree(root) if root.is_dir() else None
+    # raises for a link that leaves the root; a missing image gets a status instead
+    present = [] if tree is None else [tree.has(image) for image in manifest["image"]]
+    if not any(present):
+        raise _no_images(dataset, root)
     return manifest["image"].tolist(), {
         "root": entry.source.root,
         "manifest_sha256": sha256(manifest_path),

@@ -103,6 +103,12 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         means |= {f"{name}_by_{source}": _mean_of(tables, name) for name in BY_SOURCE}
         if means[f"auc_by_{source}"] is not None:
             means[f"auc_by_{source}_se"] = standard_error([table["auc"] for table in tables])
+    sampled = {"": [record.get("sampled", {}) for record in records]}
+    sampled["_by_words"] = [at_threshold(record, "words").get("sampled", {}) for record in records]
+    for (end, tables), name in product(sampled.items(), METRICS):
+        if (value := _mean_of(tables, name)) is not None:
+            key = f"{name}_sampled{end}"
+            means |= {key: value, f"{key}_se": standard_error([table[name] for table in tables])}
     if (value := _mean_of(records, "auc_all")) is not None:
         means |= {"auc_all": value, "auc_all_se": standard_error([record["auc_all"] for record in records])}
     means |= {name: _mean_of(records, name) for name in ALSO_AVERAGED}

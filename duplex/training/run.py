@@ -31,7 +31,16 @@ from torch import Tensor
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams, MethodEntry, Params
 from duplex.errors import UsageError, require
-from duplex.evaluation.metrics import METRICS, Curve, Margins, Metrics, group_table, harmonic_mean, measure
+from duplex.evaluation.metrics import (
+    METRICS,
+    Curve,
+    Margins,
+    Metrics,
+    group_table,
+    harmonic_mean,
+    measure,
+    sampled_from_margins,
+)
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext
@@ -405,6 +414,8 @@ def evaluate_world(
     if settings.protocol == "sampled":
         exact = {name: metrics[name] for name in ("state_accuracy", "object_accuracy")}
         metrics = {**_sampled(task, test, result, feasible_mask, settings), **exact}
+    else:
+        metrics["sampled"] = _sampled_headline(margins)
     metrics |= metrics_at_bias(margins, calibration.bias)
     if feasible_mask is not None:
         metrics |= _feasibility(calibration, int(feasible_mask.sum()))
@@ -439,9 +450,11 @@ def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration
     """Open-world metrics for the sources of feasibility that a run does not use, as source -> metrics."""
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
-        metrics = flatten(measure(accumulator.competitors(1), rounds=0))
+        competitors = accumulator.competitors(1)
+        metrics = flatten(measure(competitors, rounds=0))
         records[other.feasibility_source] = {
             **{name: metrics[name] for name in FEASIBILITY_METRICS if name in metrics},
+            "sampled": _sampled_headline(Margins.of(competitors)),
             **_feasibility(other, int((~mask).sum())),
         }
     return records
@@ -468,6 +481,12 @@ def _sampled(
     return _for_every_k(
         settings, lambda k: sampled_metrics(blocks, statistics.target, statistics.seen, feasible_mask, k)
     )
+
+
+def _sampled_headline(margins: Margins) -> dict[str, float]:
+    """S, U, HM and AUC by the published sweep, from the margins of the exact curve."""
+    metrics = flatten(sampled_from_margins(margins))
+    return {name: metrics[name] for name in METRICS if name in metrics}
 
 
 def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics]) -> dict[str, Any]:

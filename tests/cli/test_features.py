@@ -1,6 +1,7 @@
 """`duplex extract`, `duplex cache` and `duplex encoders`, in a project's folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from tests.commands import Command
 from tests.encoders.small import write_folder
 from tests.features.pictures import write_pictures
 from tests.hostile.conftest import PARAMS
+from tests.projects import draw_project
 
 
 @pytest.fixture
@@ -38,6 +40,34 @@ def test_extraction_is_reported_inspected_and_verified(folder: Path, command: Co
     assert found["rows"] == 20 and found["duplicate_rows"] == 0 and found["identity"]["dim"] == "16"
     assert json.loads(command("cache", "verify", CACHE, "--json").out)["checked"] == 20
     assert "identity.precision: fp32" in command("cache", "info", CACHE).out
+
+
+def test_extract_prepares_what_is_missing_or_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    draw_project(tmp_path, changes=lambda record: record["extraction"].update(num_workers=0))
+    monkeypatch.chdir(tmp_path)
+    first = command("extract", "-d", "own")
+    assert first.code == 0
+    assert first.err.startswith("own is prepared first: artifacts/own/manifest.csv does not exist\n")
+    assert "prepared" not in command("extract", "-d", "own").err
+    table = tmp_path / "pictures.csv"
+    table.write_text(table.read_text().replace(",striped,", ",lined,"))
+    second = command("extract", "-d", "own")
+    assert second.code == 0 and second.err.startswith("own is prepared first: its table, lists or image files")
+    assert "of them encoded before" in second.err and "images per second" not in second.err
+    assert ",lined," in (tmp_path / "artifacts/own/manifest.csv").read_text()
+
+
+def test_extract_names_the_download_where_there_are_no_images(folder: Path, command: Command) -> None:
+    shutil.rmtree(folder / "pictures")
+    assert command("extract", "-d", "pics").refused("has no images of pics; copy them there")
+    (folder / "pictures").mkdir()
+    assert command("extract", "-d", "pics").refused("has no images of pics")
+    params = (folder / "params.yaml").read_text().replace("pics:", "mit-states:").replace("[pics]", "[mit-states]")
+    (folder / "params.yaml").write_text(params)
+    (folder / "pictures").rmdir()
+    assert command("extract", "-d", "mit-states").refused("`duplex data download mit-states`")
 
 
 def test_joining_and_importing_write_extraction_json(folder: Path, command: Command) -> None:

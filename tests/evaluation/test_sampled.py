@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
-from duplex.evaluation.metrics import BlockSource, Metrics, _tensor, measure, sampled_metrics
+from duplex.evaluation.metrics import (
+    BlockSource,
+    Margins,
+    Metrics,
+    _tensor,
+    measure,
+    sampled_from_margins,
+    sampled_metrics,
+)
 from duplex.system.threads import threads
 from tests.evaluation.twins import Problem, problem, published_sweep
 
@@ -64,6 +72,19 @@ def test_equals_the_published_sweep(seed: int, kind: str, k: int, columns: int) 
     expected = published_sweep(tensors[0], tensors[1], tensors[2], tensors[3], k)
     for name in ("seen", "unseen", "hm", "auc"):
         assert getattr(found, name) == pytest.approx(expected[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("columns", [10, 90])
+def test_margins_of_the_exact_curve_give_the_same_sweep(columns: int) -> None:
+    for seed in range(6):
+        p = problem(np.random.default_rng(seed), 400, columns, feasible=0.9)
+        p.feasible[p.seen] = True
+        p.feasible[p.target] = True
+        p.scores[np.arange(400), p.target] += 2
+        accumulator = ScoreAccumulator(p.target, p.seen, feasible_mask=p.feasible).add(p.scores)
+        found, expected = sampled_from_margins(Margins.of(accumulator.competitors())), run(p, step=100)
+        for name in ("seen", "unseen", "hm", "auc", "bias"):
+            assert getattr(found, name) == pytest.approx(getattr(expected, name), abs=1e-6), name
 
 
 def test_the_sweep_is_close_to_the_exact_curve_and_mostly_below() -> None:
