@@ -19,6 +19,7 @@ from duplex.encoders.base import family_module
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, read_contents_digest
 from duplex.methods.registry import BrokenMethod, method_source
+from duplex.options import FinetuneOptions
 from duplex.system.code import code_hash
 from duplex.system.files import replace_folder, sha256, sha256_once, write_json
 from duplex.system.plugins import installed_plugins, module_of
@@ -82,13 +83,13 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
     entry, training = params.entry(method), params.training(dataset, method)
     encoder, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
     evaluation = params.evaluation.model_dump(mode="json")
+    finetune = params.finetune(method, dataset)
     made: Stamp = {"kind": entry.kind, "world": entry.world, **_encoder_settings(encoder)}
     if words is not None:
         made["word_vectors"] = sha256_once(words) if words.is_file() else None
     if stage == "train":
         made["options"] = entry.options_for(dataset)
         made["training"] = training.result_settings()
-        finetune = params.finetune(method, dataset)
         made["finetune"] = None if finetune is None else finetune.to_dict()
         made["calibration"] = {key: evaluation[key] for key in CALIBRATION}
         if entry.members:
@@ -97,7 +98,7 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
     else:
         made |= {"threads": training.threads, "evaluation": evaluation}
     modules = [module_of(method_source(entry.kind)), family_module(encoder.name)]
-    if finetune is not None:
+    if isinstance(finetune, FinetuneOptions):
         modules.append(module_of(installed_plugins("duplex.adapters")[finetune.adapter]))
     return {**made, "code": code_hash(stage, modules=modules)}
 
