@@ -81,6 +81,7 @@ def settings(
 
 def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: ArtifactPaths) -> Stamp:
     entry, training = params.entry(method), params.training(dataset, method)
+    finetune = params.finetune(method, dataset)
     encoder, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
     evaluation = params.evaluation.model_dump(mode="json")
     finetune = params.finetune(method, dataset)
