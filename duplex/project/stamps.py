@@ -84,7 +84,6 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
     finetune = params.finetune(method, dataset)
     encoder, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
     evaluation = params.evaluation.model_dump(mode="json")
-    finetune = params.finetune(method, dataset)
     made: Stamp = {"kind": entry.kind, "world": entry.world, **_encoder_settings(encoder)}
     if words is not None:
         made["word_vectors"] = sha256_once(words) if words.is_file() else None
