@@ -24,7 +24,8 @@ METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE
 DATA = {
     "py.typed", "data/benchmarks.yaml", "encoders/tiny/model.json", "encoders/tiny/weights.safetensors",
     "recognition/docs.html", "recognition/page.html",
-    "report/blocks.html.j2", "report/charts.css", "report/notebook.html.j2", "report/page.css", "report/page.html.j2",
+    "report/blocks.html.j2", "report/charts.css", "report/claims.yaml",
+    "report/notebook.html.j2", "report/page.css", "report/page.html.j2",
     "report/page.js",
     "report/quoted.yaml", "report/report.md.j2", "report/tables.yaml",
 }  # fmt: skip

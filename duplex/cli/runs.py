@@ -123,8 +123,8 @@ def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_jso
 def metrics(as_json: AsJson = False) -> None:
     """Print the metrics of all runs, averaged over seeds, and the path of the report."""
     from duplex.artifacts import ArtifactPaths
-    from duplex.project.report import evaluated_runs, warn_of_outdated
-    from duplex.report.aggregate import NO_RUN, aggregate, read_metrics
+    from duplex.project.report import evaluated_runs, summarise, warn_of_outdated
+    from duplex.report.aggregate import NO_RUN, read_metrics
     from duplex.report.tables import metrics_table
 
     paths, params = ArtifactPaths(), load_params()
@@ -132,7 +132,7 @@ def metrics(as_json: AsJson = False) -> None:
     table = read_metrics(paths.summary, "dvc repro report") if runs or paths.summary.is_file() else {}
     if not table and not runs:
         raise DuplexError(NO_RUN)
-    if aggregate(runs) != table:
+    if summarise(params, runs, paths) != table:
         log(f"{paths.summary} does not match the runs in {paths.root}; `duplex report` writes it again")
     warn_of_outdated(params, paths)
     if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -25,7 +25,6 @@ from duplex.project.stamps import RUN_STAGES, data_difference, run_difference
 from duplex.recognition.answers import listed_answers
 from duplex.report.aggregate import (
     NO_RUN,
-    Aggregate,
     DatasetResults,
     Results,
     Tree,
@@ -37,6 +36,7 @@ from duplex.report.aggregate import (
 )
 from duplex.report.answers import predicted_parts
 from duplex.report.blocks import Block, Figure, Note, ReportPart, write_report
+from duplex.report.claims import counts_of
 from duplex.report.figures import COLUMNS, EARLY, STEPS, Prototypes, Scene, compute_maps, map_count, map_figures
 from duplex.report.images import (
     RetrievedTexts,
@@ -67,7 +67,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
     warn_of_outdated(params, paths)
     if not runs:
         print(f"duplex: {NO_RUN}", file=sys.stderr)
-    summary = aggregate(runs)
+    summary = summarise(params, runs, paths)
     write_json(paths.summary, summary)
     if write_metrics:
         write_json(paths.metrics, headlines(summary))
@@ -99,6 +99,31 @@ def evaluated_runs(
         runs |= {(dataset, method): records for method, records in by_method.items()}
         not_evaluated |= {dataset: missing} if missing else {}
     return runs, not_evaluated
+
+
+def summarise(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
+    """The aggregate of runs, with the `settings` of each method: kind, options, encoder and counts of its data set.
+
+    `settings_open`: those of a method for the open world alone, also if it is shown under the name of another one.
+    """
+    summary: Tree = aggregate(runs)
+    changed = changed_options(params)
+    for dataset, method in runs:
+        data = {"encoder": _encoder_of(params, dataset), "counts": counts_of(read_numbers(paths.statistics(dataset)))}
+        for name in params.run.methods:
+            entry = params.entry(name)
+            if (entry.shown_as or name) == method:
+                key = "settings_open" if entry.world == "open" else "settings"
+                summary[dataset][method][key] = {**changed[dataset, name], **data}
+    return summary
+
+
+def _encoder_of(params: Params, dataset: str) -> str:
+    """Name and weights of a data set's encoder, as params.yaml has them."""
+    entry = params.dataset(dataset)
+    if entry.features is not None:
+        return f"features of {entry.features}"
+    return " ".join(filter(None, (entry.encoder.name, entry.encoder.weights)))
 
 
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
@@ -139,7 +164,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
     return {name: list(seeds.values()) for name, seeds in by_method.items()}, missing
 
 
-def read_results(params: Params, summary: Aggregate, paths: ArtifactPaths) -> Results:
+def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
     """All that the report shows about the runs of params.yaml; `summary`: means of their metrics over seeds."""
     ablations = read_numbers(paths.ablations) or {}
     datasets = [

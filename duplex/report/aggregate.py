@@ -31,7 +31,7 @@ VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # numbers of the tabl
 TERMS = "terms_"  # prefix of tables with some summands of the score only
 NO_RUN = "no run of params.yaml is evaluated yet; `dvc repro` trains and evaluates them"
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
-BY_SOURCE = ("hm", "auc", "auc_low", "auc_high")  # metrics that are averaged for each source of feasibility too
+BY_SOURCE = (*METRICS, "auc_low", "auc_high")  # metrics that are averaged for each source of feasibility too
 SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in artifacts/metrics.json, after validation
 POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
@@ -41,9 +41,9 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
     """Metrics averaged over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
     `auc_se`: standard error over seeds. `auc_low`, `auc_high`: means of the seeds' 95 % intervals. Beside worlds there
-    are the tables `validation`, AUC on validation images; `terms_...`, the closed world with only these summands of the
-    score; `groups`, accuracies of frequency groups; and `groups_at_ends`, the same at the ends of the curve. Numbers
-    undefined for a seed are left out.
+    are the tables `validation`, AUC on validation images and the number of seeds whose best epoch is 0, `untrained`;
+    `terms_...`, the closed world with only these summands of the score; `groups`, accuracies of frequency groups; and
+    `groups_at_ends`, the same at the ends of the curve. Numbers undefined for a seed are left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -52,6 +52,8 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
             if (centre := _mean_of(records, key)) is not None:
                 error = standard_error([record[key] for record in records])
                 summaries.setdefault("validation", {}).update({name: centre, f"{name}_se": error})
+        if "validation" in summaries and all("epoch" in record for record in records):
+            summaries["validation"]["untrained"] = sum(record["epoch"] == 0 for record in records)
         for world in WORLDS:
             if known := [record[world] for record in records if world in record]:
                 summaries[world] = _summary(known)
@@ -59,9 +61,7 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
             if name.startswith(TERMS) and all(name in record for record in records):
                 summaries[name] = _summary([record[name] for record in records])
         for grouping, name in GROUPINGS.items():
-            tables = [record.get("groups", {}) for record in records]
-            means = {group: _mean_of([table.get(group, {}) for table in tables], name) for group in GROUPS}
-            if groups := {group: value for group, value in means.items() if value is not None}:
+            if groups := _groups(records, name):
                 summaries[grouping] = groups
         table.setdefault(dataset, {})[method] = summaries
     return table
@@ -91,6 +91,17 @@ def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return None if not values or any(value is None for value in values) else fmean(values)
 
 
+def _groups(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
+    """A number of the frequency groups, such as `{head: mean, head_se: .., ...}`."""
+    tables = [record.get("groups", {}) for record in records]
+    groups: dict[str, float] = {}
+    for group in GROUPS:
+        numbers = [table.get(group, {}) for table in tables]
+        if (centre := _mean_of(numbers, name)) is not None:
+            groups |= {group: centre, f"{group}_se": standard_error([number[name] for number in numbers])}
+    return groups
+
+
 def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     means: dict[str, float | None] = {}
     for name in METRICS:
@@ -101,8 +112,9 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     for source in SOURCES:
         tables = [at_threshold(record, source) for record in records]
         means |= {f"{name}_by_{source}": _mean_of(tables, name) for name in BY_SOURCE}
-        if means[f"auc_by_{source}"] is not None:
-            means[f"auc_by_{source}_se"] = standard_error([table["auc"] for table in tables])
+        for name in METRICS:
+            if means[f"{name}_by_{source}"] is not None:
+                means[f"{name}_by_{source}_se"] = standard_error([table[name] for table in tables])
     sampled = {"": [record.get("sampled", {}) for record in records]}
     sampled["_by_words"] = [at_threshold(record, "words").get("sampled", {}) for record in records]
     for (end, tables), name in product(sampled.items(), METRICS):

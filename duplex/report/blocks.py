@@ -36,6 +36,11 @@ class TableCell:
     tip: str = ""
 
 
+def json_pointer(file: str, *keys: object) -> str:
+    """`file#/a/b` for the keys a, b: a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
+    return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+
+
 def text_cell(text: str) -> TableCell:
     """Cell that shows a text and sorts by it."""
     return TableCell(text, text)

@@ -34,10 +34,10 @@ from duplex.report.blocks import (
     TableRow,
     Thumb,
     columns,
+    json_pointer,
     number_cell,
     text_cell,
 )
-from duplex.report.tables import json_pointer
 
 NEAREST, SHOWN = 4, 4  # images per prototype, and pairs in the gallery of prototypes
 SWAP_NEAREST, SWAPS_SHOWN = 5, 3  # images per swap, and swaps in the gallery

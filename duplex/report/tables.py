@@ -12,13 +12,10 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from typing import Any
 
 import pandas as pd
-from ruamel.yaml import YAML
 
 from duplex.evaluation.metrics import METRICS, MISSING, OPEN_METRICS, PART_METRICS, TIPS, interval_of, interval_text
 from duplex.labels import GROUPS, WORLDS
@@ -44,8 +41,28 @@ from duplex.report.blocks import (
     TableCell,
     TableRow,
     columns,
+    json_pointer,
     number_cell,
     text_cell,
+)
+from duplex.report.claims import (
+    CLIP,
+    COSTS,
+    NOT_COMPARABLE,
+    Gap,
+    Measured,
+    Value,
+    backbone_of,
+    benchmark_of,
+    counts_of,
+    judge_all,
+    measured,
+    number_verdict,
+    obstacle,
+    paper_row,
+    paper_value,
+    read_package_yaml,
+    runs_of,
 )
 from duplex.report.figures import curve_figure, lambda_figures, slug, training_figures
 
@@ -63,29 +80,33 @@ TERMS_NOTE = (
     "prototypes (semantic), visual prototypes (visual), states and objects by prompts (factors), pairs by closed-form "
     "prototypes (gaussian), states and objects by closed-form prototypes (gaussian_factors)."
 )
+COST_FORMS = {"parameters": ("{:,.0f}", 1.0), "peak_bytes": ("{:,.0f} MB", 1e-6)}
+COST_FORMS |= dict.fromkeys(("seconds_per_epoch", "test_seconds"), ("{:.2f} s", 1.0))
+NUMBER_NOTE = (
+    "A number is reproduced if it differs by at most a point and the 95 % interval of the difference over seeds, with "
+    "the standard errors of both sides, contains 0; not reproduced if the interval excludes 0; undecided otherwise. A "
+    "published number without an error counts as exact."
+)
+CLAIMS_NOTE = (
+    "Statements of the paper, as comparisons of runs of this data set. Reproduced: the 95 % interval of the difference "
+    "over seeds (Student's t, the standard errors of both sides) lies above 0; not reproduced: below 0; undecided: it "
+    "contains 0, or there is none. The verdict holds for this data set and the encoder named in the last column, and "
+    "for no other. Intervals are not corrected for the number of statements: of 40 about equal rows, two are decided "
+    "by chance on average."
+)
 FEASIBILITY_NOTE = (
     "Unseen pairs with a feasibility below the threshold, which has the best validation AUC, are excluded; with "
     "evaluation.feasibility: auto only if the gain on unseen validation pairs without a part in the choice exceeds "
     "twice its standard error. Feasibility comes from word vectors (the published protocol) or from the method's "
     "likelihood. “Used” counts runs; the others use another source, or no threshold. Mean over seeds."
 )
+UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
+ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
 RECIPE_NOTE = (
     "The chosen one is bold. A recipe is adopted if its validation AUC exceeds that of the best cheaper one by more "
     "than the standard error of the difference over validation images. More blocks replace fewer ones if their AUC is "
     "higher at all."
 )
-
-
-@lru_cache
-def read_package_yaml(name: str) -> Tree:
-    """A YAML file of this package: quoted.yaml (published results) or tables.yaml (tables of ablations)."""
-    text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
-    return dict(YAML(typ="safe", pure=True).load(text))
-
-
-def json_pointer(file: str, *keys: object) -> str:
-    """`file#/a/b` for the keys a, b: a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
-    return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
 def value_at(tree: Any, keys: Sequence[str]) -> Any:
@@ -163,6 +184,9 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
     if quoted:
         note += f" Rows marked “quoted” are published numbers from {read_package_yaml('quoted.yaml')['source']}."
         note += " Their open world has a feasibility threshold by words." if world == "open" else ""
+        encoders = {values["settings"]["encoder"] for values in data.summary.values() if "settings" in values}
+        if others := sorted(encoder for encoder in encoders if backbone_of(encoder) != CLIP):
+            note += f" The encoder here is {', '.join(others)}: not comparable with rows of {CLIP}."
     others = [Column(title, tip=TIPS[title]) for title in ("AUC 95 %", *further.values())]
     header = [*columns("method"), *NUMBERS, *others]
     return Table(f"{data.name}, {world} world", header, [*rows, *quoted], note)
@@ -170,74 +194,81 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
     """Rows with published results on a benchmark, each with `further` empty cells at its end."""
-    table = read_package_yaml("quoted.yaml")
-    benchmark = benchmark_of(data)
+    benchmark = benchmark_of(counts_of(data.statistics))
     rows = []
-    for row in [*table.get(world, ()), *(table["backbones"] if world == "closed" else ())]:
+    for row in _published_rows(world):
         if benchmark in row:
             errors = row.get("errors", {}).get(benchmark, [None] * 4)
             numbers = [
                 number_cell(value, spread="" if error is None else f"± {error:.1f}")
                 for value, error in zip(row[benchmark], errors, strict=True)
             ]
-            name = TableCell(f"{row['method']} (quoted)", row["method"], tip=f"published, {row['backbone']}")
+            name = text_cell(f"{row['method']}, {row['backbone']} (quoted)")
             rows.append(TableRow([name, *numbers, *[TableCell(MISSING)] * further], quoted=True))
     return rows
 
 
-def benchmark_of(data: DatasetResults) -> str | None:
-    """The published benchmark that has a data set's name and its numbers of states, objects and pairs, if any."""
-    if data.statistics is None:
-        return None
-    counts = {key: data.statistics.get(key) for key in ("states", "objects")}
-    counts["train_pairs"] = data.statistics.get("train", {}).get("seen")
-    for name, known in read_package_yaml("quoted.yaml")["benchmarks"].items():
-        if normalised_name(name) == normalised_name(data.name) and known == counts:
-            return str(name)
-    return None
-
-
-def normalised_name(name: str) -> str:
-    """A name in lower case with letters and digits only, by which names are compared."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+def _published_rows(world: str) -> list[Tree]:
+    table = read_package_yaml("quoted.yaml")
+    return [*table.get(world, ()), *(table["backbones"] if world == "closed" else ())]
 
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Measured and published HM and AUC of a published benchmark; None if no measured method is published."""
-    published = read_package_yaml("quoted.yaml")
-    benchmark = benchmark_of(data)
-    here = {normalised_name(name): name for name, worlds in data.summary.items() if world in worlds}
+    """Measured beside published S, U, HM and AUC of a published benchmark; None if no measured method is published."""
+    benchmark = benchmark_of(counts_of(data.statistics))
+    entries = read_package_yaml("quoted.yaml")["entries"]
+    candidates = [each for each in measured(results, data) if each.file == results.metrics_file and world in each.tree]
     rows = []
-    for entry in published.get(world, ()):
-        name = published["names"].get(entry["method"], entry["method"])  # in params.yaml, if it differs
-        ours = here.get(normalised_name(name))
-        if benchmark in entry and ours is not None:
-            place = (results.metrics_file, data.name, ours, world)
-            cells = _published_cells(data.summary[ours][world], place, entry[benchmark])
-            rows.append(TableRow([text_cell(entry["method"]), text_cell(ours), *cells]))
+    for line in _published_rows(world):
+        if benchmark in line and line["method"] in entries:
+            row = {**entries[line["method"]], "quoted": line["method"], "backbone": line["backbone"]}
+            found = runs_of(row, candidates, world)
+            if line in read_package_yaml("quoted.yaml")["backbones"]:
+                found = [each for each in found if not obstacle(each.settings(world), line["backbone"])]
+            rows += [_published_line(row, each, world, str(benchmark)) for each in found]
     if not rows:
         return None
-    header = [
-        *columns("method", "name here", "HM published", "HM measured", texts=2),
-        Column("AUC published", tip="20-point sweep, which underestimates AUC by up to 0.8 %"),
-        Column("AUC measured", tip="exact, mean over seeds"),
-        Column("difference", tip="measured AUC minus published AUC"),
-        Column("95 %", tip="interval of the difference over test images; the published number counts as exact"),
-    ]
-    note = f"Published numbers are quoted from {published['source']}."
+    header = columns("method", "encoder", "name here", texts=3)
+    for title in METRICS.values():
+        header += [Column(f"{title} published"), Column(f"{title} measured", tip=TIPS[title])]
+    header += columns("AUC, difference", "95 %", "verdict on AUC", "why", texts=4)
+    source = read_package_yaml("quoted.yaml")["source"]
+    note = (
+        f"Published numbers are quoted from {source}, whose sweep underestimates AUC by up to 0.8 %. Runs are found by "
+        "kind and options, whatever their names. Numbers are compared if data and encoder are the paper's. "
+        + NUMBER_NOTE
+    )
     if world == "open":
         note += " Both have a feasibility threshold by words, chosen on validation images: the published protocol."
     return Table(f"{data.name}, {world} world: measured and published", header, rows, note)
 
 
-def _published_cells(values: Tree, place: Sequence[str], published: Sequence[float]) -> list[TableCell]:
-    end = "_by_words" if "auc_by_words" in values else ""  # the published protocol, if the run has its numbers
-    cells = []
-    for name, number in zip((f"hm{end}", f"auc{end}"), published[2:], strict=True):
-        cells += [number_cell(number), number_cell(values.get(name), source=json_pointer(*place, name))]
-    gains = [values[key] - published[3] for name in ("auc", "auc_low", "auc_high") if (key := f"{name}{end}") in values]
-    interval = TableCell(f"{gains[1]:+.1f} to {gains[2]:+.1f}", gains[1]) if len(gains) == 3 else TableCell(MISSING)
-    return [*cells, number_cell(gains[0] if gains else None, "{:+.1f}"), interval]
+def _published_line(row: Tree, each: Measured, world: str, benchmark: str) -> TableRow:
+    cells = [text_cell(row["quoted"]), text_cell(row["backbone"]), text_cell(each.name)]
+    for metric in METRICS:
+        published = paper_value(row, world, benchmark, metric)
+        number = None if published is None else published.mean
+        cells += [number_cell(number, spread=_spread(published)), _value_cell(each.value(world, metric), metric)]
+    verdict, gap, reason = number_verdict(each, row, world, "auc")
+    return TableRow([*cells, *_gap_cells(gap), text_cell(verdict), text_cell(reason)])
+
+
+def _spread(value: Value | None) -> str:
+    return f"± {value.error:.1f}" if value is not None and value.seeds > 1 and value.error is not None else ""
+
+
+def _value_cell(value: Value | None, metric: str) -> TableCell:
+    if value is None:
+        return TableCell(MISSING)
+    form, scale = COST_FORMS.get(metric, ("{:.1f}", 1.0))
+    spread = "" if metric in COST_FORMS else _spread(value)
+    return number_cell(scale * value.mean, form, value.source, spread=spread)
+
+
+def _gap_cells(gap: Gap | None) -> list[TableCell]:
+    if gap is None:
+        return [TableCell(MISSING), TableCell(MISSING)]
+    return [TableCell(f"{gap.value:+.1f}", gap.value), TableCell(gap.interval, gap.low)]
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
@@ -267,27 +298,93 @@ def feasibility_table(data: DatasetResults) -> Table | None:
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | None]]:
     """The ablations that `tables.yaml` lists, as (title, table); None if they have not been run."""
     tables: list[tuple[str, Table | None]] = []
+    candidates = measured(results, data)
     for entry in read_package_yaml("tables.yaml")["tables"]:
-        title = entry["title"]
-        texts = entry["columns"]
-        lines = [(row["cells"], *_ablation(results, data, row["run"])) for row in entry["rows"]]
-        lines = [line for line in lines if line[1]]
-        if len(lines) < 2 or not any(place[0] == results.ablations_file for *_, place in lines):
-            tables.append((title, None))
+        lines = [(row, found) for row in entry["rows"] if (found := _ablation(candidates, row["run"])) is not None]
+        if len(lines) < 2 or not any(found.file == results.ablations_file for _, found in lines):
+            tables.append((entry["title"], None))
             continue
-        rows = [TableRow([*map(text_cell, cells), *metric_cells(values, place)]) for cells, values, place in lines]
-        rows = ranked(rows, range(len(texts), len(texts) + len(METRICS)))
-        header = [*columns(*texts, texts=len(texts)), *NUMBERS]
-        tables.append((title, Table(f"{title}: {data.name}, closed world", header, rows, entry["caption"])))
+        tables.append((entry["title"], _ablation_table(entry, lines, data.name)))
     return tables
 
 
-def _ablation(results: Results, data: DatasetResults, names: str | list[str]) -> tuple[Tree, Sequence[str]]:
+def _ablation(candidates: Sequence[Measured], names: str | list[str]) -> Measured | None:
     for name in [names] if isinstance(names, str) else names:
-        for table, file in ((data.ablations, results.ablations_file), (data.summary, results.metrics_file)):
-            if "closed" in table.get(name, {}):
-                return table[name]["closed"], (file, data.name, name, "closed")
-    return {}, ()
+        for each in candidates:
+            if each.name == name and "closed" in each.tree:
+                return each
+    return None
+
+
+def _ablation_table(entry: Tree, lines: Sequence[tuple[Tree, Measured]], dataset: str) -> Table:
+    texts = entry["columns"]
+    whole = lines[-1][1]
+    benchmarks = entry["paper"]
+    rows = []
+    for row, each in lines:
+        names = [row["run"]] if isinstance(row["run"], str) else row["run"]
+        known = paper_row(next(name for name in names if name in read_package_yaml("claims.yaml")["rows"]))
+        place = (each.file, dataset, each.name)
+        cells = [*map(text_cell, row["cells"]), *metric_cells(each.tree["closed"], (*place, "closed"))]
+        cells += metric_cells(each.tree.get("validation", {}), (*place, "validation"), ("auc",))
+        cells += [text_cell(_untrained(each)), text_cell(_settings_text(each))]
+        cells += [text_cell(_paper_text(known, benchmark)) for benchmark in benchmarks]
+        cells += [text_cell(_order_text(whole, each)), text_cell(number_verdict(each, known, "closed", "auc")[0])]
+        rows.append(TableRow(cells))
+    rows = ranked(rows, range(len(texts), len(texts) + len(METRICS)))
+    more = [Column("validation AUC"), Column("untrained", False, UNTRAINED_TIP), Column("settings", False)]
+    more += [Column(f"paper, {name}: S / U / HM / AUC", False) for name in benchmarks]
+    more += [Column("below the last row", False, ORDER_TIP), Column("paper's AUC", False, NUMBER_NOTE)]
+    caption = f"{entry['title']} ({entry['source']}): {dataset}, closed world"
+    return Table(caption, [*columns(*texts, texts=len(texts)), *NUMBERS, *more], rows, entry["caption"])
+
+
+def _untrained(each: Measured) -> str:
+    if each.untrained is None:
+        return MISSING
+    return f"{each.untrained} of {each.seeds} seeds" if each.untrained else ""
+
+
+def _settings_text(each: Measured) -> str:
+    settings = each.settings()
+    if settings is None:
+        return MISSING
+    shown = {key: value for key, value in settings.items() if key not in ("world", "encoder", "counts")}
+    return ", ".join(f"{key}: {_yaml_text(value)}" for key, value in shown.items())
+
+
+def _yaml_text(value: Any) -> str:
+    return json.dumps(value).replace('"', "")
+
+
+def _paper_text(row: Tree, benchmark: str) -> str:
+    values = [paper_value(row, "closed", benchmark, metric) for metric in METRICS]
+    return " / ".join(MISSING if value is None else f"{value.mean:.1f}" for value in values)
+
+
+def _order_text(whole: Measured, each: Measured) -> str:
+    above, below = whole.value("closed", "auc"), each.value("closed", "auc")
+    if whole is each or above is None or below is None:
+        return ""
+    if whole.surroundings("closed") != each.surroundings("closed"):
+        return NOT_COMPARABLE
+    return Gap.of((1.0, above), (-1.0, below)).order
+
+
+def claims_table(results: Results, data: DatasetResults) -> Table:
+    """A line per statement of the paper and metric, with its verdict on a data set."""
+    rows = []
+    for found in judge_all(results, data):
+        metric = next((key for key, title in {**METRICS, **COSTS}.items() if title == found.metric), "")
+        texts = (found.source, found.text, found.rows, found.metric, found.paper)
+        numbers = [_value_cell(found.left, metric), _value_cell(found.right, metric)]
+        gap = _gap_cells(None if metric in COSTS else found.gap)
+        rows.append(
+            TableRow([*map(text_cell, texts), *numbers, *gap, text_cell(found.verdict), text_cell(found.reason)])
+        )
+    header = columns("source", "statement", "rows", "metric", "paper", texts=5)
+    header += [Column("left"), Column("right"), *columns("difference", "95 %", "verdict", "with, or why not", texts=4)]
+    return Table(f"Claims of the paper: {data.name}", header, rows, f"{CLAIMS_NOTE} {NUMBER_NOTE}")
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
@@ -503,6 +600,9 @@ def _with_error(summary: Mapping[str, float], name: str) -> str:
 def build_report(results: Results, image_parts: Mapping[str, Sequence[ReportPart]] | None = None) -> Report:
     """The report of all data sets; `image_parts`: by data set, further parts that need images or a trained method."""
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
+    claims = [ReportPart(data.name, [claims_table(results, data)]) for data in results.datasets if data.summary]
+    if claims:
+        sections.append(ReportSection("claims", "Claims of the paper", claims))
     provenance = ReportSection("provenance", "Provenance", [provenance_part(results)])
     methods = dict.fromkeys(method for data in results.datasets for method in data.summary)
     facts = (

@@ -78,7 +78,7 @@ def test_score_terms_of_every_seed_are_averaged():
 def test_frequency_groups_are_mean_accuracies():
     runs = [record(1.0, head=40.0), record(1.0, head=50.0)]
     table = aggregate({("a", "m"): runs, ("a", "n"): [record(1.0)], ("a", "o"): [runs[0], record(1.0)]})
-    assert table["a"]["m"]["groups"] == {"head": 45.0}
+    assert table["a"]["m"]["groups"] == {"head": 45.0, "head_se": 5.0}
     assert "groups" not in table["a"]["n"] and "groups" not in table["a"]["o"]  # one seed lacks it
     assert {row[1] for row in metrics_table(table)[1:]} == {"closed"}
 
@@ -86,4 +86,13 @@ def test_frequency_groups_are_mean_accuracies():
 def test_groups_at_the_ends_of_the_curve_are_a_table():
     ends = {**record(1.0, head=40.0), "groups": {"head": {"accuracy": 40.0, "accuracy_at_ends": 60.0}}}
     found = aggregate({("a", "m"): [ends, ends]})["a"]["m"]
-    assert (found["groups"], found["groups_at_ends"]) == ({"head": 40.0}, {"head": 60.0})
+    assert (found["groups"], found["groups_at_ends"]) == (
+        {"head": 40.0, "head_se": 0.0},
+        {"head": 60.0, "head_se": 0.0},
+    )
+
+
+def test_seeds_whose_best_epoch_is_the_first_are_counted():
+    runs = [{**record(1.0), "val_auc": 5.0, "epoch": epoch} for epoch in (0, 3, 0)]
+    assert aggregate({("a", "m"): runs})["a"]["m"]["validation"]["untrained"] == 2
+    assert "untrained" not in aggregate({("a", "m"): [{**record(1.0), "val_auc": 5.0}]})["a"]["m"]["validation"]

@@ -185,7 +185,7 @@ def test_the_report_leaves_out_data_sets_without_runs_and_metrics_alone(project)
     run = project.params.run.model_copy(update={"datasets": ("shapes", "own")})
     params = project.params.model_copy(update={"run": run})
     text = report.report_stage(params, project.paths, write_metrics=False).read_text(encoding="utf-8")
-    assert [e.text for e in Page(text).all("h2")] == ["own", "Provenance"]
+    assert [e.text for e in Page(text).all("h2")] == ["own", "Claims of the paper", "Provenance"]
     assert "shapes" not in [e.text for e in Page(text).all("dd")]
     assert project.paths.metrics.read_bytes() == before
     report.report_stage(project.params, project.paths)

@@ -9,17 +9,21 @@ import pandas as pd
 import pytest
 
 from duplex.config.params import load_params
+from duplex.data.tables import read_benchmarks
+from duplex.labels import SPLITS
 from duplex.report import tables
 from duplex.report.aggregate import DatasetResults, Results, RunRecord
 from duplex.report.answers import predicted_parts
-from duplex.report.blocks import Note, Table, TableCell, TableRow
+from duplex.report.blocks import Note, Table, TableCell, TableRow, json_pointer
+from duplex.report.claims import counts_of, is_row, paper_row
 from duplex.report.figures import lambda_figures
 from duplex.report.images import RetrievedTexts
 from duplex.report.tables import dataset_section, published_table
 from tests.projects import SHIPPED
 from tests.subprocesses import ROOT
 
-BENCHMARKS = tables.read_package_yaml("quoted.yaml")["benchmarks"]
+BENCHMARKS = ("mit-states", "ut-zappos", "cgqa")
+PAPER = "ViT-L-14-quickgelu openai"
 
 
 def line(value: float, **more: float) -> dict[str, dict[str, float]]:
@@ -27,17 +31,36 @@ def line(value: float, **more: float) -> dict[str, dict[str, float]]:
     return {"closed": {**row, "auc_se": 0.1, "state_accuracy": 1.0, "object_accuracy": 2.0, "seeds": 2, **more}}
 
 
-def results(name: str = "mit-states", pairs: int = 1262, ablations: dict | None = None) -> Results:
-    statistics = {"states": 115, "objects": 245, "train": {"seen": pairs}}
-    summary = {"clip": line(10.0), "duplex": line(20.0)}
+def statistics_of(name: str, pairs: int | None = None) -> dict[str, Any]:
+    counts = read_benchmarks()[name]["counts"]
+    splits = {split: dict(zip(("seen", "unseen", "images"), counts[split], strict=True)) for split in SPLITS}
+    splits["train"]["seen"] = pairs or splits["train"]["seen"]
+    return {"states": counts["states"], "objects": counts["objects"], **splits}
+
+
+def settings(name: str, encoder: str = PAPER, **options: Any) -> dict[str, Any]:
+    """Settings of a method of params.yaml, which are those of a row of the paper, in a summary."""
+    row = paper_row({"clip": "CLIP", "dfsp_t2i": "DFSP(t2i)"}.get(name, name))
+    return {"kind": row["kind"], **row.get("options", {}), **options, "encoder": encoder}
+
+
+def results(
+    name: str = "mit-states", pairs: int = 1262, ablations: dict | None = None, encoder: str = PAPER
+) -> Results:
+    statistics = statistics_of("mit-states", pairs)
+    counts = {"counts": counts_of(statistics)}
+    summary = {
+        "clip": {**line(10.0), "settings": {**settings("clip", encoder), **counts}},
+        "duplex": {**line(20.0), "settings": {**settings("duplex", encoder), **counts}},
+    }
     return Results((DatasetResults(name, summary, statistics=statistics, ablations=ablations or {}),))
 
 
 @pytest.mark.parametrize(
     ("name", "pairs", "quoted"),
-    [("mit-states", 1262, True), ("MIT_States", 1262, True), ("mit-states", 1000, False), ("shapes", 1262, False)],
+    [("mit-states", 1262, True), ("my-copy", 1262, True), ("mit-states", 1000, False)],
 )
-def test_published_rows_are_shown_for_their_benchmark_only(name, pairs, quoted):
+def test_published_rows_are_shown_for_data_with_the_benchmarks_counts_only(name, pairs, quoted):
     whole = results(name, pairs)
     table = tables.result_table(whole, whole.datasets[0], "closed")
     rows = [row for row in table.rows if row.quoted]
@@ -135,8 +158,12 @@ def test_each_source_of_feasibility_has_a_line_the_used_one_first():
 
 
 OPEN_LINE = {"open": {**line(9.0)["closed"], "auc_all": 9.5, "auc_by_words": 8.0, "hm_by_words": 7.0,
-                      "auc_low_by_words": 7.5, "auc_high_by_words": 8.5}}  # fmt: skip
-OPEN = dataclasses.replace(results().datasets[0], summary={"duplex": OPEN_LINE, "clip": {"open": line(3.0)["closed"]}})
+                      "auc_by_words_se": 0.1}}  # fmt: skip
+PLAIN = results().datasets[0]
+OPEN = dataclasses.replace(PLAIN, summary={
+    "duplex": {**OPEN_LINE, "settings": PLAIN.summary["duplex"]["settings"]},
+    "clip": {"open": line(3.0)["closed"], "settings": PLAIN.summary["clip"]["settings"]},
+})  # fmt: skip
 
 
 def test_the_open_world_has_auc_over_all_pairs_and_by_words_beside_the_calibrated_one():
@@ -153,12 +180,13 @@ def test_the_open_world_has_auc_over_all_pairs_and_by_words_beside_the_calibrate
 
 def test_published_open_results_are_compared_with_the_threshold_by_words():
     table = published_table(Results((OPEN,)), OPEN, "open")
-    assert table is not None
-    cells = {row.cells[1].text: [cell.text for cell in row.cells] for row in table.rows}
+    assert table is not None and "threshold by words" in table.note
+    titles = [column.title for column in table.columns]
+    said = {row[2]: dict(zip(titles, row, strict=True)) for row in texts(table)}
     published = tables.read_package_yaml("quoted.yaml")["open"][-1]["mit-states"]
-    assert cells["duplex"][3] == "7.0" and cells["duplex"][5:7] == ["8.0", f"{8.0 - published[3]:+.1f}"]
-    assert cells["duplex"][7] == f"{7.5 - published[3]:+.1f} to {8.5 - published[3]:+.1f}"
-    assert cells["clip"][5] == "3.0"  # of a run without a threshold by words
+    assert (said["duplex"]["HM measured"], said["duplex"]["AUC measured"]) == ("7.0", "8.0")
+    assert said["duplex"]["AUC, difference"] == f"{8.0 - published[3]:+.1f}"
+    assert said["clip"]["AUC measured"] == "3.0"  # of a run without a threshold by words
 
 
 def test_an_ablation_table_has_the_rows_that_were_run():
@@ -209,7 +237,7 @@ def test_every_row_of_the_ablation_tables_exists_in_params():
 
 
 def test_pointers_escape_slash_and_tilde():
-    assert tables.json_pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
+    assert json_pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
 
 
 def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():
@@ -272,38 +300,55 @@ def test_at_the_ends_of_the_curve_seen_is_s_and_images_are_counted():
 
 def test_a_method_is_compared_with_its_published_numbers():
     whole = results()
-    whole.datasets[0].summary["dfsp_t2i"] = line(21.6)
+    counts = {"counts": counts_of(whole.datasets[0].statistics)}
+    for name, value in (("mine", 21.6), ("other_options", 50.0)):
+        changed = {"fusion": "i2t" if name == "mine" else "unknown"}
+        whole.datasets[0].summary[name] = {**line(value), "settings": {**settings("dfsp_t2i", **changed), **counts}}
     table = published_table(whole, whole.datasets[0], "closed")
-    said = {name: others for name, *others in texts(table)}
-    assert said["CLIP"] == ["clip", "26.1", "10.0", "11.0", "10.0", "-1.0", "-1.0 to -1.0"]
-    assert said["DFSP(t2i)"][0] == "dfsp_t2i" and said["DFSP(t2i)"][-2] == "+1.0"
-    assert said["Duplex"][-2] == "-3.7"
-    assert set(said) == {"CLIP", "DFSP(t2i)", "Duplex"}
-    assert table.rows[0].cells[5].source.endswith("#/mit-states/clip/closed/auc")
-    del whole.datasets[0].summary["clip"]["closed"]["auc_low"]
-    assert published_table(whole, whole.datasets[0], "closed").rows[0].cells[-1].text == "–"
+    titles = [column.title for column in table.columns]
+    said = {row[0]: dict(zip(titles, row, strict=True)) for row in texts(table)}
+    assert [said["CLIP"][f"{name} published"] for name in ("S", "U", "HM", "AUC")] == ["30.2", "46.0", "26.1", "11.0"]
+    assert [said["CLIP"][f"{name} measured"] for name in ("S", "U", "HM", "AUC")] == ["10.0"] * 4
+    assert said["CLIP"]["AUC, difference"] == "-1.0" and said["CLIP"]["95 %"] == "-2.3 to +0.3"  # 12.706 * 0.1
+    assert said["DFSP(i2t)"]["name here"] == "mine"  # recognised by its kind and options
+    assert {name: row["verdict on AUC"] for name, row in said.items()} == {
+        "CLIP": "reproduced", "DFSP(i2t)": "reproduced", "Duplex": "undecided",
+    }  # fmt: skip
+    assert said["Duplex"]["AUC, difference"] == "-3.7" and said["Duplex"]["encoder"] == "CLIP ViT-L/14"
+    assert table.rows[0].cells[10].source.endswith("#/mit-states/clip/closed/auc")
 
 
-@pytest.mark.parametrize(("name", "world"), [("shapes", "closed"), ("mit-states", "open")])
-def test_other_data_sets_and_worlds_have_no_comparison(name, world):
-    whole = results(name)
+def test_numbers_of_another_encoder_are_not_comparable_whatever_the_data_set_is_called():
+    whole = results(encoder="ViT-B-32-quickgelu openai")
+    table = published_table(whole, whole.datasets[0], "closed")
+    assert {tuple(row[-4:-1]) for row in texts(table)} == {("–", "–", "not comparable")}
+    assert all("encoder ViT-B-32-quickgelu openai, not" in row[-1] for row in texts(table))
+    shown = tables.result_table(whole, whole.datasets[0], "closed")
+    assert "The encoder here is ViT-B-32-quickgelu openai: not comparable" in shown.note
+    names = [row.cells[0].text for row in shown.rows if row.quoted]
+    assert len(set(names)) == len(names) and {"CGE, ResNet-18 (quoted)", "CGE, without CLIP (quoted)"} <= set(names)
+
+
+@pytest.mark.parametrize(("pairs", "world"), [(1000, "closed"), (1262, "open")])
+def test_other_data_sets_and_worlds_have_no_comparison(pairs, world):
+    whole = results(pairs=pairs)
     assert published_table(whole, whole.datasets[0], world) is None
 
 
 def test_other_backbones_are_quoted_in_the_closed_world():
     whole = results()
     rows = [row for row in tables.result_table(whole, whole.datasets[0], "closed").rows if row.quoted]
-    tips = [row.cells[0].tip for row in rows]
-    assert sum("BLIP" in tip for tip in tips) == 2 and sum("ResNet-18" in tip for tip in tips) == 2
+    names = [row.cells[0].text for row in rows]
+    assert sum("BLIP" in name for name in names) == 2 and sum("ResNet-18" in name for name in names) == 2
     blip = {row["method"]: row for row in tables.read_package_yaml("quoted.yaml")["backbones"]}["Duplex"]
     assert (blip["mit-states"], blip["cgqa"]) == ([57.7, 51.7, 41.0, 24.6], [41.7, 37.5, 31.4, 14.0])
 
 
-def test_every_name_of_a_published_method_exists_in_params():
+def test_every_published_method_with_an_entry_is_one_of_params():
     shipped, table = load_params(SHIPPED), tables.read_package_yaml("quoted.yaml")
-    methods = {row["method"] for world in ("closed", "open") for row in table[world]}
-    assert set(table["names"]) <= methods
-    assert set(table["names"].values()) <= set(shipped.methods)
-    found = {tables.normalised_name(name) for name in shipped.methods}
-    for name in ("CompCos", "CGE", "Co-CGE", "KG-SP", "SCEN", "CANet", "ADE", "GIPCOL", "Troika", "LOGICZSL"):
-        assert name in methods and tables.normalised_name(name) in found
+    quoted = {row["method"] for place in ("closed", "open", "backbones") for row in table[place]}
+    assert set(table["entries"]) <= quoted
+    for row in table["entries"].values():
+        (name,) = row["run"]
+        entry = shipped.entry(name)
+        assert is_row({"kind": entry.kind, **entry.options_for(None)}, row), name

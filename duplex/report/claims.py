@@ -1,0 +1,468 @@
+"""Which runs are rows of the paper's tables, which numbers are comparable, and verdicts on the claims of claims.yaml.
+
+A run is recognised by its settings in the summary, or by its name if the summary has none. Numbers are compared with
+the paper's if the data set has a benchmark's counts and the encoder is that of the row, whatever their names. The order
+of two rows is compared on any data, if both have the same data, encoder and fine-tuned blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.resources import files
+from statistics import NormalDist, fmean
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from duplex.data.tables import read_benchmarks
+from duplex.evaluation.metrics import METRICS, MISSING
+from duplex.labels import SPLITS, WORLDS
+from duplex.report.aggregate import DatasetResults, Results, RunRecord, Tree, standard_error
+from duplex.report.blocks import json_pointer
+
+REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
+UNDECIDED = "undecided"
+NOT_COMPARABLE = "not comparable"
+NOT_RUN = "not run"
+T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)  # 97.5 % of Student's t with 1 to 5 degrees of freedom
+CLOSE = 1.0  # points by which a reproduced number may differ
+PAPER_SEEDS = 5  # of numbers with a standard error
+CLIP = "CLIP ViT-L/14"
+COSTS = {"parameters": "parameters", "peak_bytes": "memory", "seconds_per_epoch": "epoch", "test_seconds": "test"}
+
+
+@lru_cache
+def read_package_yaml(name: str) -> Tree:
+    """A YAML file of this package: quoted.yaml, claims.yaml (the paper), or tables.yaml (tables of ablations)."""
+    text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
+    return dict(YAML(typ="safe", pure=True).load(text))
+
+
+@dataclass(frozen=True)
+class Value:
+    """Mean over seeds with its standard error; `seeds` is 0 and the error too for a number of the paper without one."""
+
+    mean: float
+    error: float | None
+    seeds: int
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A sum of values with signs, and the ends of its 95 % interval over seeds; None if a value has no error."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, *terms: tuple[float, Value]) -> Gap:
+        """The sum of factor * value, for independent values; degrees of freedom are those of the fewest seeds."""
+        total = math.fsum(factor * value.mean for factor, value in terms)
+        errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
+        freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
+        known = [error for error in errors if error is not None]
+        if freedom < 1 or len(known) < len(errors):
+            return cls(total)
+        width = t_quantile(freedom) * math.sqrt(math.fsum(known))
+        return cls(total, total - width, total + width)
+
+    @property
+    def order(self) -> str:
+        """Verdict on the statement that the value is above zero."""
+        if self.low is None or self.high is None or self.low <= 0 <= self.high:
+            return UNDECIDED
+        return REPRODUCED if self.low > 0 else NOT_REPRODUCED
+
+    @property
+    def equality(self) -> str:
+        """Verdict on the statement that the value is zero."""
+        if self.low is None or self.high is None:
+            return UNDECIDED
+        if self.low <= 0 <= self.high:
+            return REPRODUCED if abs(self.value) <= CLOSE else UNDECIDED
+        return NOT_REPRODUCED
+
+    @property
+    def interval(self) -> str:
+        return MISSING if self.low is None or self.high is None else f"{self.low:+.1f} to {self.high:+.1f}"
+
+
+def t_quantile(freedom: int) -> float:
+    """97.5 % quantile of Student's t, to 0.1 %; Cornish and Fisher's expansion for many degrees of freedom."""
+    if freedom <= len(T_QUANTILES):
+        return T_QUANTILES[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
+    return z + (z**3 + z) / (4 * freedom) + second + third
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A method's results in a summary, which may be a row of the paper."""
+
+    name: str
+    dataset: str
+    file: str  # the summary
+    tree: Tree
+    runs: Mapping[int, RunRecord] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> int:
+        return max((int(self.tree[world].get("seeds", 1)) for world in WORLDS if world in self.tree), default=1)
+
+    @property
+    def untrained(self) -> int | None:
+        """The number of seeds whose best epoch is 0; None if it is not recorded."""
+        count = self.tree.get("validation", {}).get("untrained")
+        return None if count is None else int(count)
+
+    def settings(self, table: str = "closed") -> Tree | None:
+        found: Tree | None = self.tree.get(f"settings_{table}", self.tree.get("settings"))
+        return found
+
+    def value(self, table: str, metric: str) -> Value | None:
+        """A metric; in the open world with the published feasibility threshold by words, if the summary has it."""
+        if table == "costs":
+            return self._cost(metric)
+        numbers: Tree = self.tree.get(table, {})
+        key = f"{metric}_by_words" if table == "open" and f"{metric}_by_words" in numbers else metric
+        if key not in numbers:
+            return None
+        seeds = numbers.get("seeds", self.seeds)
+        error = numbers.get(f"{key}_se") if seeds > 1 else None
+        return Value(numbers[key], error, seeds, json_pointer(self.file, self.dataset, self.name, table, key))
+
+    def _cost(self, metric: str) -> Value | None:
+        part = "evaluation_timing" if metric == "test_seconds" else "timing"
+        found = [run for run in self.runs.values() if metric in getattr(run, part)]
+        if not found:
+            return None
+        numbers = [float(getattr(run, part)[metric]) for run in found]
+        error = standard_error(numbers) if len(numbers) > 1 else None
+        return Value(fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found))
+
+    def surroundings(self, table: str) -> str:
+        """What both sides of a comparison must share, as text; empty if the summary does not have it."""
+        settings = self.settings(table)
+        if settings is None:
+            return ""
+        return json.dumps([settings.get(key) for key in ("encoder", "counts", "finetune", "adapter")])
+
+
+def measured(results: Results, data: DatasetResults) -> list[Measured]:
+    """Ablations, which have more seeds, before the methods of the main project."""
+    found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in data.ablations.items()]
+    for name, tree in data.summary.items():
+        found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
+    return found
+
+
+def paper_row(name: str) -> Tree:
+    """A row of claims.yaml, or a published method of quoted.yaml as one."""
+    rows = read_package_yaml("claims.yaml")["rows"]
+    return dict(rows[name]) if name in rows else {"quoted": name, **read_package_yaml("quoted.yaml")["entries"][name]}
+
+
+def is_row(settings: Tree, row: Tree) -> bool:
+    """Whether a run with these settings is a row of the paper: its kind, and the options in which rows differ."""
+    if settings["kind"] != row["kind"]:
+        return False
+    defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})
+    wanted = {**defaults, **row.get("options", {})}
+    return all(_plain(settings.get(key, defaults.get(key))) == _plain(value) for key, value in wanted.items())
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, list | tuple) else value
+
+
+def runs_of(row: Tree, candidates: Sequence[Measured], table: str) -> list[Measured]:
+    """The runs that are a row of the paper: those with a name of its list first, then others with its settings."""
+    names = row.get("run", [])
+    listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
+    others = [each for each in candidates if each.name not in names and each.settings(table) is not None]
+    found = []
+    for each in [*listed, *others]:
+        settings = each.settings(table)
+        if settings is None or is_row(settings, row):
+            found.append(each)
+    return found
+
+
+def counts_of(statistics: Tree | None) -> Tree | None:
+    """Numbers of states, objects, and by split of seen pairs, unseen pairs and images: the shape of benchmarks.yaml."""
+    if statistics is None:
+        return None
+    counts: Tree = {key: statistics.get(key) for key in ("states", "objects")}
+    for split in SPLITS:
+        numbers = statistics.get(split, {})
+        counts[split] = [numbers.get(key) for key in ("seen", "unseen", "images")]
+    return counts
+
+
+def benchmark_of(counts: Tree | None) -> str | None:
+    """The published benchmark that has these counts, if any."""
+    return next((str(name) for name, known in read_benchmarks().items() if known["counts"] == counts), None)
+
+
+def backbone_of(encoder: str) -> str | None:
+    """The paper's name of an encoder (name and weights) here; None if the paper has no numbers with it."""
+    known = read_package_yaml("claims.yaml")["encoders"]
+    trained = [name for name, start in known.items() if f"{encoder} ".startswith(start) and "random:" not in encoder]
+    return trained[0] if trained else None
+
+
+def obstacle(settings: Tree | None, backbone: str) -> str:
+    """Why numbers of a run cannot be compared with the paper's for an encoder; empty if they can."""
+    if settings is None:
+        return "its encoder and data are not recorded"
+    if backbone_of(settings["encoder"]) != backbone:
+        return f"encoder {settings['encoder']}, not {backbone}"
+    if benchmark_of(settings["counts"]) is None:
+        return "no published data set has its numbers of states, objects, pairs and images"
+    return ""
+
+
+def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | None:
+    """The paper's number of a row; its standard error is 0 if the paper gives none."""
+    numbers = row.get(table, {}).get(benchmark)
+    errors: Sequence[float] = ()
+    if numbers is None or (isinstance(numbers, Mapping) and metric not in numbers):
+        quoted = _quoted(row, table)
+        numbers = quoted.get(benchmark)
+        errors = quoted.get("errors", {}).get(benchmark, ())
+    if numbers is None:
+        return None
+    by_metric = numbers if isinstance(numbers, Mapping) else dict(zip(METRICS, numbers, strict=True))
+    if metric not in by_metric:
+        return None
+    error = dict(zip(METRICS, errors, strict=False)).get(metric)
+    return Value(by_metric[metric], error or 0.0, 0 if error is None else PAPER_SEEDS)
+
+
+def _quoted(row: Tree, table: str) -> Tree:
+    published = read_package_yaml("quoted.yaml")
+    backbone = row.get("backbone", CLIP)
+    for line in published.get(table if backbone == CLIP else "backbones", ()):
+        if (line["method"], line["backbone"]) == (row.get("quoted"), backbone) and table in ("closed", "open"):
+            return dict(line)
+    return {}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict on one statement of the paper about one metric; `reason` says with what, or why there is none."""
+
+    source: str
+    text: str
+    rows: str
+    metric: str
+    paper: str
+    verdict: str
+    reason: str
+    left: Value | None = None
+    right: Value | None = None
+    gap: Gap | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison of a claim: its rows, and the table and metric of each side."""
+
+    claim: Tree
+    names: tuple[str, ...]
+    tables: tuple[str, str]
+    metrics: tuple[str, str]
+
+    @property
+    def sides(self) -> list[tuple[float, str, str, str]]:
+        """Factor, row, table and metric of the terms whose sum is above zero if the claim holds."""
+        factors = [1.0, -1.0]
+        if "gain" in self.claim:
+            factors = [1.0, -1.0, -1.0, 1.0]
+        if "cost" in self.claim:
+            factors = [-1.0, float(self.claim["at_most"])]
+        return [
+            (factor, name, self.tables[place % 2], self.metrics[place % 2])
+            for place, (factor, name) in enumerate(zip(factors, self.names, strict=False))
+        ]
+
+    @property
+    def title(self) -> str:
+        if "gain" in self.claim:
+            return "{} − {} > {} − {}".format(*self.names)
+        if "cost" in self.claim:
+            return f"{self.names[0]} ≤ {self.claim['at_most']:g} × {self.names[1]}"
+        return " > ".join(dict.fromkeys(self.names))
+
+    def paper(self, benchmark: str) -> str:
+        """The paper's numbers on a benchmark, such as `21.7 > 20.1`."""
+        values = [paper_value(paper_row(name), table, benchmark, key) for _, name, table, key in self.sides]
+        numbers = [value.mean for value in values if value is not None]
+        if len(numbers) < len(values):
+            return MISSING
+        if "gain" in self.claim:
+            return f"{numbers[0] - numbers[1]:.1f} > {numbers[2] - numbers[3]:.1f}"
+        if "number" in self.claim:
+            error = values[0].error if values[0] is not None and values[0].seeds else None
+            return f"{numbers[0]:.1f} (no error given)" if error is None else f"{numbers[0]:.1f} ± {error:.1f}"
+        mark = " v " if "cost" in self.claim or benchmark in self.claim.get("contradicted", ()) else " > "
+        return mark.join(format_number(self.metrics[0], number) for number in numbers)
+
+
+def format_number(metric: str, number: float) -> str:
+    if metric == "parameters":
+        return f"{1e-6 * number:.1f} M"
+    if metric == "peak_bytes":
+        return f"{1e-9 * number:.1f} GB"
+    return f"{number:.0f} s" if metric in COSTS else f"{number:.1f}"
+
+
+def lines_of(claim: Tree) -> Iterator[Line]:
+    """The comparisons of a claim: one per metric, and per row where it has a list of rows."""
+    places = claim.get("in", "costs" if "cost" in claim else "closed")
+    tables = (places, places) if isinstance(places, str) else (places[0], places[1])
+    first, *others = _names(claim)
+    lowers = others[0] if others and isinstance(others[0], list) else None
+    for rows in [(first, *others)] if lowers is None else [(first, lower) for lower in lowers]:
+        for metric in claim["on"]:
+            yield Line(claim, rows, tables, (metric, metric) if isinstance(metric, str) else (metric[0], metric[1]))
+
+
+def _names(claim: Tree) -> list[Any]:
+    if "peak" in claim:
+        return [f"λ = {claim['peak']:g}"]
+    if "number" in claim:
+        return [claim["number"]]
+    return list(next(claim[kind] for kind in ("greater", "gain", "cost") if kind in claim))
+
+
+def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
+    """A judgement per statement of claims.yaml and metric on a data set, and per setting in which its rows were run."""
+    candidates = measured(results, data)
+    benchmark = benchmark_of(counts_of(data.statistics))
+    found: list[Judgement] = []
+    for claim in read_package_yaml("claims.yaml")["claims"]:
+        if benchmark is None or benchmark in claim["of"]:
+            for line in lines_of(claim):
+                found += _judge(line, candidates, benchmark)
+    return found
+
+
+def _judge(line: Line, candidates: Sequence[Measured], benchmark: str | None) -> list[Judgement]:
+    claim = line.claim
+    shown = [benchmark] if benchmark else claim["of"]
+    paper = MISSING if "peak" in claim else "; ".join(f"{name} {line.paper(name)}" for name in shown)
+    metric = " > ".join(dict.fromkeys({**METRICS, **COSTS}.get(name, name) for name in line.metrics))
+    contradicted = [name for name in shown if name in claim.get("contradicted", ())]
+    start = f"the paper's numbers on {' and '.join(contradicted)} contradict it; " if contradicted else ""
+
+    def judgement(verdict: str, reason: str, **numbers: Any) -> Judgement:
+        texts = (claim["source"], claim["text"], line.title, metric, paper)
+        return Judgement(*texts, verdict, start + reason, **numbers)
+
+    if claim.get("only") and benchmark is None:
+        return [judgement(NOT_COMPARABLE, f"said of {' and '.join(claim['of'])} alone")]
+    rows = _peak_rows() if "peak" in claim else {name: paper_row(name) for name in line.names}
+    found = {name: _with_numbers(line, name, runs_of(row, candidates, line.tables[0])) for name, row in rows.items()}
+    if missing := [name for name, runs in found.items() if not runs and "peak" not in claim]:
+        return [judgement(NOT_RUN, ", ".join(missing))]
+    if "number" in claim:
+        (name,) = line.names
+        return [judgement(**_number(line, rows[name], each)) for each in found[name]]
+    groups: dict[str, dict[str, Measured]] = {}
+    for name, runs in found.items():
+        for each in runs:
+            groups.setdefault(each.surroundings(line.tables[0]), {}).setdefault(name, each)
+    if "peak" in claim:
+        peaks = [_peak(claim["peak"], group, line.metrics[0]) for group in groups.values()]
+        return [judgement(**numbers) for numbers in peaks if numbers] or [
+            judgement(NOT_RUN, "values of λ on both sides")
+        ]
+    whole = [group for group in groups.values() if len(group) == len(rows)]
+    if not whole:
+        return [judgement(NOT_COMPARABLE, "its rows were run with different encoders, data or fine-tuned blocks")]
+    return [judgement(**_order(line, group)) for group in whole]
+
+
+def _with_numbers(line: Line, name: str, runs: Iterable[Measured]) -> list[Measured]:
+    """The runs that have what the line compares."""
+    wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
+    wanted = wanted or [(line.tables[0], line.metrics[0])]
+    return [each for each in runs if all(each.value(*place) is not None for place in wanted)]
+
+
+def _order(line: Line, group: Mapping[str, Measured]) -> dict[str, Any]:
+    settings = group[line.names[0]].settings(line.tables[0])
+    wanted = line.claim.get("encoder")
+    if wanted and (settings is None or backbone_of(settings["encoder"]) != wanted):
+        encoder = "not recorded" if settings is None else settings["encoder"]
+        return {"verdict": NOT_COMPARABLE, "reason": f"encoder {encoder}, not {wanted}"}
+    values = [(factor, group[name].value(table, metric)) for factor, name, table, metric in line.sides]
+    terms = [(factor, value) for factor, value in values if value is not None]
+    gap = Gap.of(*terms)
+    numbers = {"left": terms[0][1], "right": terms[1][1]} if len(terms) == 2 else {}
+    return {"verdict": gap.order, "reason": _with(group.values(), line.tables[0]), "gap": gap, **numbers}
+
+
+def _number(line: Line, row: Tree, each: Measured) -> dict[str, Any]:
+    place = (line.tables[0], line.metrics[0])
+    verdict, gap, reason = number_verdict(each, row, *place)
+    return {"verdict": verdict, "reason": reason, "gap": gap, "left": each.value(*place)}
+
+
+def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:
+    """Verdict, difference and reason for a run's number against the paper's for a row."""
+    settings = each.settings(table)
+    value = each.value(table, metric)
+    if found := obstacle(settings, row.get("backbone", CLIP)):
+        return NOT_COMPARABLE, None, f"{each.name}: {found}"
+    benchmark = benchmark_of(settings["counts"]) if settings else None
+    paper = paper_value(row, table, str(benchmark), metric)
+    if value is None or paper is None:
+        return NOT_COMPARABLE, None, "the paper has no such number" if paper is None else "not measured"
+    gap = Gap.of((1.0, value), (-1.0, paper))
+    return gap.equality, gap, _with([each], table)
+
+
+def _with(used: Iterable[Measured], table: str) -> str:
+    """The runs, seeds and encoder of a comparison, and which runs are untrained."""
+    runs = list(used)
+    settings = runs[0].settings(table)
+    seeds = min(each.seeds for each in runs)
+    encoder = "encoder not recorded" if settings is None else settings["encoder"]
+    tuned = ", fine-tuned blocks" if settings and settings.get("finetune") else ""
+    untrained = [f"{each.name} untrained in {each.untrained} of {each.seeds}" for each in runs if each.untrained]
+    names = ", ".join(dict.fromkeys(each.name for each in runs))
+    return "; ".join([names, f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {encoder}{tuned}", *untrained])
+
+
+def _peak_rows() -> dict[str, Tree]:
+    places = read_package_yaml("tables.yaml")["sensitivity"]
+    rows = {}
+    for place in places:
+        options = {"momentum": float(place["value"])}
+        rows[str(float(place["value"]))] = {"run": [place["run"]], "kind": "duplex", "options": options}
+    return rows
+
+
+def _peak(at: float, group: Mapping[str, Measured], metric: str) -> dict[str, Any]:
+    """Verdict on a peak: values at both ends are below it, and no value is above it."""
+    values = {float(place): each.value("closed", metric) for place, each in group.items()}
+    known = {place: value for place, value in sorted(values.items()) if value is not None}
+    if at not in known or not min(known) < at < max(known):
+        return {}
+    gaps = {place: Gap.of((1.0, known[at]), (-1.0, value)) for place, value in known.items() if place != at}
+    verdict = REPRODUCED if gaps[min(known)].order == gaps[max(known)].order == REPRODUCED else UNDECIDED
+    if any(gap.order == NOT_REPRODUCED for gap in gaps.values()):
+        verdict = NOT_REPRODUCED
+    best = max(gaps, key=lambda place: known[place].mean)
+    reason = f"the best other λ is {best:g}; {_with([group[str(at)], group[str(best)]], 'closed')}"
+    return {"verdict": verdict, "reason": reason, "left": known[at], "right": known[best], "gap": gaps[best]}

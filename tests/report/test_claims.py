@@ -1,0 +1,263 @@
+"""Verdicts on the paper's claims: intervals, which runs are rows, what is comparable, and the paper's numbers."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from scipy import stats
+
+from duplex.config.params import load_params
+from duplex.methods.registry import find_method
+from duplex.report import claims
+from duplex.report.aggregate import DatasetResults, Results, RunRecord
+from duplex.report.claims import Gap, Value, counts_of, is_row, judge_all, lines_of, paper_row, paper_value, t_quantile
+from duplex.report.tables import ablation_tables, claims_table
+from tests.report.test_tables import PAPER, line, settings, statistics_of
+from tests.subprocesses import ROOT
+
+SPEC = claims.read_package_yaml("claims.yaml")
+UNITS = {"parameters": 1e-6, "peak_bytes": 1e-9, "seconds_per_epoch": 1 / 60, "test_seconds": 1.0}
+values = st.builds(
+    Value, st.floats(0, 100), st.floats(0.01, 5), st.integers(2, 40), st.just("")
+)  # of runs with several seeds
+
+
+@pytest.mark.parametrize("freedom", range(1, 200))
+def test_quantiles_are_students(freedom):
+    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-3)
+
+
+@given(values, values)
+def test_an_order_is_decided_by_the_interval_of_the_difference(a, b):
+    gap, reverse = Gap.of((1.0, a), (-1.0, b)), Gap.of((1.0, b), (-1.0, a))
+    assume(min(abs(gap.low), abs(gap.high)) > 1e-9)
+    width = stats.t.ppf(0.975, min(a.seeds, b.seeds) - 1) * (a.error**2 + b.error**2) ** 0.5
+    ends = (a.mean - b.mean - width, a.mean - b.mean + width)
+    assert (gap.low, gap.high) == pytest.approx(ends, abs=1e-3 * width)
+    expected = {claims.REPRODUCED: claims.NOT_REPRODUCED, claims.NOT_REPRODUCED: claims.REPRODUCED}
+    assert reverse.order == expected.get(gap.order, claims.UNDECIDED)
+    assert (gap.order == claims.UNDECIDED) == (gap.low <= 0 <= gap.high)
+
+
+@pytest.mark.parametrize(
+    ("ours", "error", "verdict"),
+    [(23.0, 0.2, "reproduced"), (20.0, 0.2, "not reproduced"), (27.0, 0.2, "not reproduced"), (21.0, 2.0, "undecided")],
+)
+def test_a_number_is_compared_with_the_errors_of_both_sides(ours, error, verdict):
+    paper = paper_value(paper_row("duplex"), "closed", "mit-states", "auc")
+    assert (paper.mean, paper.error, paper.seeds) == (23.7, 0.4, 5)
+    assert Gap.of((1.0, Value(ours, error, 5)), (-1.0, paper)).equality == verdict
+
+
+def test_one_seed_decides_nothing():
+    gap = Gap.of((1.0, Value(50.0, None, 1)), (-1.0, Value(10.0, 0.1, 5)))
+    assert (gap.order, gap.equality, gap.interval) == ("undecided", "undecided", "–")
+
+
+def ablation(name: str, value: float, error: float = 0.1, encoder: str = "tiny", **more: Any) -> dict[str, Any]:
+    row = {"settings": {**settings(name, encoder), "counts": None}, "groups_at_ends": {"head": value, "head_se": error}}
+    return {**line(value, seeds=5, **dict.fromkeys(("auc_se", "hm_se", "seen_se", "unseen_se"), error)), **row, **more}
+
+
+def judged(results: dict[str, Any], **data: Any) -> dict[tuple[str, str, str], list[claims.Judgement]]:
+    """Judgements by source, rows and metric, of a data set with these ablations."""
+    found = DatasetResults("shapes", data.pop("summary", {}), ablations=results, **data)
+    table: dict[tuple[str, str, str], list[claims.Judgement]] = {}
+    for each in judge_all(Results((found,)), found):
+        table.setdefault((each.source, each.rows, each.metric), []).append(each)
+    return table
+
+
+def test_each_verdict_on_a_made_project():
+    """SP is above c-s-o; both are below VP with SP, with a wide interval; VP is below c-s-o."""
+    results = {
+        "duplex_five": ablation("duplex", 20.5, 1.0),
+        "module_cso": ablation("module_cso", 10.0),
+        "module_sp": ablation("module_sp", 20.0),
+        "module_vp": ablation("module_vp", 9.0, validation={"auc": 1.0, "untrained": 3}),
+    }
+    found = judged(results)
+    (above,) = found["Tab. 5", "module_sp > module_cso", "AUC"]
+    (below,) = found["Tab. 5", "module_vp > module_cso", "AUC"]
+    (wide,) = found["Tab. 5", "duplex > module_sp", "AUC"]
+    (number, *_) = found["Tab. 3", "duplex", "AUC"]
+    (missing,) = found["Tab. 10", "duplex > static", "AUC"]
+    verdicts = [each.verdict for each in (above, below, wide, number, missing)]
+    assert verdicts == ["reproduced", "not reproduced", "undecided", "not comparable", "not run"]
+    assert above.reason == "module_sp, module_cso; 5 seeds, tiny" and missing.reason == "static"
+    assert "module_vp untrained in 3 of 5" in below.reason
+    assert (number.reason, number.gap) == ("duplex_five: encoder tiny, not CLIP ViT-L/14", None)
+    assert above.paper == "mit-states 21.7 > 20.1; ut-zappos 42.1 > 37.8"
+    assert above.left.source == "ablations/artifacts/summary.json#/shapes/module_sp/closed/auc"
+
+
+def test_claims_about_rows_that_were_not_run_are_a_line_each():
+    assert {each.verdict for lines in judged({}).values() for each in lines} == {"not run", "not comparable"}
+    assert max(map(len, judged({}).values())) == 1
+
+
+def test_names_are_free_where_settings_are_recorded():
+    results = {
+        "anything": ablation("module_sp", 20.0),
+        "module_sp": ablation("module_sp", 1.0),
+        "module_cso": ablation("module_cso", 10.0),
+    }
+    results["module_sp"]["settings"]["vocabulary"] = "fixed"  # the row of another claim, under this name
+    (found,) = judged(results)["Tab. 5", "module_sp > module_cso", "AUC"]
+    assert (found.verdict, found.left.mean) == ("reproduced", 20.0)
+
+
+def test_rows_with_different_encoders_or_blocks_are_not_compared():
+    results = {"module_sp": ablation("module_sp", 20.0, encoder=PAPER), "module_cso": ablation("module_cso", 10.0)}
+    key = ("Tab. 5", "module_sp > module_cso", "AUC")
+    (found,) = judged(results)[key]
+    assert found.verdict == "not comparable"
+    for name, row in (("sp_paper", "module_sp"), ("cso_paper", "module_cso")):
+        results[name] = ablation(row, 30.0, encoder=PAPER)
+        results[name]["settings"]["finetune"] = {"blocks": "all"}
+    (found,) = judged(results)[key]
+    assert (found.verdict, found.left.mean, found.right.mean) == ("undecided", 30.0, 30.0)
+    assert found.reason.endswith("fine-tuned blocks")
+
+
+@pytest.mark.parametrize(
+    ("encoder", "pairs", "verdict"),
+    [
+        (PAPER, None, "reproduced"),
+        ("ViT-B-32-quickgelu openai", None, "not comparable"),
+        (PAPER, 1261, "not comparable"),
+    ],
+)
+def test_numbers_need_the_papers_data_and_encoder_whatever_the_names(encoder, pairs, verdict):
+    statistics = statistics_of("mit-states", pairs)
+    results = ablation("duplex", 23.7, encoder=encoder)
+    results["settings"]["counts"] = counts_of(statistics)
+    data = DatasetResults("mit-states", {"mine": results}, statistics=statistics)
+    found = [each for each in judge_all(Results((data,)), data) if each.source == "Tab. 3" and each.rows == "duplex"]
+    assert {each.metric: each.verdict for each in found}["AUC"] == verdict
+    table = claims_table(Results((data,)), data)
+    assert verdict in {row.cells[-2].text for row in table.rows}
+
+
+def test_a_benchmark_is_not_judged_by_what_the_paper_says_of_others():
+    statistics = statistics_of("cgqa")
+    found = judged({}, statistics=statistics)
+    assert ("Tab. 3", "LOGICZSL > duplex", "AUC") in found and ("Tab. 3", "duplex > LOGICZSL", "AUC") not in found
+    assert not [key for key in found if key[0] == "Tab. 7"]
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({0.0: 10, 0.5: 15, 0.9: 20, 1.0: 12}, "reproduced"),
+        ({0.0: 10, 0.5: 25, 0.9: 20, 1.0: 12}, "not reproduced"),
+        ({0.0: 10, 0.9: 20, 1.0: 21}, "not reproduced"),
+        ({0.0: 10, 0.9: 20, 1.0: 20}, "undecided"),
+        ({0.0: 10, 0.9: 20}, "not run"),
+    ],
+)
+def test_a_peak_is_above_both_ends_and_below_nothing(values, verdict):
+    names = {0.0: "lambda_0", 0.5: "lambda_50", 0.9: "duplex_five", 1.0: "update_init"}
+    results = {names[place]: ablation("duplex", float(value)) for place, value in values.items()}
+    for place in values:
+        results[names[place]]["settings"]["momentum"] = place
+    (found,) = judged(results)["Fig. 5", "λ = 0.9", "AUC"]
+    assert found.verdict == verdict
+
+
+def test_costs_are_compared_with_a_bound():
+    def runs(parameters: float, seconds: float) -> dict[int, RunRecord]:
+        files = {part: f"{part}.json" for part in ("timing", "evaluation_timing")}
+        timing = {"parameters": parameters, "seconds_per_epoch": seconds}
+        return {seed: RunRecord({}, timing=timing, files=files) for seed in range(3)}
+
+    summary = {"duplex": ablation("duplex", 1.0), "duplex_static": ablation("static", 1.0)}
+    found = judged({}, summary=summary, runs={"duplex": runs(109.0, 3.0), "duplex_static": runs(100.0, 2.0)})
+    (parameters,) = found["Tab. 10", "duplex ≤ 1.1 × static", "parameters"]
+    (seconds,) = found["Tab. 10", "duplex ≤ 1.1 × static", "epoch"]
+    (memory,) = found["Tab. 10", "duplex ≤ 1.1 × static", "memory"]
+    assert [each.verdict for each in (parameters, seconds, memory)] == ["reproduced", "not reproduced", "not run"]
+    assert parameters.left.source.split() == ["timing.json#/parameters"] * 3
+
+
+def test_a_gain_is_compared_with_another():
+    places = {"duplex_five": ("duplex", 30.0), "module_sp": ("module_sp", 20.0)}
+    places |= {"fixed_visual": ("fixed_visual", 12.0), "fixed_plain": ("fixed_plain", 11.0)}
+    results = {name: ablation(row, value) for name, (row, value) in places.items()}
+    ((found,),) = [lines for key, lines in judged(results).items() if key[1].startswith("duplex − module_sp")]
+    assert (found.verdict, found.gap.value, found.paper) == ("reproduced", pytest.approx(9.0), "ut-zappos 4.1 > 0.4")
+
+
+def test_ablation_tables_have_the_papers_numbers_verdicts_and_untrained_rows():
+    results = {
+        "duplex_five": ablation("duplex", 20.5),
+        "module_cso": ablation("module_cso", 10.0, validation={"auc": 12.0, "auc_se": 0.1, "untrained": 2}),
+    }
+    data = DatasetResults("shapes", {}, ablations=results)
+    table = dict(ablation_tables(Results((data,)), data))["Modules"]
+    titles = [column.title for column in table.columns]
+    rows = [dict(zip(titles, (cell.text for cell in row.cells), strict=True)) for row in table.rows]
+    assert rows[0]["paper, mit-states: S / U / HM / AUC"] == "48.6 / 49.8 / 36.8 / 20.1"
+    assert (rows[0]["validation AUC"], rows[0]["untrained"]) == ("12.0", "2 of 5 seeds")
+    assert [row["below the last row"] for row in rows] == ["reproduced", ""]
+    assert {row["paper's AUC"] for row in rows} == {"not comparable"}
+    assert rows[0]["settings"] == "kind: prompts, inference: [semantic]"
+
+
+def test_rows_are_the_methods_of_the_ablations():
+    """Each named run is its row, and no other row of the same table, so that names and settings agree."""
+    params, shipped = load_params(ROOT / "ablations/params.yaml"), load_params(ROOT / "params.yaml")
+    for name, row in SPEC["rows"].items():
+        for run in row["run"]:
+            entry = (params if run in params.methods else shipped).entry(run)
+            assert is_row({"kind": entry.kind, **entry.options_for("shapes")}, row), (name, run)
+    for kind, options in SPEC["defaults"].items():
+        defaults = find_method(kind).Options().to_dict()
+        assert {key: defaults[key] for key in options} == options
+
+
+def test_the_papers_own_numbers_satisfy_its_claims():
+    """Except those that the file says they contradict."""
+    for claim in SPEC["claims"]:
+        for each in lines_of(claim) if "peak" not in claim and "number" not in claim else ():
+            for benchmark in claim["of"]:
+                sides = [(f, paper_value(paper_row(n), t, benchmark, m)) for f, n, t, m in each.sides]
+                assert all(value is not None for _, value in sides), (each.title, benchmark)
+                holds = sum(factor * value.mean for factor, value in sides) > 0
+                assert holds == (benchmark not in claim.get("contradicted", ())), (each.title, benchmark)
+
+
+def test_every_number_stands_in_the_paper():
+    """Those of claims.yaml and quoted.yaml: S, U, HM and AUC side by side."""
+    shared = os.environ.get("DUPLEX_SHARED")
+    if shared is None:
+        pytest.skip("DUPLEX_SHARED does not name the folder with the paper")
+    (paper,) = (Path(shared) / "paper").glob("*.txt")
+    text = re.sub(r"\\(?:textbf|underline|text)|\\scriptscriptstyle|\\pm\s*[\d.]+|[{}$]", "", paper.read_text("utf-8"))
+    cells = re.sub(r"\s*&\s*", " & ", re.sub(r"\s+", " ", text))
+    quoted = claims.read_package_yaml("quoted.yaml")
+    for row in [*quoted["closed"], *quoted["open"], *quoted["backbones"]]:
+        for benchmark in ("mit-states", "ut-zappos", "cgqa"):
+            assert " & ".join(f"{number:.1f}" for number in row.get(benchmark, ())) in cells, (row["method"], benchmark)
+    for name, row in SPEC["rows"].items():
+        for table in ("closed", "groups_at_ends", "costs"):
+            for numbers in row.get(table, {}).values():
+                if isinstance(numbers, list):
+                    assert " & ".join(f"{number:.1f}" for number in numbers) in cells, (name, numbers)
+                else:
+                    for metric, number in numbers.items():
+                        assert re.search(rf"(?<![\d.])(?:{printed(metric, number)})(?!\d)", cells), (name, metric)
+
+
+def printed(metric: str, number: float) -> str:
+    """A number as the paper prints it, as a pattern: accuracies of groups have two decimals."""
+    if metric in UNITS:
+        unit = {"parameters": "M", "peak_bytes": "G", "seconds_per_epoch": "min", "test_seconds": "s"}[metric]
+        return f"{UNITS[metric] * number:.{0 if metric == 'test_seconds' else 1}f}{unit}"
+    return f"{number:.2f}|{number:.1f}".replace(".", r"\.")
