@@ -127,13 +127,18 @@ class Measured:
         found: Tree | None = self.tree.get(f"settings_{table}", self.tree.get("settings"))
         return found
 
-    def value(self, table: str, metric: str) -> Value | None:
-        """A metric; in the open world with the published feasibility threshold by words, if the summary has it."""
+    def value(self, table: str, metric: str, sampled: bool = False) -> Value | None:
+        """A metric; in the open world with the published feasibility threshold by words, if the summary has it.
+
+        sampled: prefer the published sweep of the bias to the exact curve.
+        """
         if table == "costs":
             return self._cost(metric)
         numbers: Tree = self.tree.get(table, {})
-        key = f"{metric}_by_words" if table == "open" and f"{metric}_by_words" in numbers else metric
-        if key not in numbers:
+        ends = ["_sampled_by_words", "_by_words"] if table == "open" else []
+        known = [metric + end for end in (*ends, "_sampled", "") if sampled or "sampled" not in end]
+        key = next((name for name in known if name in numbers), None)
+        if key is None:
             return None
         seeds = numbers.get("seeds", self.seeds)
         error = numbers.get(f"{key}_se") if seeds > 1 else None
@@ -415,13 +420,13 @@ def _order(line: Line, group: Mapping[str, Measured]) -> dict[str, Any]:
 def _number(line: Line, row: Tree, each: Measured) -> dict[str, Any]:
     place = (line.tables[0], line.metrics[0])
     verdict, gap, reason = number_verdict(each, row, *place)
-    return {"verdict": verdict, "reason": reason, "gap": gap, "left": each.value(*place)}
+    return {"verdict": verdict, "reason": reason, "gap": gap, "left": each.value(*place, sampled=True)}
 
 
 def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:
     """Verdict, difference and reason for a run's number against the paper's for a row."""
     settings = each.settings(table)
-    value = each.value(table, metric)
+    value = each.value(table, metric, sampled=True)
     if found := obstacle(settings, row.get("backbone", CLIP)):
         return NOT_COMPARABLE, None, f"{each.name}: {found}"
     benchmark = benchmark_of(settings["counts"]) if settings else None
