@@ -235,8 +235,8 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     source = read_package_yaml("quoted.yaml")["source"]
     note = (
         f"Published numbers are quoted from {source}. Measured ones are of the same sweep if runs have it; "
-        "exact ones have an AUC higher by up to 0.8 %. Runs are found by kind and options, whatever their names. Numbers are "
-        "compared if data and encoder are the paper's. " + NUMBER_NOTE
+        "exact ones have an AUC higher by up to 0.8 %. Runs are found by kind and options, whatever their names. "
+        "Numbers are compared if data and encoder are the paper's. " + NUMBER_NOTE
     )
     if world == "open":
         note += " Both have a feasibility threshold by words, chosen on validation images: the published protocol."
