@@ -57,10 +57,21 @@ from duplex.system.threads import keep_freed_memory
 from duplex.training.checkpoint import read_checkpoint, read_record
 
 ROW = re.compile(r"(?P<method>\w+)(?P<options>\{.*\})?(@(?P<blocks>\d+)(:(?P<adapter>\w+))?)?")
-COMMA = re.compile(r",(?![^{]*\})")  # outside of braces
 PRODUCT = "*"
 ENDS = {"S": "seen", "U": "unseen", "HM": "hm", "AUC": "auc"}
 Runs = list[list[RunPaths]]  # of a row: [splits][seeds]
+
+
+def split_rows(text: str) -> list[str]:
+    """The parts of a list between its commas, except those in braces."""
+    rows, depth = [""], 0
+    for letter in text:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            rows.append("")
+        else:
+            rows[-1] += letter
+    return rows
 
 
 def with_rows(params: Params, names: Sequence[str], rate: float, epochs: int | None) -> Params:
@@ -367,7 +378,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "duplex-study")
     parser.add_argument("--csv", type=Path, help="write the table to this file too, as in docs/results")
     wanted = parser.parse_args()
-    names, of = COMMA.split(wanted.methods), COMMA.split(wanted.of)
+    names, of = split_rows(wanted.methods), split_rows(wanted.of)
     seeds = [int(seed) for seed in wanted.seeds.split(",")]
     numbers = range(1, wanted.splits + 1)
     own = [wanted.dataset] if wanted.own or not wanted.splits else []

@@ -130,7 +130,8 @@ def test_validation_tables_have_means_and_paired_differences(done, benches):
 
 def test_rows_change_options_and_blocks(params):
     names = ["cso@4", "cso@2:lora", "duplex{graph: false, momentum: 0.5}@1", "dual{weights: [0, 0, 1]}"]
-    assert study.COMMA.split(",".join(names)) == names
+    nested = "duplex{reading: {edges: label, diagonal: false}, graph: true}"
+    assert study.split_rows(",".join([*names, nested])) == [*names, nested]
     more = with_rows(params, names, 3e-4, 6)
     assert more.entry("cso@4").finetune == {"blocks": 4, "adapter": "full", "learning_rate": 3e-4}
     assert more.training("shapes", "cso@4").epochs == 6
