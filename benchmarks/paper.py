@@ -1,7 +1,6 @@
 """Count the trained parameters of the paper's configuration, and time its step: ViT-L/14 with random weights.
 
 python -m benchmarks.paper [--json] [--encoder ViT-L-14-quickgelu] [--batch 2] [--rounds 1] [--device cpu]
-                           [--params params.yaml]
 
 Rows are the methods `cso_paper`, `duplex_paper` without graph and `duplex_paper` of params.yaml, on labels of the sizes
 of UT-Zappos; beside them stand the counts of the paper's table of costs. A step is forward and backward, with the
@@ -10,17 +9,16 @@ optimiser, from the inputs of the image tower's first block; text is encoded in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.measure import alternate, emit, finished, options, say
-from benchmarks.text import SIZES, made_up
-from duplex.config.params import load_params
+from benchmarks.measure import emit, options, say
+from benchmarks.text import SIZES, Stopwatch, made_up
+from duplex.config.params import Params, load_params
 from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import block_count, block_input_shape, last_blocks
 from duplex.labels import LabelSpace
@@ -31,6 +29,7 @@ from duplex.methods.registry import make_method
 from duplex.options import Options
 
 DATASET = "ut-zappos"
+ENCODER = "ViT-L-14-quickgelu"
 PAPER = {"cso_paper": 8.9, "duplex_paper, no graph": 9.4, "duplex_paper": 9.5}  # millions, the paper's Tab. 10
 
 
@@ -87,35 +86,41 @@ def step(method: Any, batch: Batch) -> Callable[[], None]:
     return run
 
 
-def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--encoder", default="ViT-L-14-quickgelu")
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--params", type=Path, default=Path("params.yaml"))
-    arguments = parser.parse_args()
-    params, device = load_params(arguments.params), arguments.device
-    tower = Tower.of(arguments.encoder, device)
-    batch = tower.batch(arguments.batch, device)
-    rows: dict[str, dict[str, Any]] = {}
-    works: dict[str, Callable[[], object]] = {}
-    for row, millions in PAPER.items():
+def measure(
+    rows: Iterable[str], params: Params, encoder: str, batch: int, device: str, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Trained parameters, in parts, and seconds and peak memory of a step, of rows of `PAPER`, one after the other."""
+    tower, found = Tower.of(encoder, device), dict[str, dict[str, Any]]()
+    for row in rows:
         name = row.partition(",")[0]
         chosen, finetune = params.method(name, DATASET), params.finetune(name, DATASET)
         if isinstance(chosen, DuplexOptions) and name != row:
             chosen = replace(chosen, graph=False, reading=replace(chosen.reading, fusion_rank=None))
         method = tower.method(params.entry(name).kind, chosen, finetune, device)
         counts = parts(method)
-        rows[row] = {"parameters": sum(counts.values()), "paper": millions, "parts": counts}
-        works[row] = finished(step(method, batch), torch.device(device))
-    seconds = alternate(works, arguments.rounds)
-    rows = {row: {**found, "seconds": seconds[row]} for row, found in rows.items()}
-    if arguments.json:
+        watch = Stopwatch(torch.device(device))
+        work = step(method, tower.batch(batch, device))
+        for _ in range(rounds):
+            watch.run(row, work)
+        found[row] = {"parameters": sum(counts.values()), "paper": PAPER[row], "parts": counts}
+        found[row] |= {"seconds": watch.median(row), "peak_gib": watch.peak[row]}
+    return found
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--encoder", default=ENCODER)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    given = parser.parse_args()
+    rows = measure(PAPER, load_params(), given.encoder, given.batch, given.device, given.rounds)
+    if given.json:
         emit(rows)
         return
     for row, found in rows.items():
-        say(f"{row}: {found['parameters'] / 1e6:.2f} M (paper {found['paper']} M), {found['seconds']:.2f} s a step")
+        count, paper = found["parameters"] / 1e6, found["paper"]
+        say(f"{row}: {count:.2f} M (paper {paper} M), {found['seconds']:.2f} s a step, {found['peak_gib']:.1f} GiB")
         say("  " + ", ".join(f"{part} {count / 1e6:.3f} M" for part, count in found["parts"].items()))
 
 
