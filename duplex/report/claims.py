@@ -2,7 +2,8 @@
 
 A run is recognised by its settings in the summary, or by its name if the summary has none. Numbers are compared with
 the paper's if the data set has a benchmark's counts and the encoder is that of the row, whatever their names. The order
-of two rows is compared on any data, if both have the same data, encoder and fine-tuned blocks.
+of two rows is compared on any data, if both have the same data, encoder and fine-tuned blocks; whole methods may differ
+in their blocks.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ REPRODUCED, NOT_REPRODUCED = "reproduced", "not reproduced"
 UNDECIDED = "undecided"
 NOT_COMPARABLE = "not comparable"
 NOT_RUN = "not run"
+VERDICTS = (REPRODUCED, NOT_REPRODUCED, UNDECIDED, NOT_COMPARABLE, NOT_RUN)
 T_QUANTILES = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706)  # 97.5 % of Student's t with 1 to 5 degrees of freedom
 CLOSE = 1.0  # points by which a reproduced number may differ
 PAPER_SEEDS = 5  # of numbers with a standard error
 CLIP = "CLIP ViT-L/14"
+SHARED = ("encoder", "counts", "finetune")  # settings that both sides of a comparison share
 COSTS = {"parameters": "parameters", "peak_bytes": "memory", "seconds_per_epoch": "epoch", "test_seconds": "test"}
 
 
@@ -153,12 +156,10 @@ class Measured:
         error = standard_error(numbers) if len(numbers) > 1 else None
         return Value(fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found))
 
-    def surroundings(self, table: str) -> str:
+    def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
         """What both sides of a comparison must share, as text; empty if the summary does not have it."""
         settings = self.settings(table)
-        if settings is None:
-            return ""
-        return json.dumps([settings.get(key) for key in ("encoder", "counts", "finetune", "adapter")])
+        return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 
 
 def measured(results: Results, data: DatasetResults) -> list[Measured]:
@@ -300,6 +301,12 @@ class Line:
         ]
 
     @property
+    def text(self) -> str:
+        several = isinstance(_names(self.claim)[-1], list)
+        bound = f" (at most {self.claim['at_most']:g} times)" if "cost" in self.claim else ""
+        return f"{self.claim['text']}: {self.names[1]}" if several else f"{self.claim['text']}{bound}"
+
+    @property
     def title(self) -> str:
         if "gain" in self.claim:
             return "{} − {} > {} − {}".format(*self.names)
@@ -370,7 +377,7 @@ def _judge(line: Line, candidates: Sequence[Measured], benchmark: str | None) ->
     start = f"the paper's numbers on {' and '.join(contradicted)} contradict it; " if contradicted else ""
 
     def judgement(verdict: str, reason: str, **numbers: Any) -> Judgement:
-        texts = (claim["source"], claim["text"], line.title, metric, paper)
+        texts = (claim["source"], line.text, line.title, metric, paper)
         return Judgement(*texts, verdict, start + reason, **numbers)
 
     if claim.get("only") and benchmark is None:
@@ -382,19 +389,34 @@ def _judge(line: Line, candidates: Sequence[Measured], benchmark: str | None) ->
     if "number" in claim:
         (name,) = line.names
         return [judgement(**_number(line, rows[name], each)) for each in found[name]]
-    groups: dict[str, dict[str, Measured]] = {}
-    for name, runs in found.items():
-        for each in runs:
-            groups.setdefault(each.surroundings(line.tables[0]), {}).setdefault(name, each)
+    groups = _groups(line, found)
     if "peak" in claim:
-        peaks = [_peak(claim["peak"], group, line.metrics[0]) for group in groups.values()]
+        peaks = [_peak(claim["peak"], group, line.metrics[0]) for group in groups]
         return [judgement(**numbers) for numbers in peaks if numbers] or [
             judgement(NOT_RUN, "values of λ on both sides")
         ]
-    whole = [group for group in groups.values() if len(group) == len(rows)]
+    whole = [group for group in groups if len(group) == len(rows)]
     if not whole:
         return [judgement(NOT_COMPARABLE, "its rows were run with different encoders, data or fine-tuned blocks")]
     return [judgement(**_order(line, group)) for group in whole]
+
+
+def _groups(line: Line, found: Mapping[str, Sequence[Measured]]) -> list[dict[str, Measured]]:
+    """Runs that can be compared, by row: with equal data, encoder and blocks; whole methods with any blocks."""
+    groups: dict[str, dict[str, Measured]] = {}
+    if line.claim.get("methods"):
+        first, *others = found
+        for left in found[first]:
+            group = groups.setdefault(left.name, {first: left})
+            place = left.surroundings(line.tables[0], SHARED[:2])
+            for name in others:
+                same = [each for each in found[name] if each.surroundings(line.tables[0], SHARED[:2]) == place]
+                group |= {name: same[0]} if same else {}
+        return list(groups.values())
+    for name, runs in found.items():
+        for each in runs:
+            groups.setdefault(each.surroundings(line.tables[0]), {}).setdefault(name, each)
+    return list(groups.values())
 
 
 def _with_numbers(line: Line, name: str, runs: Iterable[Measured]) -> list[Measured]:

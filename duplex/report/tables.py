@@ -10,6 +10,7 @@ import json
 import math
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -49,6 +50,7 @@ from duplex.report.claims import (
     CLIP,
     COSTS,
     NOT_COMPARABLE,
+    VERDICTS,
     Gap,
     Measured,
     Value,
@@ -101,6 +103,7 @@ FEASIBILITY_NOTE = (
     "likelihood. “Used” counts runs; the others use another source, or no threshold. Mean over seeds."
 )
 UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
+NOT_RECORDED = "Validation AUC, best epochs, encoder and settings of these runs were not recorded."
 ORDER_TIP = "whether AUC is below that of the last row, as in the paper"
 RECIPE_NOTE = (
     "The chosen one is bold. A recipe is adopted if its validation AUC exceeds that of the best cheaper one by more "
@@ -318,26 +321,30 @@ def _ablation(candidates: Sequence[Measured], names: str | list[str]) -> Measure
 
 
 def _ablation_table(entry: Tree, lines: Sequence[tuple[Tree, Measured]], dataset: str) -> Table:
+    """S, U, HM and AUC, two verdicts, the paper's numbers, and what is recorded of training."""
     texts = entry["columns"]
     whole = lines[-1][1]
-    benchmarks = entry["paper"]
+    is_recorded = any(each.settings() or "validation" in each.tree for _, each in lines)
     rows = []
     for row, each in lines:
         names = [row["run"]] if isinstance(row["run"], str) else row["run"]
         known = paper_row(next(name for name in names if name in read_package_yaml("claims.yaml")["rows"]))
         place = (each.file, dataset, each.name)
         cells = [*map(text_cell, row["cells"]), *metric_cells(each.tree["closed"], (*place, "closed"))]
-        cells += metric_cells(each.tree.get("validation", {}), (*place, "validation"), ("auc",))
-        cells += [text_cell(_untrained(each)), text_cell(_settings_text(each))]
-        cells += [text_cell(_paper_text(known, benchmark)) for benchmark in benchmarks]
         cells += [text_cell(_order_text(whole, each)), text_cell(number_verdict(each, known, "closed", "auc")[0])]
+        cells += [text_cell(_paper_text(known, benchmark)) for benchmark in entry["paper"]]
+        if is_recorded:
+            cells += metric_cells(each.tree.get("validation", {}), (*place, "validation"), ("auc",))
+            cells += [text_cell(_untrained(each)), text_cell(_settings_text(each))]
         rows.append(TableRow(cells))
     rows = ranked(rows, range(len(texts), len(texts) + len(METRICS)))
-    more = [Column("validation AUC"), Column("untrained", False, UNTRAINED_TIP), Column("settings", False)]
-    more += [Column(f"paper, {name}: S / U / HM / AUC", False) for name in benchmarks]
-    more += [Column("below the last row", False, ORDER_TIP), Column("paper's AUC", False, NUMBER_NOTE)]
+    more = [Column("below the last row", False, ORDER_TIP), Column("paper's AUC", False, NUMBER_NOTE)]
+    more += [Column(f"paper, {name}: S / U / HM / AUC", False) for name in entry["paper"]]
+    if is_recorded:
+        more += [Column("validation AUC"), Column("untrained", False, UNTRAINED_TIP), Column("settings", False)]
     caption = f"{entry['title']} ({entry['source']}): {dataset}, closed world"
-    return Table(caption, [*columns(*texts, texts=len(texts)), *NUMBERS, *more], rows, entry["caption"])
+    note = entry["caption"] if is_recorded else f"{entry['caption']} {NOT_RECORDED}"
+    return Table(caption, [*columns(*texts, texts=len(texts)), *NUMBERS, *more], rows, note)
 
 
 def _untrained(each: Measured) -> str:
@@ -375,17 +382,19 @@ def _order_text(whole: Measured, each: Measured) -> str:
 def claims_table(results: Results, data: DatasetResults) -> Table:
     """A line per statement of the paper and metric, with its verdict on a data set."""
     rows = []
-    for found in judge_all(results, data):
+    judgements = judge_all(results, data)
+    for found in judgements:
         metric = next((key for key, title in {**METRICS, **COSTS}.items() if title == found.metric), "")
-        texts = (found.source, found.text, found.rows, found.metric, found.paper)
+        texts = (found.source, found.text, found.metric, found.verdict)
         numbers = [_value_cell(found.left, metric), _value_cell(found.right, metric)]
         gap = _gap_cells(None if metric in COSTS else found.gap)
-        rows.append(
-            TableRow([*map(text_cell, texts), *numbers, *gap, text_cell(found.verdict), text_cell(found.reason)])
-        )
-    header = columns("source", "statement", "rows", "metric", "paper", texts=5)
-    header += [Column("left"), Column("right"), *columns("difference", "95 %", "verdict", "with, or why not", texts=4)]
-    return Table(f"Claims of the paper: {data.name}", header, rows, f"{CLAIMS_NOTE} {NUMBER_NOTE}")
+        rows.append(TableRow([*map(text_cell, texts), *numbers, *gap, text_cell(found.paper), text_cell(found.reason)]))
+    header = columns("source", "statement", "metric", "verdict", texts=4)
+    header += [Column("left", tip="what is to be higher or small"), Column("right", tip="what it is compared with")]
+    header += columns("difference", "95 %", "paper", "runs, or why not", texts=4)
+    counts = Counter(found.verdict for found in judgements)
+    shown = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+    return Table(f"Claims of the paper on {data.name}: {shown}", header, rows, f"{CLAIMS_NOTE} {NUMBER_NOTE}")
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,18 @@ def test_claims_about_rows_that_were_not_run_are_a_line_each():
     assert max(map(len, judged({}).values())) == 1
 
 
+def test_whole_methods_are_compared_with_whatever_blocks_they_train():
+    summary = {"duplex": ablation("duplex", 20.0), "csp": ablation("CSP", 10.0), "paper": ablation("duplex", 5.0)}
+    summary["csp"]["settings"]["adapter"] = "none"
+    summary["paper"]["settings"]["finetune"] = {"blocks": "all"}
+    found = judged({}, summary=summary)["Tab. 3", "duplex > CSP", "AUC"]
+    assert [each.verdict for each in found] == ["reproduced", "not reproduced"]
+    assert [each.reason for each in found] == [
+        "duplex, csp; 5 seeds, tiny",
+        "paper, csp; 5 seeds, tiny, fine-tuned blocks",
+    ]
+
+
 def test_names_are_free_where_settings_are_recorded():
     results = {
         "anything": ablation("module_sp", 20.0),
@@ -142,7 +155,7 @@ def test_numbers_need_the_papers_data_and_encoder_whatever_the_names(encoder, pa
     found = [each for each in judge_all(Results((data,)), data) if each.source == "Tab. 3" and each.rows == "duplex"]
     assert {each.metric: each.verdict for each in found}["AUC"] == verdict
     table = claims_table(Results((data,)), data)
-    assert verdict in {row.cells[-2].text for row in table.rows}
+    assert verdict in {row.cells[3].text for row in table.rows}
 
 
 def test_numbers_of_the_published_sweep_are_compared_where_there_are_any():
@@ -218,6 +231,10 @@ def test_ablation_tables_have_the_papers_numbers_verdicts_and_untrained_rows():
     assert [row["below the last row"] for row in rows] == ["reproduced", ""]
     assert {row["paper's AUC"] for row in rows} == {"not comparable"}
     assert rows[0]["settings"] == "kind: prompts, inference: [semantic]"
+    unrecorded = {name: {"closed": tree["closed"]} for name, tree in results.items()}
+    data = replace(data, ablations=unrecorded)
+    table = dict(ablation_tables(Results((data,)), data))["Modules"]
+    assert "not recorded" in table.note and "settings" not in [column.title for column in table.columns]
 
 
 def test_rows_are_the_methods_of_the_ablations():
