@@ -388,7 +388,7 @@ def _judge(line: Line, candidates: Sequence[Measured], benchmark: str | None) ->
         return [judgement(NOT_RUN, ", ".join(missing))]
     if "number" in claim:
         (name,) = line.names
-        return [judgement(**_number(line, rows[name], each)) for each in found[name]]
+        return [judgement(**_number(line, rows[name], each)) for each in _one_per_setting(line, found[name])]
     groups = _groups(line, found)
     if "peak" in claim:
         peaks = [_peak(claim["peak"], group, line.metrics[0]) for group in groups]
@@ -406,7 +406,7 @@ def _groups(line: Line, found: Mapping[str, Sequence[Measured]]) -> list[dict[st
     groups: dict[str, dict[str, Measured]] = {}
     if line.claim.get("methods"):
         first, *others = found
-        for left in found[first]:
+        for left in _one_per_setting(line, found[first]):
             group = groups.setdefault(left.name, {first: left})
             place = left.surroundings(line.tables[0], SHARED[:2])
             for name in others:
@@ -417,6 +417,14 @@ def _groups(line: Line, found: Mapping[str, Sequence[Measured]]) -> list[dict[st
         for each in runs:
             groups.setdefault(each.surroundings(line.tables[0]), {}).setdefault(name, each)
     return list(groups.values())
+
+
+def _one_per_setting(line: Line, runs: Sequence[Measured]) -> list[Measured]:
+    """The first run with each encoder, data and fine-tuned blocks."""
+    first: dict[str, Measured] = {}
+    for each in runs:
+        first.setdefault(each.surroundings(line.tables[0]), each)
+    return list(first.values())
 
 
 def _with_numbers(line: Line, name: str, runs: Iterable[Measured]) -> list[Measured]:

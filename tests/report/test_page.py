@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from duplex.project import report, runs
 from duplex.report import blocks
 from duplex.report.blocks import Chart, Mark, Series, draw, render_markdown, render_page
+from duplex.report.claims import paper_row
 from tests.projects import inside
 from tests.report.reading import Page, cited
 from tests.subprocesses import ROOT
@@ -154,6 +155,46 @@ def test_missing_files_are_notes_with_commands(project, copy):
     text = report.report_stage(project.params, project.paths).read_text()
     commands = ("make ablations", "dvc repro maps@own", "dvc repro prepare@own", "duplex extract --dataset own")
     assert [said for said in (*commands, "Results") if said not in text] == []
+
+
+def test_claims_are_judged_on_the_page_and_in_markdown(project, copy):
+    """With made ablations: SP is above c-s-o, and above VP with SP; VP and SP with VP have wide intervals."""
+    own = json.loads(project.paths.summary.read_text())["own"]["duplex"]
+    assert (own["settings"]["kind"], own["settings"]["encoder"], own["settings_open"]["world"]) == (
+        "duplex",
+        "tiny",
+        "open",
+    )
+    assert own["settings"]["counts"]["states"] > 0 and own["validation"]["untrained"] in (0, 1, 2)
+    made = {}
+    for name, auc, error in (
+        ("duplex_five", 30.0, 0.1),
+        ("module_cso", 10.0, 0.1),
+        ("module_sp", 40.0, 0.1),
+        ("module_vp", 30.0, 2.0),
+    ):
+        row = paper_row("duplex" if name == "duplex_five" else name)
+        settings = {**own["settings"], "kind": row["kind"], **row.get("options", {})}
+        closed = {**own["closed"], "auc": auc, "auc_se": error}
+        made[name] = {"closed": closed, "settings": settings, "validation": {"auc": 1.0, "untrained": 1}}
+    project.paths.ablations.parent.mkdir(parents=True)
+    project.paths.ablations.write_text(json.dumps({"own": made}))
+    page = Page(report.report_stage(project.params, project.paths).read_text())
+    rows = [[cell.text for cell in page.elements if row in cell.parents[-1:]] for row in page.all("tr")]
+    found = {tuple(row[:3]): (row[3], row[-1]) for row in rows if row[0].startswith("Tab.") and len(row) == 10}
+    assert found["Tab. 5", "SP improves c-s-o", "AUC"][0] == "reproduced"
+    assert found["Tab. 5", "VP improves c-s-o with SP", "AUC"][0] == "not reproduced"
+    assert found["Tab. 5", "SP improves c-s-o with VP", "AUC"][0] == "undecided"
+    assert found["Tab. 3", "Duplex reaches these numbers", "AUC"] == (
+        "not comparable",
+        "duplex_five: encoder tiny, not CLIP ViT-L/14",
+    )
+    assert found["Tab. 10", "the codebook improves c-s-o", "AUC"] == ("not run", "static")
+    assert "untrained in 1 of 2" in found["Tab. 5", "SP improves c-s-o", "AUC"][1]
+    markdown = (project.paths.report / "report.md").read_text()
+    assert "| Tab. 5 | SP improves c-s-o | AUC | reproduced |" in markdown.replace("\\", "")
+    test_every_number_of_a_table_equals_the_one_it_cites(page)
+    test_every_number_of_a_table_has_a_source(page)
 
 
 def test_labels_are_shown_without_images(project, copy):
