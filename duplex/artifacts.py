@@ -5,7 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 # Names of folders beside those of the data sets
-RESERVED = ("ablations", "inventory", "maps", "pages", "plan", "plots", "report", "trained", "trials.partial")
+RESERVED = (
+    "ablations",
+    "inventory",
+    "maps",
+    "pages",
+    "plan",
+    "plots",
+    "report",
+    "reproduced",
+    "trained",
+    "trials.partial",
+)
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
@@ -47,6 +58,15 @@ class ArtifactPaths:
         self.plots = root / "plots"
         self.report = root / "report"
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
+
+    def of_reproduction(self, dataset: str) -> ArtifactPaths:
+        """The same files, with the report of `duplex reproduce` in a folder of its own, where rows are ablations."""
+        paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
+        paths.report = folder
+        paths.plots = folder / "plots"
+        paths.runs = folder / "runs.csv"
+        paths.summary = paths.ablations = folder / "summary.json"
+        return paths
 
     def page(self, dataset: str) -> Path:
         return self.root / "pages" / f"{dataset}.html"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -167,15 +168,52 @@ def sweep(
     params = load_params()
     runs = stage.grid(params, split_names(datasets), split_names(methods), parse_seeds(seeds))
     report = stage.sweep(params, runs, jobs, engine)  # type: ignore[arg-type]
+    _log_sweep(report)
+    if as_json:
+        print_json(asdict(report))
+    if report.failed or report.not_committed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def reproduce(
+    dataset: Annotated[str, Argument(help="A data set of ablations/params.yaml.")] = "shapes",
+    seeds: Annotated[str | None, Option(help="Seeds, or a range such as 0-4; default: run.seeds there.")] = None,
+    jobs: Jobs = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only print the plan: rows, stages left, GB, hours.")] = False,
+) -> None:
+    """Run the rows that the paper's tables have for a data set, from images to a page with the paper's claims.
+
+    The rows are methods of ablations/params.yaml. The data set is prepared and extracted, and the rows are trained and
+    evaluated by the exact and the published protocol. An interrupted command is resumed by the same command.
+    """
+    from duplex.project.reproduce import PROJECT, plan_reproduction
+    from duplex.project.reproduce import reproduce as run
+
+    if not (PROJECT / "params.yaml").is_file():
+        raise UsageError(
+            f"{PROJECT / 'params.yaml'}, which has the paper's rows, is not here; run from the project's folder"
+        )
+    os.chdir(PROJECT)
+    params = load_params()
+    plan = plan_reproduction(params, dataset, parse_seeds(seeds), jobs)
+    for line in plan.lines():
+        (typer.echo if dry_run else log)(line)
+    if dry_run:
+        return
+    report, page = run(params, plan, jobs)
+    _log_sweep(report)
+    typer.echo(PROJECT / page)
+    if report.failed or report.not_committed:
+        raise typer.Exit(1)
+
+
+def _log_sweep(report: SweepReport) -> None:
     log(summary(report))
     for run, error in report.failed.items():
         log(f"{run}: {' '.join(error.split())}")
-    if as_json:
-        print_json(asdict(report))
     if report.not_committed:
         log(f"duplex: {report.not_committed}")
-    if report.failed or report.not_committed:
-        raise typer.Exit(1)
 
 
 def summary(report: SweepReport) -> str:

@@ -123,6 +123,13 @@ def row_bytes(name: str, row: tuple[int, ...]) -> int:
     return int(np.prod(row)) * DATASETS[name][1].itemsize
 
 
+def cache_shapes(dim: int, token_shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, tuple[int, ...]]:
+    """The data sets of a cache with features of width `dim`, each with the shape of one image's row."""
+    shapes = {"cls": (dim,), "status": (), CONTENTS: (SHA256,), **(token_shapes or {})}
+    shapes[CHECKSUMS] = (len(value_names(shapes)),)
+    return {name: shapes[name] for name in DATASETS if name in shapes}
+
+
 def partial_path(path: Path) -> Path:
     return path.with_name(path.name + ".partial")
 
@@ -472,14 +479,13 @@ class PartialCache:
         """Create the unfinished file of a cache: features of width `dim`, tokens of the given shapes per image."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        row_shapes = {"cls": (dim,), "status": (), CONTENTS: (SHA256,), **(token_shapes or {})}
-        row_shapes[CHECKSUMS] = (len(value_names(row_shapes)),)
-        shapes = {name: row_shapes[name] for name in DATASETS if name in row_shapes}
+        shapes = cache_shapes(dim, token_shapes)
         needed = span.rows * sum(row_bytes(name, row) for name, row in shapes.items()) + (1 << 16)
         free = shutil.disk_usage(path.parent).free
         if needed > free:
             raise DuplexError(
-                f"{path} needs {_size(needed)} and {path.parent} has {_size(free)} free; make room or choose --out"
+                f"{path} needs {size_text(needed)} and {path.parent} has {size_text(free)} free; "
+                "make room or choose --out"
             )
         # under a scratch name first, so that a partial file always has its whole layout
         with replace_file(partial_path(path)) as scratch, h5py.File(scratch, "w", locking="best-effort") as file:
@@ -574,5 +580,6 @@ def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(dtype), space, plist)
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """A number of bytes, in GB or MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -17,11 +17,13 @@ import torch
 
 from duplex import __version__
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import DatasetParams, Params, load_params, shipped_project
-from duplex.data.sources import is_on_disk
-from duplex.encoders.base import is_random, missing_weights
+from duplex.config.params import DatasetParams, EncoderParams, Params, load_params, shipped_project
+from duplex.data.sources import is_on_disk, load_source
+from duplex.data.tables import read_manifest
+from duplex.encoders.base import encoder_identity, is_random, load_encoder, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
-from duplex.features.file import IMPORTED, ROOT, partial_path, read_features
+from duplex.features.encode import OutputSpec
+from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
 from duplex.project.stages import images_remedy
 from duplex.project.stamps import require_data
 from duplex.system.files import report_write_errors, sha256
@@ -47,7 +49,7 @@ class DoctorFinding:
 
 def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
     """The results of all checks of machine and project, passed or not; nothing is changed or downloaded."""
-    free = shutil.disk_usage(Path.cwd()).free
+    free = free_bytes(Path.cwd())
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
     findings = [*_versions(), *_device(), disk]
@@ -61,6 +63,48 @@ def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
     for name in params.datasets:
         findings += _dataset(params, name)
     return findings
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes of the disk that holds a path, or will hold it."""
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    return shutil.disk_usage(existing).free
+
+
+def stored_outputs(params: Params, dataset: str) -> OutputSpec:
+    """What extraction stores of each image of a data set besides its CLS feature."""
+    bits = params.dataset(dataset).encoder.bits
+    return OutputSpec(params.extraction.tokens == "patch", params.block_inputs(dataset), bits)
+
+
+def weights_for_trials(entry: EncoderParams) -> EncoderParams:
+    """An encoder's entry, with random weights if its own are not on disk; sizes and speed are the same."""
+    if missing_weights(entry.name, entry.weights) is None:
+        return entry
+    return entry.model_copy(update={"weights": "random"})
+
+
+def image_bytes(params: Params, dataset: str) -> int:
+    """Bytes that the feature cache of a data set has per image; `UsageError` for an encoder that cannot be drawn."""
+    entry, outputs = weights_for_trials(params.dataset(dataset).encoder), stored_outputs(params, dataset)
+    stored: dict[str, tuple[int, ...]] = {}
+    if outputs.patches or outputs.block_inputs:
+        stored = outputs.row_shapes(load_encoder(entry.name, entry.weights, towers="image"))
+    shapes = cache_shapes(encoder_identity(entry.name, entry.weights).dim, stored)
+    return sum(row_bytes(name, shape) for name, shape in shapes.items())
+
+
+def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
+    manifest, source = ArtifactPaths().manifest(name), params.dataset(name).source
+    try:
+        images = len(read_manifest(manifest) if manifest.exists() else load_source(source).manifest)
+        needed = images * image_bytes(params, name)
+    except DuplexError:  # reported by other checks
+        return
+    free = free_bytes(ArtifactPaths.root)
+    message = f"extraction writes {size_text(needed)} for {images:,} images, {size_text(free)} free"
+    remedy = "make room, or store fewer block inputs or fewer bits of them" if needed > free else ""
+    yield DoctorFinding(name, message, remedy)
 
 
 def _versions() -> Iterator[DoctorFinding]:
@@ -115,6 +159,7 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     is_imported = features is not None or entry.encoder.name == IMPORTED
     if features is not None and not features.is_file():
         yield DoctorFinding(name, f"features {features}: missing", "correct `features` in params.yaml")
+    is_there = entry.source.kind == "shapes" or is_on_disk(entry.source)
     if is_on_disk(entry.source):
         yield DoctorFinding(name, f"images in {root}: on disk")
     elif entry.source.kind == "shapes":
@@ -126,6 +171,8 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     if required or paths.features(name).exists():
         by_hand = is_imported and features is None
         command = f"`duplex cache import FILE --dataset {name}`" if by_hand else f"`dvc repro extract@{name}`"
+        if not is_imported and not paths.features(name).exists() and is_there:
+            yield from _extraction_size(params, name)
         yield _cache(params, paths, name, command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,12 @@ def test_an_ablation_is_a_method_with_changed_options():
     params = load_params(SHIPPED.parent / "ablations" / "params.yaml")
     main = load_params(SHIPPED)
     for name in ("cso", "duplex", "duplex_additive"):
-        assert params.methods[name] == main.methods[name]
+        assert params.methods[name].model_copy(update={"per_dataset": {}}) == main.methods[name]
+    for name, dataset in product(("cso", "duplex"), ("mit-states", "ut-zappos", "cgqa")):
+        assert params.method(name, dataset) == main.method(f"{name}_paper", dataset)
+        assert params.finetune(name, dataset) == main.finetune(f"{name}_paper", dataset)
+        assert params.training(dataset, name) == main.training(dataset, f"{name}_paper")
+        assert params.dataset(dataset).encoder.name == main.dataset(dataset).encoder.name
     same = {"source": main.dataset("shapes").source}
     assert params.dataset("shapes").model_copy(update=same) == main.dataset("shapes")
     assert (params.evaluation, params.extraction) == (main.evaluation, main.extraction)

@@ -1,0 +1,309 @@
+"""`duplex reproduce`: the rows that the paper's tables have for a data set, from images to the page of claims.
+
+The rows are methods of the project in the folder `ablations`, where this runs; report/claims.yaml says which ones a
+data set needs. The stages make everything, and stamps say what is left: the same command resumes an interrupted one.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from duplex.artifacts import ArtifactPaths
+from duplex.config.params import EncoderParams, Params
+from duplex.data.images import BadImageFile, read_image
+from duplex.data.sources import is_on_disk, load_source
+from duplex.data.tables import LabelledImages, count_dataset
+from duplex.encoders.base import Encoder, load_encoder, missing_weights, resolve_device
+from duplex.encoders.image_blocks import block_count, block_input_shape
+from duplex.errors import DuplexError, UsageError
+from duplex.features.encode import decoding_workers, encode_outputs
+from duplex.features.file import size_text
+from duplex.methods.base import Batch
+from duplex.methods.finetuned import finetuned_blocks_factory
+from duplex.options import FinetuneOptions
+from duplex.project import stamps
+from duplex.project.doctor import free_bytes, image_bytes, stored_outputs, weights_for_trials
+from duplex.project.report import maps_stage, report_stage
+from duplex.project.stages import ensure_prepared, extract, images_remedy
+from duplex.project.stamps import RUN_STAGES
+from duplex.project.sweep import SweepReport, SweptRun, grid, sweep, workers_and_gpus
+from duplex.report.claims import benchmark_of, counts_of, read_package_yaml
+from duplex.training.inputs import Data, InputRequest
+from duplex.training.loop import make_optimiser, optimiser_step
+from duplex.training.run import MethodSpec, initialised_method, reproducible
+
+PROJECT = Path("ablations")  # folder of the project with the paper's rows
+FEW = 2  # images in a timed batch on a CPU; on a GPU it is a whole batch
+DECODED = 8  # images read to time decoding
+
+
+@dataclass(frozen=True)
+class Hours:
+    """Estimated hours of the work left, from a timed batch and a timed step on this device."""
+
+    extraction: float
+    training: float
+    method: str  # whose step was timed
+    weights: str  # of the timed encoder
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `duplex reproduce` runs for a data set, and what it needs."""
+
+    dataset: str
+    root: Path
+    encoder: str
+    images: int
+    rows: tuple[str, ...]
+    absent: tuple[str, ...]  # rows of the paper's tables without an entry in params.yaml
+    seeds: tuple[int, ...]
+    prepares: str  # why the data set is prepared; empty: it is up to date
+    extracts: str  # the same of extraction
+    runs: list[SweptRun] = field(default_factory=list)
+    left: list[SweptRun] = field(default_factory=list)  # to train or evaluate
+    needed: int = 0  # bytes that extraction writes
+    free: int = 0
+    missing_weights: bool = False
+    hours: Hours | None = None
+
+    def lines(self) -> list[str]:
+        """The plan as text, one topic a line."""
+        made = [f"prepare ({self.prepares})"] if self.prepares else []
+        made += [f"extract ({self.extracts})"] if self.extracts else []
+        made.append(f"{len(self.left)} of {len(self.runs)} runs to train or evaluate")
+        weights = "not on disk, downloaded when first needed" if self.missing_weights else "on disk"
+        lines = {
+            "data": f"{self.images:,} images in {self.root}",
+            "weights": f"{self.encoder}: {weights}",
+            "disk": f"{size_text(self.needed)} of features to write, {size_text(self.free)} free",
+            "stages": ", ".join([*made, "report"]),
+            "hours": self._hours(),
+            "rows": f"{len(self.rows)} × seeds {', '.join(map(str, self.seeds))}: {', '.join(self.rows)}",
+        }
+        if self.absent:
+            lines["not run"] = f"{', '.join(self.absent)}: no entry in {PROJECT / 'params.yaml'}"
+        return [f"{topic:<9}{text}" for topic, text in lines.items()]
+
+    def _hours(self) -> str:
+        if self.hours is None:
+            return (
+                "none" if not (self.extracts or self.left) else "unknown; the encoder cannot be timed without weights"
+            )
+        found = self.hours
+        return (
+            f"about {found.extraction + found.training:.2g}: {found.extraction:.2g} to extract, {found.training:.2g} "
+            f"to train; from a batch and a step of {found.method} on this device, {found.weights}"
+        )
+
+    def problem(self) -> str:
+        """Why the data set cannot be extracted here; empty if it can."""
+        if self.extracts and self.needed > self.free:
+            sizes = f"{size_text(self.needed)} and {size_text(self.free)} are free"
+            remedy = "make room, or set encoder.bits to 8 in ablations/params.yaml, which halves block inputs"
+            return f"extraction of {self.dataset} writes {sizes}; {remedy}"
+        return ""
+
+
+def plan_reproduction(
+    params: Params, dataset: str, seeds: Sequence[int] | None, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
+) -> Plan:
+    """The plan for a data set; nothing is written. Raises `DuplexError` where its images are missing."""
+    entry = params.dataset(dataset)
+    if entry.source.kind != "shapes" and not is_on_disk(entry.source):
+        raise UsageError(f"{entry.source.root} has no images of {dataset}; {images_remedy(dataset)}")
+    data = load_source(entry.source)
+    rows, absent = paper_rows(params, dataset, data)
+    if not rows:
+        raise UsageError(f"{PROJECT / 'params.yaml'} has no row of the paper's tables for {dataset}; add its methods")
+    runs = grid(params, [dataset], rows, seeds)
+    prepares = _stale(params, dataset, "prepare", paths)
+    extracts = _stale(params, dataset, "extract", paths)
+    changed = bool(prepares or extracts)
+    left = [run for run in runs if changed or run.difference(params, paths, *RUN_STAGES)]
+    images = len(data.manifest)
+    plan = Plan(
+        dataset=dataset,
+        root=entry.source.root,
+        encoder=" ".join(filter(None, (entry.encoder.name, entry.encoder.weights))),
+        images=images,
+        rows=tuple(rows),
+        absent=tuple(absent),
+        seeds=tuple(dict.fromkeys(run.seed for run in runs)),
+        prepares=prepares,
+        extracts=extracts,
+        runs=runs,
+        left=left,
+        needed=images * image_bytes(params, dataset) if extracts else 0,
+        free=free_bytes(paths.root),
+        missing_weights=missing_weights(entry.encoder.name, entry.encoder.weights) is not None,
+    )
+    return replace(plan, hours=_estimate(params, plan, data, jobs)) if extracts or left else plan
+
+
+def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> str:
+    made = paths.manifest(dataset) if stage == "prepare" else paths.features(dataset)
+    if not made.exists():
+        return "missing"
+    found = stamps.difference(paths.stamp(dataset, stage), stamps.stamp(params, dataset, stage, paths=paths))
+    return "" if found == stamps.UNSTAMPED else found
+
+
+def paper_rows(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
+    """The methods of params.yaml that the paper's tables have for a data set, and rows that params.yaml lacks.
+
+    Data that are none of the paper's get the rows of all its tables.
+    """
+    published = benchmark_of(counts_of(count_dataset(data.labels, data.manifest).to_dict()))
+    known = {name for claim in read_package_yaml("claims.yaml")["claims"] for name in claim["of"]}
+    benchmark = published or (dataset if dataset in known else None)
+    found: set[str] = set()
+    absent: list[str] = []
+    for names in _claimed_runs(benchmark):
+        present = [name for name in names if name in params.methods]
+        if present:
+            found.add(present[0])
+        else:
+            absent.append(names[0])
+    found |= {name for name, entry in params.methods.items() if entry.shown_as in found}  # the open world's
+    return [name for name in params.methods if name in found], list(dict.fromkeys(absent))
+
+
+def _claimed_runs(benchmark: str | None) -> Iterator[list[str]]:
+    """Names of methods, of which the first known one counts, for each row that a claim on a benchmark compares."""
+    table = read_package_yaml("claims.yaml")
+    for claim in table["claims"]:
+        if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):
+            for kind in ("number", "greater", "gain", "cost"):
+                for name in _flat(claim.get(kind, [])):
+                    if name in table["rows"]:
+                        yield table["rows"][name]["run"]
+            if "peak" in claim:
+                for step in read_package_yaml("tables.yaml")["sensitivity"]:
+                    yield [step["run"]]
+
+
+def _flat(names: str | list[str | list[str]]) -> list[str]:
+    flat: list[str] = []
+    for name in [names] if isinstance(names, str) else names:
+        flat += [name] if isinstance(name, str) else name
+    return flat
+
+
+def reproduce(
+    params: Params, plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
+) -> tuple[SweepReport, Path]:
+    """Do what is left of a plan; return what became of the runs, and the path of the page."""
+    if problem := plan.problem():
+        raise DuplexError(problem)
+    ensure_prepared(params, plan.dataset, paths)
+    if _stale(params, plan.dataset, "extract", paths):
+        print("\n".join(extract(params, plan.dataset, paths).lines()), file=sys.stderr)
+    report = sweep(params, plan.runs, jobs, "local", paths)
+    run = params.run.model_copy(
+        update={"datasets": (plan.dataset,), "methods": plan.rows, "seeds": plan.seeds, "products": ()}
+    )
+    shown = params.model_copy(update={"run": run})
+    if report.executed or not paths.maps(plan.dataset).exists():
+        maps_stage(shown, plan.dataset, paths)
+    return report, report_stage(shown, paths.of_reproduction(plan.dataset), write_metrics=False)
+
+
+def _estimate(params: Params, plan: Plan, data: LabelledImages, jobs: int | None) -> Hours | None:
+    """Hours of what is left, each run like the first row's; None for an encoder that cannot be loaded here."""
+    dataset, device = plan.dataset, resolve_device(params.device)
+    try:
+        entry = weights_for_trials(params.dataset(dataset).encoder)
+        tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
+    except UsageError:
+        return None
+    extraction = 0.0
+    if plan.extracts:
+        extraction = plan.images * _image_seconds(params, dataset, data, tower)
+    spec = MethodSpec.of(params, dataset, plan.rows[0])
+    images = data.manifest["split"].value_counts()
+    with reproducible(spec.training.threads):
+        step = _step_seconds(spec, data, entry, device)
+        train, forward = _block_seconds(spec, entry, tower)
+    steps = math.ceil(images["train"] / spec.training.batch_size)
+    epoch = steps * step + images["train"] * train + images["val"] * forward
+    run = spec.training.epochs * epoch + images["test"] * forward * len(spec.worlds)
+    threads = torch.get_num_threads() if spec.training.threads == "auto" else spec.training.threads
+    workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
+    weights = "its weights" if entry == params.dataset(dataset).encoder else "random weights of its size"
+    return Hours(extraction / 3600, len(plan.left) * run / workers / 3600, plan.rows[0], weights)
+
+
+def _image_seconds(params: Params, dataset: str, data: LabelledImages, tower: Encoder) -> float:
+    """Seconds to encode an image, or to decode it in one of several processes, if that takes longer."""
+    root, decoding = params.dataset(dataset).source.root, 0.0
+    names = data.manifest["image"].tolist()[:DECODED]
+    start, read = time.perf_counter(), 0
+    for name in names:
+        try:
+            tower.image_transform(read_image(root / name))
+            read += 1
+        except BadImageFile:
+            continue
+    if read:
+        workers = max(1, decoding_workers(params.extraction.num_workers))
+        decoding = (time.perf_counter() - start) / read / workers
+    count = params.extraction.batch_size if tower.device.type == "cuda" else FEW
+    from PIL import Image
+
+    pixels = torch.stack([tower.image_transform(Image.new("RGB", (8, 8)))] * count).to(tower.device)
+    outputs = stored_outputs(params, dataset)
+    return max(decoding, _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count)
+
+
+def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, device: str) -> float:
+    """Seconds of one training step on made-up features, without fine-tuned blocks."""
+    width = load_encoder(entry.name, entry.weights, towers="text").dim
+    features = np.random.default_rng(0).standard_normal((len(data.manifest), width), dtype=np.float32)
+    request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
+    inputs = Data(data.manifest, data.labels, features, entry, device).read(request)
+    where = torch.device(device)
+    images = inputs.examples["train"].to(where)
+    inputs = replace(inputs, examples={**inputs.examples, "train": images})
+    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), inputs, 0, where)
+    method.train()
+    batch = Batch(images.inputs, images.compositions)
+    rows = torch.arange(min(spec.training.batch_size, len(images)))
+    optimiser = make_optimiser(method, spec.training)
+    return _seconds(lambda: next(iter(optimiser_step(method, batch, rows, spec.training, optimiser).values())))
+
+
+def _block_seconds(spec: MethodSpec, entry: EncoderParams, tower: Encoder) -> tuple[float, float]:
+    """Seconds per image to train the fine-tuned blocks, and to run them; zero without fine-tuning."""
+    if not isinstance(spec.finetune, FinetuneOptions):
+        return 0.0, 0.0
+    count = block_count(tower) if spec.finetune.blocks == "all" else spec.finetune.blocks
+    record = {"name": entry.name, "tag": entry.weights or "", "precision": entry.precision, "block_inputs": str(count)}
+    blocks = finetuned_blocks_factory(record, spec.finetune, str(tower.device))().to(tower.device).train()
+    images = spec.training.batch_size if tower.device.type == "cuda" else FEW
+    x = torch.randn(images, *block_input_shape(tower, count), device=tower.device)
+
+    def train() -> torch.Tensor:
+        y: torch.Tensor = blocks(x).sum()
+        y.backward()
+        return y
+
+    with torch.no_grad():
+        forward = _seconds(lambda: blocks(x))
+    return _seconds(train) / images, forward / images
+
+
+def _seconds(work: Callable[[], torch.Tensor]) -> float:
+    """Seconds of the second call; the first one allocates. Reading the result waits for the device."""
+    work().sum().item()
+    start = time.perf_counter()
+    work().sum().item()
+    return time.perf_counter() - start

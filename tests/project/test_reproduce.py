@@ -1,0 +1,107 @@
+"""`duplex reproduce`: the plan, the page of claims, and what an interrupted command leaves to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.commands import Command, command
+from tests.data.makers import make_standard
+from tests.projects import draw_project, interrupt
+from tests.subprocesses import ROOT
+
+__all__ = ["command"]
+
+ROWS = ("duplex_five", "duplex_five_open", "module_cso", "module_sp")
+
+
+def shipped() -> dict[str, Any]:
+    return dict(YAML(typ="safe").load((ROOT / "ablations/params.yaml").read_text()))
+
+
+@pytest.fixture
+def benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose mit-states has the layout of the benchmark and a small encoder."""
+    make_standard(tmp_path / "data/mit-states", "spaces")
+    record = shipped()
+    record["datasets"]["mit-states"]["encoder"] = {"name": "tiny", "block_inputs": 4}
+    for entry in record["methods"].values():
+        for changes in entry.get("per_dataset", {}).values():
+            changes["finetune"] = {"blocks": "all", "adapter": "bottleneck"}
+    record["device"], record["extraction"]["num_workers"] = "cpu", 0
+    (tmp_path / "ablations").mkdir()
+    with (tmp_path / "ablations/params.yaml").open("w") as file:
+        YAML().dump(record, file)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_plan_has_the_rows_of_the_tables_the_sizes_and_the_hours(benchmark: Path, command: Command):
+    plan = command("reproduce", "mit-states", "--dry-run", "--seeds", "0-1")
+    assert plan.code == 0, plan.err
+    lines = {line.partition(" ")[0]: line for line in plan.out.splitlines()}
+    assert "64 images in ../data/mit-states" in lines["data"]
+    assert re.search(r"0\.\d MB of features to write, [\d.]+ GB free", lines["disk"])
+    assert "prepare (missing), extract (missing)" in lines["stages"]
+    assert "about" in lines["hours"] and "of duplex_five on this device, its weights" in lines["hours"]
+    rows = lines["rows"].split(": ")[1].split(", ")
+    assert {"duplex_five", "duplex_five_open", "module_vp", "update_batch", "infer_ch", "lambda_99"} <= set(rows)
+    assert not {"loss_ch", "fixed_visual", "all_pairs"} & set(rows), "tables of other data sets, or of no table"
+    assert f"{2 * len(rows)} of {2 * len(rows)} runs" in lines["stages"]
+    assert not (benchmark / "ablations/artifacts").exists()
+
+
+def test_missing_images_and_rows_are_refused(benchmark: Path, command: Command, monkeypatch: pytest.MonkeyPatch):
+    assert command("reproduce", "cgqa").refused("`duplex data download cgqa`")
+    monkeypatch.chdir(benchmark)
+    assert command("reproduce", "absent").refused("unknown data set 'absent'")
+    monkeypatch.chdir(benchmark / "data")
+    assert command("reproduce").refused("ablations/params.yaml, which has the paper's rows")
+
+
+def test_too_little_space_is_refused_before_extraction(
+    benchmark: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("duplex.project.reproduce.free_bytes", lambda path: 1000)
+    refused = command("reproduce", "mit-states", "--seeds", "0")
+    assert refused.code == 1 and "0.0 MB are free; make room" in refused.err
+    assert not (benchmark / "ablations/artifacts").exists()
+
+
+@pytest.mark.slow
+def test_an_interrupted_command_continues_and_ends_with_the_page_of_claims(
+    tmp_path: Path, command: Command, in_this_process: None, monkeypatch: pytest.MonkeyPatch
+):
+    def rows(record: dict[str, Any]) -> None:
+        methods = shipped()["methods"]
+        for entry in methods.values():
+            entry.pop("per_dataset", None)
+        record["methods"] = {name: methods[name] for name in ("cso", "duplex", *ROWS)}
+        record["extraction"]["num_workers"] = 0
+
+    (tmp_path / "ablations").mkdir()
+    draw_project(tmp_path / "ablations", ROWS, [0], scale=0.1, changes=rows, epochs=2)
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        interrupt(patch, 4)  # in the second run
+        assert command("reproduce", "own").code == 130
+    artifacts = tmp_path / "ablations/artifacts"
+    assert len(list(artifacts.glob("own/*/0/metrics.json"))) == 1
+    monkeypatch.chdir(tmp_path)
+    done = command("reproduce", "own")
+    assert done.code == 0, done.err
+    assert "3 of 4 runs to train or evaluate" in done.err
+    assert "4 runs: 1 complete, 3 trained and evaluated" in done.err
+    page = tmp_path / done.out.strip()
+    assert "Claims of the paper" in page.read_text()
+    closed = json.loads((artifacts / "own/module_sp/0/metrics.json").read_text())["closed"]
+    assert set(closed["sampled"]) == {"seen", "unseen", "hm", "auc"}
+    assert not (artifacts / "summary.json").exists(), "that of `make ablations` is not touched"
+    monkeypatch.chdir(tmp_path)
+    again = command("reproduce", "own", "--dry-run")
+    assert "0 of 4 runs" in again.out and "hours    none\n" in again.out
