@@ -225,6 +225,12 @@ class EvaluationParams(ParamsSection):
     terms: bool = True  # measure each score term alone too, in the closed world (protocol: exact)
 
 
+class ReportParams(ParamsSection):
+    """Section `report:`. What the report shows."""
+
+    featured: Name | None = None  # method whose run examples, retrieval, swaps and maps show; null: the last with maps
+
+
 class Params(ParamsSection):
     """All sections of params.yaml, the project's settings."""
 
@@ -232,6 +238,7 @@ class Params(ParamsSection):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     extraction: ExtractionParams
     evaluation: EvaluationParams
+    report: ReportParams = ReportParams()
     datasets: dict[Name, DatasetParams] = {}
     methods: dict[Name, MethodEntry] = {}
 
@@ -302,6 +309,8 @@ class Params(ParamsSection):
             require(name, self.datasets, "data set in params.yaml, run.datasets:")
         for name in self.run.methods:
             require(name, self.methods, "method in params.yaml, run.methods:")
+        if self.report.featured is not None:
+            require(self.report.featured, self.methods, "method in params.yaml, report.featured:")
         for section in ("run", "evaluation"):
             for key, values in getattr(self, section):
                 if isinstance(values, tuple) and len(set(values)) != len(values):

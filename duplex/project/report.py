@@ -20,7 +20,7 @@ from duplex.data.tables import read_manifest
 from duplex.errors import DuplexError
 from duplex.features.file import open_cache, read_identity
 from duplex.labels import Ints
-from duplex.project.runs import FeaturedRun, best_run, featured_run, load_featured_run, run_with_prototypes
+from duplex.project.runs import FeaturedRun, best_run, featured_run, load_featured_run, mapped_run
 from duplex.project.stamps import RUN_STAGES, data_difference, run_difference
 from duplex.recognition.answers import listed_answers
 from duplex.report.aggregate import (
@@ -245,7 +245,9 @@ def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[lis
     predictions = read_table(files.predictions)
     parts = [ReportPart("Examples", [Note(f"{files.predictions} does not exist.", "dvc repro")])]
     if predictions is not None:
-        notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}."), *missing]
+        featured = params.report.featured
+        absent = "" if featured in (None, chosen[0]) else f" {featured}, report.featured, has no finished run here."
+        notes = [Note(f"Everything below is from {chosen[0]}, seed {chosen[1]}.{absent}"), *missing]
         source = files.predictions.as_posix()
         parts = predicted_parts(predictions, source, thumbnails_under(root), notes, texts)
     return [*parts, *retrieved, _maps(dataset, paths.maps(dataset))], numbers
@@ -283,7 +285,7 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write the t-SNE coordinates of a data set's maps as a table; only a header without visual prototypes."""
-    chosen = run_with_prototypes(params, dataset, paths)
+    chosen = mapped_run(params, dataset, paths)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
         scene = scene_of(load_featured_run(params, dataset, *chosen, paths), params.entry(chosen[0]).kind, chosen[1])

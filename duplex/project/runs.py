@@ -102,15 +102,18 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
     """Method and seed of the run that the report's examples use: that of the maps, else the last method's first."""
-    return run_with_prototypes(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
+    return mapped_run(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 
-def run_with_prototypes(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
-    """The last method in params.yaml that has a finished run with visual prototypes, and its first seed; or None.
+def mapped_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
+    """The run that the maps show, as method and first seed; None if there is none.
 
-    Methods with `shown_as` are skipped, since the report shows them under the name of another method.
+    It is that of `report.featured`. Without this key or a finished run of it under `run:`, it is the last method's of
+    `run:` with visual prototypes. Methods with `shown_as` are then skipped: the report shows them under another name.
     """
-    seed = params.run.seeds[0]
+    seed, featured = params.run.seeds[0], params.report.featured
+    if featured in params.run.methods and paths.run(dataset, featured, seed).checkpoint.exists():
+        return featured, seed
     for name in reversed(params.run.methods):
         checkpoint = paths.run(dataset, name, seed).checkpoint
         if params.entry(name).shown_as is not None or not checkpoint.exists():
@@ -130,7 +133,7 @@ def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = Artifac
     out = paths.inventory(dataset)
     write_json(out / "files.json", {path.relative_to(folder).as_posix(): sha256(path) for path in files})
     record: dict[str, object] = {}
-    if chosen := run_with_prototypes(params, dataset, paths):
+    if chosen := mapped_run(params, dataset, paths):
         checkpoint = paths.run(dataset, *chosen).checkpoint
         inputs = (checkpoint, paths.features(dataset), paths.manifest(dataset), paths.labels(dataset))
         record = {"method": chosen[0], "seed": chosen[1], **{path.name: sha256(path) for path in inputs}}

@@ -75,6 +75,8 @@ def settings(
             made["images"] = {"root": entry.source.recorded_root, "sizes": source.get("sizes")}
         made |= {"batch_size": extraction.batch_size, "max_bad": extraction.max_bad, "tokens": extraction.tokens}
         made["block_inputs"] = params.block_inputs(dataset)
+    if stage == "inventory":
+        made["featured"] = params.report.featured
     modules = {"extract": [family_module(entry.encoder.name)], "maps": _method_modules(params)}
     return {**made, "code": code_hash(stage, *drawn, modules=modules.get(stage, ()))}
 
@@ -263,7 +265,8 @@ def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """
     table = paths.ablations
     ablations = {"ablations": sha256(table)} if table.is_file() else {}
-    records = {"report": {**ablations, "code": code_hash("report", modules=_method_modules(params))}}
+    report = {**ablations, "featured": params.report.featured}
+    records = {"report": {**report, "code": code_hash("report", modules=_method_modules(params))}}
     for dataset in params.run.datasets:
         for stage in (*DATA_STAGES, "inventory", "maps"):
             records[f"{dataset}/{stage}"] = settings(params, dataset, stage, paths=paths)

@@ -24,13 +24,21 @@ from duplex.report.blocks import Chart, Figure, Mark, Series, coordinate, draw
 
 SIDE, MARGIN = 440, 16  # of a map
 GOLDEN = 137.508  # degrees; the golden angle keeps neighbouring hues apart
-CAPTIONS = {
-    "prototypes": "Test images (○) of the {n} largest classes with their visual (△) and semantic (□) prototypes.",
-    "before": "The {n} largest classes before training: test images (○) and first visual prototypes (☆).",
-    "after": "The {n} largest classes after training: test images (○) and visual prototypes (☆).",
-    "semantic": "Semantic prototypes of the first {n} pairs, coloured by object.",
-    "visual": "Visual prototypes of the same pairs, coloured by object.",
-    "combined": "Both together, coloured by object.",
+CLASSES_SHOWN, PAIRS_SHOWN = "The {n} largest classes", "The first {n} pairs, coloured by object"
+TITLES = {
+    "prototypes": f"{CLASSES_SHOWN} after training",
+    "before": f"{CLASSES_SHOWN} before training",
+    "after": f"{CLASSES_SHOWN} after training",
+    "semantic": PAIRS_SHOWN,
+    "visual": PAIRS_SHOWN,
+    "combined": PAIRS_SHOWN,
+}
+SYMBOLS = {  # kind of point -> how a caption names it
+    "image": "test images (○)",
+    "semantic": "semantic prototypes (□)",
+    "visual": "visual prototypes (△)",
+    "star": "visual prototypes (☆)",
+    "combined": "each pair's semantic and visual prototype as one vector (□)",
 }
 PLACES = {"semantic": "object", "visual": "object", "combined": "object"}  # meaning of the hue; else the pair
 CLASSES, IMAGES = 20, 40  # compositions of a map with images, and images of each
@@ -225,11 +233,13 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
 
 
 def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[Figure]:
+    """The maps `names` of a table by `compute_maps`; captions name the kinds of points that are drawn."""
     figures = []
     for name in names:
         rows = table[table["map"] == name]
         if len(rows):
-            caption = CAPTIONS[name].format(n=rows["label"].nunique())
+            drawn = [text for kind, text in SYMBOLS.items() if (rows["kind"] == kind).any()]
+            caption = f"{TITLES[name].format(n=rows['label'].nunique())}: {', '.join(drawn)}."
             svg = draw_map(rows, PLACES.get(name, "label"), f"t-SNE map of {data}. {caption}")
             figures.append(Figure(slug(data, "map", name), svg, caption, small=True))
     return figures

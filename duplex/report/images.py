@@ -291,7 +291,8 @@ def _swap_all(context: RetrievalContext, states: Array, objects: Array) -> tuple
         if q in unseen_first:
             hits = _hits(context, rows[q, others], cosines[q, others], pair)
             groups.append(_swap_group(context, sources, pair, [_thumb(context, hit) for hit in hits]))
-    caption = "The state of A joined with the object of B, and the test images nearest to it (A and B left out)."
+    joined = "concatenated with" if context.method.fuse is None else "joined by φ (Eq. 11) with"
+    caption = f"The state of A {joined} the object of B, and the test images nearest to it (A and B left out)."
     return {"questions": len(swaps), "first_right": 100 * float(np.mean(firsts))}, Gallery(groups, caption)
 
 

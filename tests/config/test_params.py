@@ -120,6 +120,7 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),
         ("seeds: [0, 1]", "seeds: [9223372036854775808]", ["run.seeds"]),
         ("clip, csp", "clip, cps", ["run.methods", "'cps'", "csp"]),
+        ("featured: duplex", "featured: duplexx", ["report.featured", "'duplexx'", "duplex"]),
         ("device: auto", "device: tpu", ["device", "cuda", "'tpu'"]),
         ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
         ("{extends: duplex, graph", "{extends: duplicate, graph", ["methods.duplex_static.extends", "duplex"]),

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
 from duplex.artifacts import ArtifactPaths
+from duplex.config.params import ReportParams
 from duplex.errors import UsageError
 from duplex.evaluation.comparison import NAMES
 from duplex.labels import LabelSpace
-from duplex.project import report, runs
-from duplex.report.figures import Scene, compute_maps
+from duplex.project import report, runs, stamps
+from duplex.report.blocks import Note
+from duplex.report.figures import Scene, compute_maps, map_figures
+from duplex.report.images import swap_hits
 
 
 def test_report_prints_the_page_and_opens_it_on_request(command, project, monkeypatch):
@@ -95,6 +101,65 @@ def test_maps_are_repeatable(project):
     report.maps_stage(project.params, "own", ArtifactPaths())
     assert project.paths.maps("own").read_bytes() == before
     assert b"semantic" in before and b"star" in before
+
+
+def test_the_maps_draw_all_kinds_of_points(project):
+    """Figure 9 of the paper has squares, triangles and circles; figure 4 has three maps; figure 10 has stars."""
+    table = pd.read_csv(project.paths.maps("own"))
+    drawn = {}
+    for name in ("prototypes", "before", "after", "semantic", "visual", "combined"):
+        svg = ElementTree.parse(project.folder / f"artifacts/plots/figures/own-map-{name}.svg").getroot()
+        shapes = [shape for shape in svg.iter() if shape.attrib.get("class") in ("cloud", "proto")]
+        dots = sum(shape.attrib["d"].count("M") for shape in shapes if shape.attrib["class"] == "cloud")
+        corners = [shape.attrib.get("d", "").count("L") for shape in shapes if shape.attrib["class"] == "proto"]
+        drawn[name] = {"circles": dots, "squares": corners.count(0), "triangles": corners.count(2)}
+        drawn[name]["stars"] = corners.count(9)
+        counts = table[table["map"] == name]["kind"].value_counts()
+        assert sum(drawn[name].values()) == counts.sum()
+        assert drawn[name]["circles"] == counts.get("image", 0)
+    classes = drawn["prototypes"]["squares"]
+    assert classes == drawn["prototypes"]["triangles"] == drawn["before"]["stars"] == drawn["after"]["stars"] > 8
+    pairs = drawn["semantic"]["squares"]
+    assert pairs == drawn["visual"]["triangles"] == drawn["combined"]["squares"] > classes
+
+
+def test_a_caption_names_what_the_map_draws(project):
+    table = pd.read_csv(project.paths.maps("own"))
+    with_squares = map_figures(table, "own", ("prototypes",))[0].caption
+    without = map_figures(table[table["kind"] != "semantic"], "own", ("prototypes",))[0].caption
+    assert "□" in with_squares and "△" in with_squares and "○" in with_squares
+    assert "□" not in without and "△" in without
+
+
+def test_swaps_compare_factors_joined_by_the_equation(project):
+    run = runs.load_queried_run(project.params, "own", None, None)
+    context = run.retrieval_context()
+    fusion = run.method.fusion
+    states, objects = (torch.from_numpy(part) for part in (context.features.states, context.features.objects))
+
+    @torch.no_grad()
+    def phi(state, thing):
+        return torch.relu(fusion.state.weight @ state + fusion.object.weight @ thing)
+
+    swapped = phi(states[3], objects[8])
+    expected = [float(torch.cosine_similarity(swapped, phi(*one), dim=0)) for one in zip(states, objects, strict=True)]
+    hits = swap_hits(context, states[3:4].numpy(), objects[8:9].numpy(), 5)
+    assert [hit.cosine for hit in hits] == pytest.approx(sorted(expected, reverse=True)[:5], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("featured", "chosen"), [(None, "duplex"), ("clip", "clip"), ("duplex_open", "duplex_open"), ("dual", "duplex")]
+)
+def test_the_featured_run_is_that_of_the_parameter(project, featured, chosen):
+    """`dual` has no run: the rule for null applies, and the page says so."""
+    params = project.params.model_copy(update={"report": ReportParams(featured=featured)})
+    assert runs.featured_run(params, "own", project.paths) == (chosen, 0)
+    assert stamps.settings(params, "own", "inventory")["featured"] == featured
+    parts, _ = report.image_parts(params, "own", project.paths)
+    notes = [block.text for part in parts for block in part.blocks if isinstance(block, Note)]
+    said = next(text for text in notes if "Everything below" in text)
+    assert f"from {chosen}, seed 0" in said
+    assert ("has no finished run" in said) == (featured == "dual")
 
 
 def test_two_images_are_enough_for_maps():
