@@ -118,9 +118,10 @@ def doctor(as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
+        width = 2 + max(len(finding.topic) for finding in findings)
         for finding in findings:
-            typer.echo(f"{'!' if finding.remedy else ' '} {finding.topic:<12}{finding.message}")
+            typer.echo(f"{'!' if finding.remedy else ' '} {finding.topic:<{width}}{finding.message}")
             if finding.remedy:
-                typer.echo(f"{'':14}-> {finding.remedy}")
+                typer.echo(f"{'':{width + 2}}-> {finding.remedy}")
     if any(finding.remedy for finding in findings):
         raise typer.Exit(1)

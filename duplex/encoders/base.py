@@ -69,6 +69,7 @@ class EncoderFamily(ABC):
     """Finds, loads and lists the encoders of one family."""
 
     usage = ""  # forms of names that `catalog` does not list, for `duplex encoders list`
+    has_text = True  # whether its encoders have a text tower
 
     @abstractmethod
     def find(self, name: str, weights: str | None) -> EncoderSource:

@@ -25,7 +25,9 @@ from torch.utils.checkpoint import checkpoint as recompute
 from duplex.encoders.base import (
     EncoderFamily,
     EncoderSource,
+    MissingWeights,
     fetch_from_hub,
+    hub_file_on_disk,
     random_seed,
     read_config,
     refuse_other_weights,
@@ -43,8 +45,10 @@ from duplex.errors import DuplexError, UsageError, install_command
 from duplex.system.threads import dtype_of, float32_arithmetic
 
 BLIP_PREFIX, TIMM_PREFIX = "blip:", "timm:"
+TIMM_FILES = ("model.safetensors",)
 FORM = f"{BLIP_PREFIX}FOLDER"  # name of an encoder whose weights are in a folder
 TEMPERATURE = 0.07
+BLIP_FILES = ("config.json", "preprocessor_config.json", "model.safetensors")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
@@ -61,8 +65,7 @@ class BlipFamily(EncoderFamily):
         folder = Path(place).expanduser()
         is_local = folder.is_dir()
         if not is_local:
-            files = ("config.json", "preprocessor_config.json", "model.safetensors")
-            for file in files:
+            for file in BLIP_FILES:
                 folder = fetch_from_hub(place, (file,), name, FORM).parent
             fetch_from_hub(place, TOKENIZER_FILES, name, FORM)
         config = read_config(folder / "config.json")
@@ -80,6 +83,14 @@ class BlipFamily(EncoderFamily):
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> BlipEncoder:
         return BlipEncoder(source, towers=towers, device=device, precision=precision)
+
+    def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
+        refuse_other_weights(name, weights)
+        place = name.removeprefix(BLIP_PREFIX)
+        needed = [*((file,) for file in BLIP_FILES), TOKENIZER_FILES]
+        if Path(place).expanduser().is_dir() or all(hub_file_on_disk(place, names) for names in needed):
+            return None
+        return MissingWeights(f"https://huggingface.co/{place}", None)
 
 
 class BlipEncoder(FrozenEncoder):
@@ -172,8 +183,24 @@ class TimmFamily(EncoderFamily):
     """timm's classifiers, named `timm:MODEL`, with weights from a published tag or a file."""
 
     usage = "timm:MODEL (images alone)"
+    has_text = False
 
     def find(self, name: str, weights: str | None) -> EncoderSource:
+        config, path = self._published(name, weights)
+        model = name.removeprefix(TIMM_PREFIX)
+        options = {"mean": list(config.mean), "std": list(config.std), "interpolation": config.interpolation}
+        size = {"image_size": config.input_size[-1]}
+        with torch.device("meta"):  # allocates no weights
+            shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
+        architecture = {"timm_model_name": model, "embed_dim": int(shape.num_features), "vision_cfg": size}
+        if path is None:
+            path = fetch_from_hub(config.hf_hub_id, TIMM_FILES, f"{name} + {weights}")
+        preprocess = complete_preprocess(options, architecture)
+        return EncoderSource(name, architecture, preprocess, path, seed=random_seed(weights))
+
+    @staticmethod
+    def _published(name: str, weights: str | None) -> tuple[Any, Path | None]:
+        """timm's record of the model, and the file of its weights; None for a published tag."""
         model = name.removeprefix(TIMM_PREFIX)
         if not timm.is_model(model):
             raise UsageError(f"unknown encoder {name!r}: timm has no model {model!r}")
@@ -187,14 +214,13 @@ class TimmFamily(EncoderFamily):
         if not is_local and weights not in tags:
             raise UsageError(f"weights {weights!r} are neither a file nor a tag of {name!r} ({listed})")
         config: Any = timm.get_pretrained_cfg(model if is_local else f"{model}.{weights}")
-        options = {"mean": list(config.mean), "std": list(config.std), "interpolation": config.interpolation}
-        size = {"image_size": config.input_size[-1]}
-        with torch.device("meta"):  # allocates no weights
-            shape: Any = timm.create_model(model, pretrained=False, num_classes=0)
-        architecture = {"timm_model_name": model, "embed_dim": int(shape.num_features), "vision_cfg": size}
-        if not is_local:
-            path = fetch_from_hub(config.hf_hub_id, ("model.safetensors",), f"{name} + {weights}")
-        return EncoderSource(name, architecture, complete_preprocess(options, architecture), path, seed=seed)
+        return config, path if is_local else None
+
+    def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
+        config, path = self._published(name, weights)
+        if path is not None or hub_file_on_disk(config.hf_hub_id, TIMM_FILES):
+            return None
+        return MissingWeights(f"https://huggingface.co/{config.hf_hub_id}", None)
 
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> TimmEncoder:
         return TimmEncoder(source, towers=towers, device=device, precision=precision)

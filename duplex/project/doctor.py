@@ -20,7 +20,7 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import DatasetParams, EncoderParams, Params, load_params, shipped_project
 from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import read_manifest
-from duplex.encoders.base import encoder_identity, is_random, load_encoder, missing_weights
+from duplex.encoders.base import encoder_identity, find_family, is_random, load_encoder, missing_weights
 from duplex.errors import DuplexError, UsageError, install_command
 from duplex.features.encode import OutputSpec
 from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, read_features, row_bytes, size_text
@@ -154,6 +154,9 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     entry = params.datasets[name]
     required = name in params.run.datasets
     yield from _weights(name, entry, required)
+    if params.evaluation.word_vectors is None and not _has_text(entry):
+        remedy = "set evaluation.word_vectors to a file in GloVe format" if required else ""
+        yield DoctorFinding(name, "word vectors: missing, and the encoder has no text tower to embed words", remedy)
     root = entry.source.root
     features = entry.features
     is_imported = features is not None or entry.encoder.name == IMPORTED
@@ -165,7 +168,7 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     elif entry.source.kind == "shapes":
         yield DoctorFinding(name, f"images in {root}: drawn when needed")
     else:
-        remedy = images_remedy(name) if required and not is_imported else ""
+        remedy = images_remedy(name, root) if required and not is_imported else ""
         yield DoctorFinding(name, f"images in {root}: missing", remedy)
     paths = ArtifactPaths()
     if required or paths.features(name).exists():
@@ -184,11 +187,18 @@ def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[Doctor
         missing = missing_weights(entry.encoder.name, entry.encoder.weights)
         status = f"weights {'on disk' if missing is None else 'not on disk'}"
         status = "weights drawn at random, for trials" if is_random(entry.encoder.weights) else status
-        advice = "downloaded when first needed; without a network, copy them to a folder and use local-dir:FOLDER"
+        advice = "downloaded when first needed; without a network, copy them here and name them in `encoder:`"
         remedy = advice if missing else ""
     except DuplexError as error:
         status, remedy = str(error), "correct its encoder in params.yaml"
     yield DoctorFinding(name, f"encoder {encoder}: {status}", remedy if required else "")
+
+
+def _has_text(entry: DatasetParams) -> bool:
+    try:
+        return entry.encoder.name == IMPORTED or find_family(entry.encoder.name).has_text
+    except DuplexError:  # of a family that cannot be imported, which `_weights` reports
+        return True
 
 
 def _cache(params: Params, paths: ArtifactPaths, name: str, command: str) -> DoctorFinding:

@@ -72,12 +72,13 @@ def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = Artifac
 
 
 def _no_images(dataset: str, root: Path) -> UsageError:
-    return UsageError(f"{root} has no images of {dataset}; {images_remedy(dataset)}")
+    return UsageError(f"{root} has no images of {dataset}; {images_remedy(dataset, root)}")
 
 
-def images_remedy(dataset: str) -> str:
-    """What to do where the images of a data set are missing."""
-    download = f"`duplex data download {dataset}`" if dataset in BENCHMARKS else "copy them there"
+def images_remedy(dataset: str, root: Path) -> str:
+    """What to do where the images of a data set are missing from the folder `root`."""
+    benchmark = next((name for name in (dataset, root.name) if name in BENCHMARKS), None)
+    download = "copy them there" if benchmark is None else f"`duplex data download {benchmark}`"
     return f"{download}, or correct its root in params.yaml"
 
 

@@ -31,7 +31,7 @@ from duplex.data.tables import (
     read_manifest,
     refuse_unnamed_split,
 )
-from duplex.encoders.base import PACKAGED, TextTower, load_encoder, resolve_device
+from duplex.encoders.base import PACKAGED, TextTower, find_family, load_encoder, resolve_device
 from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.feasibility import read_word_vectors
@@ -353,13 +353,14 @@ def pandas_index(value: object) -> pd.Index | None:
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
     """Which of `text` tower, `words` (word vectors), `patch` tokens a method needs and a data set lacks.
 
-    Encoders are not loaded, so an encoder without a text tower is not noticed.
+    Encoders are not loaded: whether one has a text tower is what its family says.
     """
     entry = params.dataset(dataset)
     is_unknown = entry.encoder.name == IMPORTED
+    no_text = is_unknown or not find_family(entry.encoder.name).has_text
     lacking = {
-        "text": is_unknown,
-        "words": is_unknown and params.evaluation.word_vectors is None,
+        "text": no_text,
+        "words": no_text and params.evaluation.word_vectors is None,
         "patch": is_unknown or entry.features is not None,
     }
     needs = set(find_method(params.entry(method).kind).needs(params.method(method, dataset)))
@@ -374,7 +375,8 @@ def require_inputs(params: Params, dataset: str, method: str) -> None:
     if not missing:
         return
     remedies = {
-        "text": f"the text tower of the encoder that made the features: name it as datasets.{dataset}.encoder",
+        "text": f"the text tower of the encoder that made the features: name one that has it as "
+        f"datasets.{dataset}.encoder",
         "words": "word vectors: set evaluation.word_vectors to a file in GloVe format",
         "patch": f"patch tokens, which imported features lack: let datasets.{dataset} encode its images",
     }

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import duplex
+from duplex.encoders import others
 from duplex.encoders.base import (
     GROUP,
     EncoderIdentity,
@@ -87,7 +88,24 @@ def test_the_catalog_and_the_usage_lines_name_all_encoders() -> None:
     names = [entry.name for family in families for entry in family.catalog()]
     assert {"tiny", "ViT-L-14-quickgelu"} <= set(names) and len(names) == len(set(names))
     assert [family.usage.partition(":")[0] for family in families if family.usage] == ["blip", "local-dir", "timm"]
-    assert missing_weights("tiny") is None and missing_weights("timm:resnet18", "a1_in1k") is None
+    assert missing_weights("tiny") is None and missing_weights("timm:resnet18", "random:0") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "owner"),
+    [
+        ("timm:resnet18", "tv_in1k", "timm/resnet18.tv_in1k"),
+        ("blip:Salesforce/blip-itm-base-coco", None, "Salesforce/blip-itm-base-coco"),
+    ],
+)
+def test_weights_of_the_hub_are_looked_for_on_disk(
+    name: str, weights: str | None, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(others, "hub_file_on_disk", lambda owner, names: None)
+    missing = missing_weights(name, weights)
+    assert missing is not None and missing.address == f"https://huggingface.co/{owner}"
+    monkeypatch.setattr(others, "hub_file_on_disk", lambda owner, names: Path(names[0]))
+    assert missing_weights(name, weights) is None
 
 
 def test_an_identity_survives_as_a_record() -> None:

@@ -26,6 +26,14 @@ def test_a_complete_project_has_no_problem(project, command):
     assert "fp32" in by_topic["formats"][0]["message"]
 
 
+def test_entries_of_other_encoders_say_what_they_lack(project, command):
+    _, by_topic = findings(command)
+    resnet, blip = (" ".join(one["message"] for one in by_topic[f"mit-states-{name}"]) for name in ("resnet18", "blip"))
+    assert "word vectors: missing" in resnet and "images in data/mit-states: missing" in resnet
+    assert "encoder timm:resnet18 tv_in1k: weights" in resnet
+    assert "word vectors" not in blip and "encoder blip:Salesforce/blip-itm-base-coco: weights" in blip
+
+
 def test_problems_come_with_remedies(trained, command, tmp_path):
     with inside(tmp_path):
         assert "duplex init" in findings(command)[1]["project"][0]["remedy"]
