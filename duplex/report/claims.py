@@ -189,17 +189,20 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, list | tuple) else value
 
 
-def runs_of(row: Tree, candidates: Sequence[Measured], table: str) -> list[Measured]:
+def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
     """The runs that are a row of the paper: those with a name of its list first, then others with its settings."""
     names = row.get("run", [])
     listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
-    others = [each for each in candidates if each.name not in names and each.settings(table) is not None]
-    found = []
-    for each in [*listed, *others]:
-        settings = each.settings(table)
-        if settings is None or is_row(settings, row):
-            found.append(each)
-    return found
+    others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]
+    return [each for each in [*listed, *others] if all(_fits(each, row, table) for table in tables)]
+
+
+def _fits(each: Measured, row: Tree, table: str) -> bool:
+    """Whether a run is the row in a table; the paper's open world has a model of its own, trained for it."""
+    settings = each.settings(table)
+    if table == "open" and row["kind"] == "duplex" and (settings is None or settings.get("world") != "open"):
+        return False
+    return settings is None or is_row(settings, row)
 
 
 def counts_of(statistics: Tree | None) -> Tree | None:
@@ -383,7 +386,7 @@ def _judge(line: Line, candidates: Sequence[Measured], benchmark: str | None) ->
     if claim.get("only") and benchmark is None:
         return [judgement(NOT_COMPARABLE, f"said of {' and '.join(claim['of'])} alone")]
     rows = _peak_rows() if "peak" in claim else {name: paper_row(name) for name in line.names}
-    found = {name: _with_numbers(line, name, runs_of(row, candidates, line.tables[0])) for name, row in rows.items()}
+    found = {name: _with_numbers(line, name, runs_of(row, candidates, *line.tables)) for name, row in rows.items()}
     if missing := [name for name, runs in found.items() if not runs and "peak" not in claim]:
         return [judgement(NOT_RUN, ", ".join(missing))]
     if "number" in claim:

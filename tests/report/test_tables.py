@@ -161,7 +161,7 @@ OPEN_LINE = {"open": {**line(9.0)["closed"], "auc_all": 9.5, "auc_by_words": 8.0
                       "auc_by_words_se": 0.1}}  # fmt: skip
 PLAIN = results().datasets[0]
 OPEN = dataclasses.replace(PLAIN, summary={
-    "duplex": {**OPEN_LINE, "settings": PLAIN.summary["duplex"]["settings"]},
+    "duplex": {**OPEN_LINE, "settings_open": {**PLAIN.summary["duplex"]["settings"], "world": "open"}},
     "clip": {"open": line(3.0)["closed"], "settings": PLAIN.summary["clip"]["settings"]},
 })  # fmt: skip
 
