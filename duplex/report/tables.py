@@ -385,10 +385,14 @@ def claims_table(results: Results, data: DatasetResults) -> Table:
     judgements = judge_all(results, data)
     for found in judgements:
         metric = next((key for key, title in {**METRICS, **COSTS}.items() if title == found.metric), "")
-        texts = (found.source, found.text, found.metric, found.verdict)
+        texts = [text_cell(text) for text in (found.source, found.text, found.metric, found.verdict)]
+        texts[1] = replace(texts[1], tip=found.rows)
         numbers = [_value_cell(found.left, metric), _value_cell(found.right, metric)]
-        gap = _gap_cells(None if metric in COSTS else found.gap)
-        rows.append(TableRow([*map(text_cell, texts), *numbers, *gap, text_cell(found.paper), text_cell(found.reason)]))
+        gap = _gap_cells(found.gap)
+        if metric in COSTS and found.left is not None and found.right is not None:
+            ratio = found.left.mean / found.right.mean
+            gap = [TableCell(f"× {ratio:.2f}", ratio), TableCell(MISSING)]
+        rows.append(TableRow([*texts, *numbers, *gap, text_cell(found.paper), text_cell(found.reason)]))
     header = columns("source", "statement", "metric", "verdict", texts=4)
     header += [Column("left", tip="what is to be higher or small"), Column("right", tip="what it is compared with")]
     header += columns("difference", "95 %", "paper", "runs, or why not", texts=4)

@@ -215,12 +215,17 @@ def test_costs_are_compared_with_a_bound():
         return {seed: RunRecord({}, timing=timing, files=files) for seed in range(3)}
 
     summary = {"duplex": ablation("duplex", 1.0), "duplex_static": ablation("static", 1.0)}
-    found = judged({}, summary=summary, runs={"duplex": runs(109.0, 3.0), "duplex_static": runs(100.0, 2.0)})
+    timed = {"duplex": runs(109.0, 3.0), "duplex_static": runs(100.0, 2.0)}
+    found = judged({}, summary=summary, runs=timed)
     (parameters,) = found["Tab. 10", "duplex ≤ 1.1 × static", "parameters"]
     (seconds,) = found["Tab. 10", "duplex ≤ 1.1 × static", "epoch"]
     (memory,) = found["Tab. 10", "duplex ≤ 1.1 × static", "memory"]
     assert [each.verdict for each in (parameters, seconds, memory)] == ["reproduced", "not reproduced", "not run"]
     assert parameters.left.source.split() == ["timing.json#/parameters"] * 3
+    data = DatasetResults("shapes", summary, runs=timed)
+    rows = [[cell.text for cell in row.cells] for row in claims_table(Results((data,)), data).rows]
+    (shown,) = [row for row in rows if "the local graph costs little" in row[1] and row[2] == "parameters"]
+    assert shown[3:7] == ["reproduced", "109", "100", "× 1.09"]
 
 
 def test_a_gain_is_compared_with_another():
