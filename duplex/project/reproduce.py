@@ -32,7 +32,7 @@ from duplex.options import FinetuneOptions
 from duplex.project import stamps
 from duplex.project.doctor import free_bytes, image_bytes, stored_outputs, weights_for_trials
 from duplex.project.report import maps_stage, report_stage
-from duplex.project.stages import ensure_prepared, extract, images_remedy
+from duplex.project.stages import ensure_prepared, extract, require_images
 from duplex.project.stamps import RUN_STAGES
 from duplex.project.sweep import SweepReport, SweptRun, grid, sweep, workers_and_gpus
 from duplex.report.claims import benchmark_of, counts_of, read_package_yaml
@@ -70,7 +70,7 @@ class Plan:
     extracts: str  # the same of extraction
     runs: list[SweptRun] = field(default_factory=list)
     left: list[SweptRun] = field(default_factory=list)  # to train or evaluate
-    needed: int = 0  # bytes that extraction writes
+    needed: int | None = 0  # bytes that extraction writes; None: unknown without the encoder's weights
     free: int = 0
     missing_weights: bool = False
     hours: Hours | None = None
@@ -81,10 +81,11 @@ class Plan:
         made += [f"extract ({self.extracts})"] if self.extracts else []
         made.append(f"{len(self.left)} of {len(self.runs)} runs to train or evaluate")
         weights = "not on disk, downloaded when first needed" if self.missing_weights else "on disk"
+        needed = "unknown size" if self.needed is None else size_text(self.needed)
         lines = {
             "data": f"{self.images:,} images in {self.root}",
             "weights": f"{self.encoder}: {weights}",
-            "disk": f"{size_text(self.needed)} of features to write, {size_text(self.free)} free",
+            "disk": f"{needed} of features to write, {size_text(self.free)} free",
             "stages": ", ".join([*made, "report"]),
             "hours": self._hours(),
             "rows": f"{len(self.rows)} × seeds {', '.join(map(str, self.seeds))}: {', '.join(self.rows)}",
@@ -94,19 +95,19 @@ class Plan:
         return [f"{topic:<9}{text}" for topic, text in lines.items()]
 
     def _hours(self) -> str:
+        if not (self.extracts or self.left):
+            return "none"
         if self.hours is None:
-            return (
-                "none" if not (self.extracts or self.left) else "unknown; the encoder cannot be timed without weights"
-            )
+            return "unknown without the encoder's weights"
         found = self.hours
-        return (
-            f"about {found.extraction + found.training:.2g}: {found.extraction:.2g} to extract, {found.training:.2g} "
-            f"to train; from a batch and a step of {found.method} on this device, {found.weights}"
-        )
+        parts = [found.extraction + found.training, found.extraction, found.training]
+        total, extraction, training = [f"{hours:,.1f}" if hours >= 1 else f"{hours:.1g}" for hours in parts]
+        how = f"from a batch and a step of {found.method} on this device, {found.weights}"
+        return f"about {total}: {extraction} to extract, {training} to train; {how}"
 
     def problem(self) -> str:
         """Why the data set cannot be extracted here; empty if it can."""
-        if self.extracts and self.needed > self.free:
+        if self.extracts and self.needed is not None and self.needed > self.free:
             sizes = f"{size_text(self.needed)} and {size_text(self.free)} are free"
             remedy = "make room, or set encoder.bits to 8 in ablations/params.yaml, which halves block inputs"
             return f"extraction of {self.dataset} writes {sizes}; {remedy}"
@@ -118,9 +119,12 @@ def plan_reproduction(
 ) -> Plan:
     """The plan for a data set; nothing is written. Raises `DuplexError` where its images are missing."""
     entry = params.dataset(dataset)
-    if entry.source.kind != "shapes" and not is_on_disk(entry.source):
-        raise UsageError(f"{entry.source.root} has no images of {dataset}; {images_remedy(dataset)}")
+    is_drawn = entry.source.kind == "shapes"
+    if not is_drawn and not is_on_disk(entry.source):
+        require_images(dataset, entry.source.root, [])
     data = load_source(entry.source)
+    if not is_drawn:
+        require_images(dataset, entry.source.root, data.manifest["image"].tolist())
     rows, absent = paper_rows(params, dataset, data)
     if not rows:
         raise UsageError(f"{PROJECT / 'params.yaml'} has no row of the paper's tables for {dataset}; add its methods")
@@ -142,11 +146,18 @@ def plan_reproduction(
         extracts=extracts,
         runs=runs,
         left=left,
-        needed=images * image_bytes(params, dataset) if extracts else 0,
+        needed=_size(params, dataset, images) if extracts else 0,
         free=free_bytes(paths.root),
         missing_weights=missing_weights(entry.encoder.name, entry.encoder.weights) is not None,
     )
     return replace(plan, hours=_estimate(params, plan, data, jobs)) if extracts or left else plan
+
+
+def _size(params: Params, dataset: str, images: int) -> int | None:
+    try:
+        return images * image_bytes(params, dataset)
+    except UsageError:  # an encoder without its weights, of a family that cannot draw them
+        return None
 
 
 def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> str:
@@ -220,6 +231,7 @@ def reproduce(
 def _estimate(params: Params, plan: Plan, data: LabelledImages, jobs: int | None) -> Hours | None:
     """Hours of what is left, each run like the first row's; None for an encoder that cannot be loaded here."""
     dataset, device = plan.dataset, resolve_device(params.device)
+    print("timing a batch of images and a training step", file=sys.stderr)
     try:
         entry = weights_for_trials(params.dataset(dataset).encoder)
         tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)

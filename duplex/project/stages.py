@@ -66,13 +66,17 @@ def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = Artifac
         return
     source = params.dataset(dataset).source
     if source.kind != "shapes" and not source.root.is_dir():
-        raise _no_images(dataset, source.root)
+        require_images(dataset, source.root, [])
     print(f"{dataset} is prepared first: {found}", file=sys.stderr)
     prepare(params, dataset, paths)
 
 
-def _no_images(dataset: str, root: Path) -> UsageError:
-    return UsageError(f"{root} has no images of {dataset}; {images_remedy(dataset, root)}")
+def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
+    """Raise `UsageError` unless some of the images are below `root`, `DuplexError` for a link that leaves it."""
+    tree = ImageTree(root) if root.is_dir() else None
+    present = [] if tree is None else [tree.has(image) for image in images]  # a missing image gets a status
+    if not any(present):
+        raise UsageError(f"{root} has no images of {dataset}; {images_remedy(dataset, root)}")
 
 
 def images_remedy(dataset: str, root: Path) -> str:
@@ -152,12 +156,7 @@ def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> t
     stamps.require_data(params, dataset, paths, ("prepare",))
     manifest = read_manifest(manifest_path)
     ensure_images(entry.source, manifest)
-    root = entry.source.root
-    tree = ImageTree(root) if root.is_dir() else None
-    # raises for a link that leaves the root; a missing image gets a status instead
-    present = [] if tree is None else [tree.has(image) for image in manifest["image"]]
-    if not any(present):
-        raise _no_images(dataset, root)
+    require_images(dataset, entry.source.root, manifest["image"].tolist())
     return manifest["image"].tolist(), {
         "root": entry.source.root,
         "manifest_sha256": sha256(manifest_path),

@@ -60,6 +60,10 @@ def test_missing_images_and_rows_are_refused(benchmark: Path, command: Command, 
     assert command("reproduce", "cgqa").refused("`duplex data download cgqa`")
     monkeypatch.chdir(benchmark)
     assert command("reproduce", "absent").refused("unknown data set 'absent'")
+    for image in (benchmark / "data/mit-states/images").rglob("*.png"):
+        image.unlink()
+    monkeypatch.chdir(benchmark)
+    assert command("reproduce", "mit-states").refused("`duplex data download mit-states`")
     monkeypatch.chdir(benchmark / "data")
     assert command("reproduce").refused("ablations/params.yaml, which has the paper's rows")
 

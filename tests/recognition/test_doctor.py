@@ -50,3 +50,16 @@ def test_problems_come_with_remedies(trained, command, tmp_path):
         assert "->" in command("doctor").out
         (tmp_path / "params.yaml").write_text("run: 3\n")
         assert findings(command)[1]["project"][0]["remedy"] == "correct params.yaml"
+
+
+def test_the_size_of_the_features_is_compared_with_the_free_space(trained, command, tmp_path, monkeypatch):
+    text = (trained.folder / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text)
+    shutil.copytree(trained.folder / "pictures", tmp_path / "pictures")
+    shutil.copy(trained.folder / "pictures.csv", tmp_path)
+    with inside(tmp_path):
+        (enough,) = [one for one in findings(command)[1]["own"] if "extraction writes" in one["message"]]
+        assert "MB for" in enough["message"] and not enough["remedy"]
+        monkeypatch.setattr("duplex.project.doctor.free_bytes", lambda path: 100)
+        (full,) = [one for one in findings(command)[1]["own"] if "extraction writes" in one["message"]]
+        assert "make room" in full["remedy"]
