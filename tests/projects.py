@@ -37,6 +37,15 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
+@contextlib.contextmanager
+def edited_params(source: Path, target: Path | None = None) -> Iterator[dict[str, Any]]:
+    """Let a block change the content of params.yaml; write it back, or to `target`."""
+    record = YAML(typ="safe").load(source.read_text())
+    yield record
+    with (target or source).open("w") as file:
+        YAML().dump(record, file)
+
+
 def draw_project(
     folder: Path,
     methods: Sequence[str] = METHODS,
@@ -55,17 +64,24 @@ def draw_project(
     manifest = shapes_manifest(scale=scale)
     render_images(manifest, folder / "pictures")
     manifest.to_csv(folder / "pictures.csv", index=False)
-    record = YAML(typ="safe").load(SHIPPED.read_text())
-    record["run"] = {"datasets": ["own"], "methods": list(methods), "products": [], "seeds": list(seeds)}
-    record["device"], record["evaluation"]["bootstrap"] = device, 20
-    record["datasets"]["own"] = {
-        "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
-        "encoder": {"name": "tiny"},
-        "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2, "threads": 1, **training},
-    }
-    changes(record)
-    with (folder / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+    with edited_params(SHIPPED, folder / "params.yaml") as record:
+        record["run"] = {"datasets": ["own"], "methods": list(methods), "products": [], "seeds": list(seeds)}
+        record["device"], record["evaluation"]["bootstrap"] = device, 20
+        record["datasets"]["own"] = {
+            "source": {"kind": "table", "root": str(folder / "pictures"), "table": str(folder / "pictures.csv")},
+            "encoder": {"name": "tiny"},
+            "training": {"learning_rate": 0.001, "batch_size": 64, "epochs": 2, "threads": 1, **training},
+        }
+        changes(record)
+
+
+def encoded_project(folder: Path, *arguments: Any, **options: Any) -> tuple[Params, ArtifactPaths]:
+    """Draw a project and encode its images."""
+    draw_project(folder, *arguments, **options)
+    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
+    prepare(params, "own", paths)
+    extract(params, "own", paths, num_workers=0)
+    return params, paths
 
 
 def make_project(

@@ -12,7 +12,6 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from ruamel.yaml import YAML
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
@@ -36,7 +35,7 @@ from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
 from duplex.training.inputs import InputRequest, InputsCache, RunInputs, load_inputs
 from duplex.training.run import initialised_method
-from tests.projects import draw_project
+from tests.projects import edited_params, encoded_project
 from tests.recognition.serving import RunningServer
 from tests.subprocesses import start_duplex
 
@@ -74,13 +73,10 @@ def project(tmp_path_factory) -> Project:
         record["methods"]["deeper"] = {"extends": "deep", "finetune": {"blocks": 3}}
         record["methods"]["flat"] = {"extends": "cso"}
 
-    draw_project(folder, ["deep"], scale=0.05, changes=rows)
-    found = Project(folder)
-    prepare(found.params(), "own", found.paths)
-    extract(found.params(), "own", found.paths, num_workers=0)
-    train_stage(found.params(), "own", "deep", 0, found.paths)
-    stages.evaluate_stage(found.params(), "own", "deep", 0, found.paths)
-    return found
+    params, paths = encoded_project(folder, ["deep"], scale=0.05, changes=rows)
+    train_stage(params, "own", "deep", 0, paths)
+    stages.evaluate_stage(params, "own", "deep", 0, paths)
+    return Project(folder)
 
 
 def test_the_checkpoint_has_trained_parameters_and_no_frozen_tower(project) -> None:
@@ -112,11 +108,9 @@ def test_scores_of_image_files_equal_those_of_the_evaluation(project) -> None:
 
 def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: Path) -> None:
     """Training saw rounded block inputs; without the rounding the scores differ."""
-    record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
-    record["datasets"]["own"]["encoder"]["bits"] = 8
-    record["methods"]["eight"] = {"extends": "cso", "finetune": {"blocks": 1}}
-    with (tmp_path / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+    with edited_params(project.folder / "params.yaml", tmp_path / "params.yaml") as record:
+        record["datasets"]["own"]["encoder"]["bits"] = 8
+        record["methods"]["eight"] = {"extends": "cso", "finetune": {"blocks": 1}}
     params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
     prepare(params, "own", paths)
     extract(params, "own", paths, num_workers=0)
@@ -269,9 +263,8 @@ def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> N
     ],
 )
 def test_an_invalid_finetune_entry_is_reported(project, tmp_path: Path, finetune, message) -> None:
-    record = YAML(typ="safe").load((project.folder / "params.yaml").read_text())
-    record["methods"]["deep"] = {"extends": "cso", "finetune": finetune}
-    (tmp_path / "params.yaml").write_text(json.dumps(record))  # which is YAML, too
+    with edited_params(project.folder / "params.yaml", tmp_path / "params.yaml") as record:
+        record["methods"]["deep"] = {"extends": "cso", "finetune": finetune}
     with pytest.raises(UsageError, match=message):
         load_params(tmp_path / "params.yaml").check_entries()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.data.sources import read_pair_lists
 from duplex.errors import DuplexError
 from duplex.labels import SPLITS, CandidateSet, LabelSpace, frequency_groups, prompt_name
 from tests.methods.world import random_labels
@@ -20,32 +18,6 @@ from tests.methods.world import random_labels
 WORDS = st.sampled_from(["red", "Faux.Fur", "orange", "wet", "é", "Boots.Mid-Calf", "old_x"])
 PAIRS = st.lists(st.tuples(WORDS, WORDS), max_size=20)
 LISTS = st.fixed_dictionaries({"train": PAIRS.filter(bool), "val": PAIRS, "test": PAIRS})
-REAL = {
-    "mit-states": (115, 245, 1262, (300, 300), (400, 400)),
-    "ut-zappos": (16, 12, 83, (15, 15), (18, 18)),
-    "cgqa": (413, 674, 5592, (1040, 1252), (888, 923)),
-}
-
-
-@pytest.mark.parametrize("name", REAL)
-def test_real_data_sets_have_their_sizes_and_candidates(name: str) -> None:
-    shared = os.environ.get("DUPLEX_SHARED")
-    if not shared:
-        pytest.skip("DUPLEX_SHARED does not name the folder with the real pair lists")
-    lists = read_pair_lists(Path(shared) / "splits" / name)
-    labels = lists.labels()
-    states, objects, train, val, test = REAL[name]
-    assert (len(labels.states), len(labels.objects), labels.size) == (states, objects, states * objects)
-    seen = labels.seen
-    assert seen.sum() == train == len(lists.pairs["train"])
-    for split, (known, unknown) in {"val": val, "test": test}.items():
-        assert (seen[labels.pairs[split]].sum(), (~seen[labels.pairs[split]]).sum()) == (known, unknown)
-        closed = labels.candidates("closed", split)
-        named = set(lists.pairs["train"]) | set(lists.pairs[split])
-        assert len(closed) == len(named) == train + unknown
-        assert {_pair(labels, c) for c in closed.tolist()} == named
-        assert len(labels.candidates("open", split)) == states * objects
-    assert len(labels.candidates("closed", "train")) == len(set().union(*map(set, lists.pairs.values())))
 
 
 def _pair(labels: LabelSpace, composition: int) -> tuple[str, str]:

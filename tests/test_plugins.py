@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from duplex.testing import check_method
-from tests.projects import draw_project
+from tests.projects import draw_project, edited_params
 from tests.subprocesses import ROOT
 
 EXAMPLE = ROOT / "examples" / "linear_probe"
@@ -62,16 +61,10 @@ def alone(record: dict) -> None:
         row.pop("per_dataset", None)
 
 
-def write(folder: Path, record: dict) -> None:
-    with (folder / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
-
-
 def changed(folder: Path, methods: list[str], rows: dict[str, dict]) -> None:
-    record = YAML(typ="safe").load((folder / "params.yaml").read_text())
-    record["run"]["methods"] = methods
-    record["methods"].update(rows)
-    write(folder, record)
+    with edited_params(folder / "params.yaml") as record:
+        record["run"]["methods"] = methods
+        record["methods"].update(rows)
 
 
 def start(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

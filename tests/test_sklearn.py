@@ -101,15 +101,6 @@ def test_the_tools_of_model_selection_take_it(shapes):
     assert (predicted == y).all(axis=1).mean() == pytest.approx(scores.mean(), abs=0.05)
 
 
-def test_ten_pieces_equal_one_fit(shapes):
-    X, y = shapes.split("train")
-    whole, pieces = CompositionClassifier().fit(X, y), CompositionClassifier()
-    for rows in np.array_split(np.random.default_rng(0).permutation(len(X)), 10):
-        pieces.partial_fit(X[rows], y[rows])
-    assert np.abs(whole.composition_scores(X) - pieces.composition_scores(X)).max() < 1e-8
-    assert (whole.candidates_ == pieces.candidates_).all()
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(1, 79), max_size=6, unique=True), st.integers(0, 99))
 def test_any_pieces_in_any_order_equal_one_fit(cuts, seed):

@@ -14,7 +14,6 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-from ruamel.yaml import YAML
 
 from duplex import Recognizer
 from duplex.artifacts import ArtifactPaths, RunPaths
@@ -30,7 +29,7 @@ from duplex.report.aggregate import aggregate as summary
 from duplex.training.checkpoint import read_checkpoint
 from tests.commands import command
 from tests.features.conftest import update_checksums
-from tests.projects import draw_project, interrupt
+from tests.projects import edited_params, encoded_project, interrupt
 from tests.subprocesses import start_duplex
 
 __all__ = ["command"]
@@ -41,10 +40,7 @@ METHODS = ("clip", "csp", "cso", "duplex")
 def folder(tmp_path_factory) -> Path:
     """A folder with params.yaml, few of the images of `shapes` as a table, and their features."""
     folder = tmp_path_factory.mktemp("project")
-    draw_project(folder, METHODS)
-    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
-    prepare(params, "own", paths)
-    extract(params, "own", paths)
+    encoded_project(folder, METHODS)
     return folder
 
 
@@ -150,17 +146,14 @@ def test_a_checkpoint_of_another_run_is_not_evaluated_under_this_name(params, pa
 def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folder, params, paths, tmp_path):
     train_stage(params, "own", "csp", 5, paths)
     stages.evaluate_stage(params, "own", "csp", 5, paths)
-    record = YAML(typ="safe").load((folder / "params.yaml").read_text())
-    record["datasets"]["own"]["training"]["epochs"], record["run"]["seeds"] = 1, [5]
-    record["methods"]["csp"]["finetune"] = "auto"
     changed = tmp_path / "params.yaml"
-    with changed.open("w") as file:
-        YAML().dump(record, file)
+    with edited_params(folder / "params.yaml", changed) as record:
+        record["datasets"]["own"]["training"]["epochs"], record["run"]["seeds"] = 1, [5]
+        record["methods"]["csp"]["finetune"] = "auto"
     with pytest.raises(DuplexError, match="finetune is None instead of 'auto'"):
         stages.evaluate_stage(load_params(changed), "own", "csp", 5, paths)
-    del record["methods"]["csp"]["finetune"]
-    with changed.open("w") as file:
-        YAML().dump(record, file)
+    with edited_params(changed) as record:
+        del record["methods"]["csp"]["finetune"]
     with pytest.raises(DuplexError, match="epochs is 2 instead of 1; `duplex train"):
         stages.evaluate_stage(load_params(changed), "own", "csp", 5, paths)
 
@@ -186,10 +179,8 @@ def test_a_run_of_other_params_or_images_is_neither_evaluated_nor_reported(folde
 @pytest.mark.slow
 def test_killed_and_resumed_training_ends_with_the_same_bytes(folder, paths):
     shipped = (folder / "params.yaml").read_text()
-    record = YAML(typ="safe").load(shipped)
-    record["datasets"]["own"]["training"]["epochs"] = 24
-    with (folder / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+    with edited_params(folder / "params.yaml") as record:
+        record["datasets"]["own"]["training"]["epochs"] = 24
     run, command = paths.run("own", "duplex", 7), ["train", "--dataset", "own", "--method", "duplex", "--seed", "7"]
     files, partial, moment = (run.checkpoint, run.history), run.root / "training.partial", random.Random(0)
     try:

@@ -43,24 +43,6 @@ def test_without_a_gpu_nothing_is_run_or_written() -> None:
     assert gpu.PAGE.read_bytes() == before
 
 
-def test_failures_are_reported_and_stop_no_other_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    def breaks(look: Look, folder: Path) -> None:
-        raise ValueError("no such kernel\nand more")
-
-    parts = {
-        "holds": lambda look, folder: {"held": {"water": False, "air": True}, "read": {"depth": 0.5}},
-        "text": breaks,
-        "graph": lambda look, folder: {"batch 8": {"ms": 1234.4, "dense, ms": None}},
-    }
-    monkeypatch.setattr(gpu, "PARTS", parts)
-    record = gpu.measure(Look("cpu", True))
-    assert gpu.failures(record) == ["text broke off: ValueError: no such kernel", "water failed"]
-    page = gpu.page(record)
-    assert "| batch 8 | 1,234 |  |" in page
-    assert "| water | **failed** |" in page
-    assert "Left out, for lack of time: holds, text, graph." in gpu.page(gpu.measure(Look("cpu", True), limit=-1))
-
-
 def test_wrong_tokens_on_the_device_fail_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert streams(Look("cpu", True), tmp_path / "one.h5")
     read = DiskTokens.__getitem__

@@ -87,11 +87,6 @@ def test_the_order_of_rows_has_no_effect_and_that_of_methods_changes_the_sign(ma
     assert all(back[name]["value"] == pytest.approx(-before[name]["value"]) for name in before)
 
 
-def test_a_run_does_not_differ_from_itself(margins):
-    report = json.loads(run("--json", methods=("duplex", "duplex")))["difference"]
-    assert all(gain["value"] == 0 and gain["p"] == 1 for gain in report.values())
-
-
 def test_without_unseen_images_only_s_is_compared(margins):
     for method in margins:
         table = predictions(margins[method])

@@ -6,12 +6,11 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from duplex.cli.features import _override
 from duplex.config.params import load_params
 from duplex.errors import UsageError
-from tests.projects import SHIPPED
+from tests.projects import SHIPPED, edited_params
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Path:
@@ -94,27 +93,15 @@ def test_an_ablation_is_a_method_with_changed_options():
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            "{momentum: 0.9, world: closed}",
-            "[1]",
-            ["params.yaml: methods.duplex is [1]; expected a table of keys and values"],
-        ),
+        ("{momentum: 0.9, world: closed}", "[1]", ["params.yaml: methods.duplex is [1]; expected a table of keys"]),
         ("momentum: 0.9", "momentun: 0.9", ["methods.duplex.momentun", "unknown key", "momentum"]),
         ("momentum: 0.9", "momentum: 1.9", ["params.yaml: methods.duplex.momentum: ", "(it is 1.9)"]),
         ("epochs: 20", "epochs: 0", ["datasets.ut-zappos.training.epochs: input should be greater than or equal to 1"]),
         ("momentum: 0.9", "adapter_scale: .nan", ["duplex.adapter_scale: input should be a finite number (it is nan)"]),
         ("{kind: prompts}", "{kind: promts}", ["unknown kind of method 'promts'", "duplex", "prompts"]),
-        (
-            "world: open, shown_as",
-            "world: both, shown_as",
-            ["duplex and duplex_open are both shown as duplex", "closed"],
-        ),
+        ("world: open, shown_as", "world: both, shown_as", ["duplex and duplex_open are both shown as", "closed"]),
         ("extends: duplex, world: open", "extends: duplex_open, world: open", ["duplex_open is a circle"]),
-        (
-            "momentum: 0.9",
-            "per_dataset: {shapes: {world: open}}",
-            ["per_dataset.shapes.world", "cannot differ by data set"],
-        ),
+        ("momentum: 0.9", "per_dataset: {shapes: {world: open}}", ["per_dataset.shapes.world", "cannot differ"]),
         ("momentum: 0.9", "per_dataset: {shape: {}}", ["duplex.per_dataset: 'shape'", "known: shapes"]),
         ("datasets: [shapes]", "datasets: [shape]", ["run.datasets", "'shape'", "shapes"]),
         ("seeds: [0, 1]", "seeds: [0, 0]", ["run.seeds", "twice"]),
@@ -123,16 +110,13 @@ def test_an_ablation_is_a_method_with_changed_options():
         ("featured: duplex", "featured: duplexx", ["report.featured", "'duplexx'", "duplex"]),
         ("device: auto", "device: tpu", ["device", "cuda", "'tpu'"]),
         ("{kind: shapes,", "{kind: shape,", ["datasets.shapes.source.kind", "standard"]),
+        ("{kind: shapes,", "{kind: shapes, resplit: 0,", ["datasets.shapes.source.resplit"]),
         ("{extends: duplex, graph", "{extends: duplicate, graph", ["methods.duplex_static.extends", "duplex"]),
         ("{extends: duplex, graph: false}", "{extends: cso, graph: true}", ["static.graph", "unknown key"]),
         ("  ut-zappos:\n", "  plots:\n", ["datasets.plots", "reserved"]),
         ("num_workers: auto", "num_workers: -1", ["extraction.num_workers", "auto", "-1"]),
         ("worlds: [closed, open]", "worlds: [open, open]", ["evaluation.worlds", "twice"]),
-        (
-            "worlds: [closed, open]",
-            "worlds: [closed]",
-            ["evaluation.worlds", "duplex_open is for the open world alone"],
-        ),
+        ("worlds: [closed, open]", "worlds: [closed]", ["evaluation.worlds", "duplex_open is for the open world"]),
         ("word_vectors: null", "word_vectors: none.txt", ["evaluation.word_vectors", "none.txt is not a file"]),
         ("  cds: {", "  ../../x: {", ["methods", "'../../x'"]),
     ],
@@ -170,12 +154,10 @@ def test_a_folder_and_a_missing_file_are_reported(tmp_path, name, words):
 
 
 def test_runs_with_equal_names_in_the_pipeline_are_refused(tmp_path):
-    record = YAML(typ="safe").load(SHIPPED.read_text())
-    record["datasets"]["shapes-small"] = record["datasets"]["shapes"]
-    record["methods"]["small-cso"] = {"extends": "cso"}
-    record["run"] |= {"datasets": ["shapes", "shapes-small"], "methods": ["cso", "small-cso"], "products": []}
     path = tmp_path / "params.yaml"
-    with path.open("w") as file:
-        YAML().dump(record, file)
+    with edited_params(SHIPPED, path) as record:
+        record["datasets"]["shapes-small"] = record["datasets"]["shapes"]
+        record["methods"]["small-cso"] = {"extends": "cso"}
+        record["run"] |= {"datasets": ["shapes", "shapes-small"], "methods": ["cso", "small-cso"], "products": []}
     with pytest.raises(UsageError, match=r"have the same name in dvc\.yaml, shapes-small-cso; rename a method"):
         load_params(path)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import duplex
-from duplex.data.check import DataIssue, check_dataset, content_issues
+from duplex.data.check import DataIssue, check_dataset
 from duplex.data.images import verify_image
 from duplex.data.sources import load_source, read_pair_lists
 from duplex.data.tables import (
@@ -97,16 +97,6 @@ def test_pairs_with_one_prompt_are_a_problem(tmp_path: Path) -> None:
     alike = findings["pairs read like another in a prompt"]
     assert alike.problem and sorted(alike.examples) == ["dark + red star", "dark red + star"]
     assert "states read like another in a prompt" not in findings
-
-
-def test_images_of_equal_content_are_named_together_and_with_their_labels_if_these_differ(tmp_path: Path) -> None:
-    rows = [("a.png", "red"), ("b.png", "red"), ("c.png", "blue"), ("d.png", "blue")]
-    manifest = frame([(image, state, "star", "train") for image, state in rows])
-    digests = {"a.png": "1", "b.png": "1", "c.png": "1", "d.png": "2"}
-    same, contradicted, _ = content_issues(manifest, digests)
-    assert same.examples == ("b.png = a.png",)
-    assert contradicted.examples == ("c.png (blue star) = a.png (red star)",)
-    assert contradicted.what == "images have the same content as another image with another label"
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".gif", ".bmp"])

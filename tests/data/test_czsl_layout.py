@@ -185,7 +185,7 @@ def test_any_records_are_counted_or_refused(tmp_path: Path, records: list[dict[s
     assert read_manifest(tmp_path / "manifest.csv").to_numpy().tolist() == dataset.manifest.to_numpy().tolist()
 
 
-def test_empty_metadata_and_absent_lists_and_root(tmp_path: Path) -> None:
+def test_empty_metadata_and_absent_lists(tmp_path: Path) -> None:
     (tmp_path / "train_pairs.txt").write_text("red car\n")
     with pytest.raises(DuplexError, match=r"val_pairs\.txt does not exist"):
         read_pair_lists(tmp_path)
@@ -196,8 +196,6 @@ def test_empty_metadata_and_absent_lists_and_root(tmp_path: Path) -> None:
     (tmp_path / METADATA).unlink()
     with pytest.raises(DuplexError, match="does not exist"):
         load_czsl(tmp_path)
-    with pytest.raises(DuplexError, match="not a folder"):
-        load_source(SourceOptions("standard", tmp_path / "nowhere"))
 
 
 def test_pair_lists_may_lie_in_the_root(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
 
-from duplex.data.contents import _divide, _hold_out, _in_two_splits, _unite, make_split
+from duplex.data.contents import _divide, _hold_out, make_split
 from duplex.data.sources import load_source
-from duplex.data.tables import from_rows, resplit, shares, split_name
+from duplex.data.tables import from_rows, resplit, shares
 from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions, SplitOptions
 from tests.data.makers import make_folder, make_standard, make_table
@@ -206,31 +205,3 @@ def test_a_split_without_unseen_pairs_or_seen_images_is_refused() -> None:
         data = from_rows(manifest, SplitOptions(), "here")
         with pytest.raises(UsageError, match="this data set lacks some"):
             resplit(data, 1)
-
-
-def test_params_take_whole_numbers_from_one() -> None:
-    assert split_name("shapes", 3) == "shapes-split3"
-    source = TypeAdapter(SourceOptions)
-    assert source.validate_json('{"kind": "shapes", "root": "x", "resplit": 3}').resplit == 3
-    for wrong in ("0", "-1", "1.5", "true"):
-        with pytest.raises(ValidationError, match="resplit"):
-            source.validate_json(f'{{"kind": "shapes", "root": "x", "resplit": {wrong}}}')
-
-
-@pytest.mark.parametrize(
-    ("splits", "copies", "expected"),
-    [
-        (["train", "train", "val", "train"], [0, 2], ["val", "train", "val", "train"]),  # (a, x) keeps a training image
-        (["train", "train", "val", "train"], [2, 3], ["train", "train", "val", "train"]),  # (a, y) would keep none
-        (["train", "test", "val", "train"], [1, 3], ["train", "train", "val", "train"]),  # both pairs are seen
-    ],
-)
-def test_copies_move_to_the_held_out_pair_or_to_training(splits, copies, expected) -> None:
-    rows = pd.DataFrame({"state": list("aaba"), "object": list("xxyy"), "split": splits})
-    _unite(rows, rows.loc[copies])
-    assert rows["split"].tolist() == expected
-
-
-def test_contents_in_two_splits_are_found() -> None:
-    rows = pd.DataFrame({"content": ["a", "a", "b", "b", "c"], "split": ["train", "val", "test", "test", "val"]})
-    assert _in_two_splits(rows) == ["a"]

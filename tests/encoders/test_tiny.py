@@ -1,13 +1,11 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors import safe_open
 
 from duplex.data.shapes import LOOKS, MILD, OBJECTS, OUTLINES, STATES, draw_image, random_stream
 from duplex.encoders import tiny
-from duplex.encoders.base import encoder_identity, load_encoder, unknown_words
-from duplex.errors import DuplexError
+from duplex.encoders.base import load_encoder, unknown_words
 
 
 def test_the_weights_are_small_and_in_half_precision():
@@ -30,17 +28,6 @@ def test_every_label_and_the_usual_prompt_are_known_and_an_unknown_word_is_named
 @pytest.fixture(scope="module")
 def encoder():
     return load_encoder("tiny")
-
-
-def test_the_packaged_encoder_encodes_images_and_text(encoder) -> None:
-    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 50, 3), dtype=np.uint8))
-    features = encoder.encode_images(encoder.image_transform(image)[None])
-    assert features.shape == (1, encoder.dim) and torch.isfinite(features).all()
-    assert encoder.text.dim == encoder.dim and encoder.identity == encoder_identity("tiny")
-    assert torch.isfinite(encoder.text.embedding(encoder.text.tokens("a photo of a red circle"))).all()
-    assert encoder.text.shares_prefixes
-    with pytest.raises(DuplexError, match="bureaucracy"):
-        encoder.text.tokens("a red bureaucracy")
 
 
 def test_its_patch_tokens_are_the_cells_of_its_last_feature_map(encoder) -> None:

@@ -99,18 +99,3 @@ def test_a_damaged_row_is_never_copied(run, tmp_path: Path) -> None:
     with pytest.raises(DuplexError, match="row 3 of 'cls' does not match its checksum"):
         join_shards(tmp_path / "features.h5")
     assert not (tmp_path / "features.h5").exists()
-
-
-def test_a_row_is_compared_once_however_often_it_is_read(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = DiskTokens.open(run(tokens="patch").path)
-    compared: list[int] = []
-
-    def counted(block: np.ndarray) -> np.ndarray:
-        compared.append(len(block))
-        return row_checksums(block)
-
-    monkeypatch.setattr("duplex.features.tokens.row_checksums", counted)
-    for _ in range(3):
-        _ = tokens[torch.tensor([3, 4, 9])]
-    _ = tokens[2:6]
-    assert compared == [3, 2]

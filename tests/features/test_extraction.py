@@ -228,9 +228,6 @@ def test_a_finished_file_with_pending_rows_is_extracted_again(run, tmp_path, cap
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shard": (4, 4)}, "shard 4/4 does not exist"),
-        ({"shard": (0, 9)}, "too few for 9 shards"),
-        ({"images": []}, "no image"),
         ({"tokens": "all"}, "known: none, patch"),
         ({"block_inputs": 1, "bits": 4}, "unknown bits '4'; known: 8, 16"),
         ({"block_inputs": 3}, "has 2 blocks"),

@@ -71,14 +71,6 @@ def test_of_imported_features_only_rows_and_width_are_compared() -> None:
             check_identity({**stored, key: "other"}, expect, CACHE)
 
 
-def test_the_first_difference_is_found_on_either_side() -> None:
-    assert first_difference(ENCODER, dict(ENCODER)) is None
-    for one, other in (({"a": "1", "dim": "3"}, {"a": "1"}), ({}, {"dim": "3", "e": "1"})):
-        assert first_difference(one, other) == "feature width"
-    assert first_difference({"torch": "1"}, {"torch": "2"}) == "torch version"
-    assert first_difference({"limit": "1"}, {}) == "limit"
-
-
 def test_a_key_expected_to_be_absent_is_refused_if_present() -> None:
     check_identity(ENCODER, {"block_inputs": None}, CACHE)
     with pytest.raises(DuplexError, match=r"another number of block inputs \(2, not none\)"):

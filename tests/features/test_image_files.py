@@ -47,12 +47,6 @@ def bomb(width: int, height: int) -> bytes:
     )
 
 
-def rotated() -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return saved(noise(), "JPEG", exif=exif)
-
-
 GOOD: dict[str, Callable[[], bytes]] = {
     "wrong extension": lambda: saved(noise(), "PNG"),
     "palette": lambda: saved(noise().quantize(16), "PNG"),
@@ -64,7 +58,6 @@ GOOD: dict[str, Callable[[], bytes]] = {
     "16 bit": lambda: saved(Image.fromarray(RANDOM.integers(0, 65536, (9, 9)).astype(np.uint16)), "PNG"),
     "animated gif": lambda: saved(noise(), "GIF", save_all=True, append_images=[noise(), noise()]),
     "animated webp": lambda: saved(noise(), "WEBP", save_all=True, append_images=[noise()]),
-    "rotated": rotated,
     "1x1": lambda: saved(noise(1, 1), "PNG"),
     "20000x1": lambda: saved(noise(20_000, 1), "PNG"),
     "1x20000": lambda: saved(noise(1, 20_000), "PNG"),

@@ -10,11 +10,6 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.extract import join_shards, plan_shard, shard_path
 
 
-def write_shards(run, out: Path) -> None:
-    for k in range(2):
-        run(out, shard=(k, 2))
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 500), st.integers(1, 40), st.data())
 def test_shards_cover_every_row_once_and_start_at_batches(total: int, batch: int, data) -> None:
@@ -76,7 +71,8 @@ def test_shards_that_end_early_or_lack_a_row_are_not_joined(run, tmp_path: Path)
         run(out, shard=(k, 3)).path.rename(tmp_path / f"short.shard-{k}-of-2.h5")
     with pytest.raises(DuplexError, match=r"short\.shard-1-of-2\.h5, the last shard, ends at row"):
         join_shards(tmp_path / "short.h5")
-    write_shards(run, out)
+    for k in range(2):
+        run(out, shard=(k, 2))
     with h5py.File(shard_path(out, 0, 2), "r+") as file:
         file["status"][3] = 0
     with pytest.raises(DuplexError, match=r"features\.shard-0-of-2\.h5 does not continue"):

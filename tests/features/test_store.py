@@ -2,7 +2,6 @@ import errno
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -37,12 +36,6 @@ def write_cache(
 
 def finished(path: Path, **changes: str) -> Path:
     return write_cache(path, np.arange(12).reshape(4, 3), identity=changes)
-
-
-def test_a_cache_of_another_identity_is_refused_naming_the_repair(tmp_path: Path) -> None:
-    path = finished(tmp_path / "shoes" / "features.h5", weights="other")
-    with pytest.raises(DuplexError, match=r"another weights file .*`duplex extract --dataset shoes` makes it again"):
-        read_features(path, IDENTITY)
 
 
 def test_rows_without_a_status_do_not_count(tmp_path: Path) -> None:
@@ -136,13 +129,6 @@ def test_a_write_error_is_reported_with_its_cause(tmp_path: Path, monkeypatch, c
         str(refused.value)
         == f"{place} could not be written: {os.strerror(code)}; its 3 finished rows are kept: {goes_on}"
     )
-
-
-def test_a_lack_of_space_is_reported_before_a_file_is_written(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(file.shutil, "disk_usage", lambda _: SimpleNamespace(free=10**7))
-    with pytest.raises(DuplexError, match=r"needs 46.2 GB and .* has 10.0 MB free"):
-        PartialCache.create(tmp_path / "f.h5", IDENTITY, Span(0, 2**30, 2**30), 3)
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_bytes_do_not_depend_on_the_time(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from duplex.features import tokens
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
-from duplex.training.loop import STEPS, prefetch
+from duplex.training.loop import prefetch
 from tests.features.test_store import write_cache
 
 ROWS, SHAPE = 40, (5, 4)
@@ -77,28 +77,6 @@ def test_prefetched_steps_have_the_requested_rows(cache):
             assert torch.equal(images[own].inputs[name], held[chosen].inputs[name])
         assert torch.equal(images[own].compositions, chosen)
         assert len(images) == len(chosen)
-
-
-def test_rows_of_a_few_steps_are_announced_before_they_are_read(cache, monkeypatch):
-    calls: list[tuple[str, list[int]]] = []
-    ahead, read = tokens.MappedRows.read_ahead, tokens.MappedRows.read
-
-    def noted_ahead(self, rows):
-        calls.append(("soon", rows.tolist()))
-        ahead(self, rows)
-
-    def noted_read(self, rows):
-        calls.append(("now", rows.tolist()))
-        return read(self, rows)
-
-    monkeypatch.setattr(tokens.MappedRows, "read_ahead", noted_ahead)
-    monkeypatch.setattr(tokens.MappedRows, "read", noted_read)
-    pulled = prefetch(batch_of(DiskTokens.open(cache)), torch.arange(ROWS).split(4))
-    next(pulled)
-    assert [what for what, _ in calls] == ["soon"] * (1 + STEPS) + ["now"]
-    list(pulled)
-    announced = [rows for what, rows in calls if what == "soon"]
-    assert announced == [rows for what, rows in calls if what == "now"] and len(announced) == ROWS // 4
 
 
 def test_a_cache_that_is_replaced_meanwhile_is_read_as_it_was(cache, tmp_path):

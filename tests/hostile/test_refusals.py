@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.encoders.base import missing_weights
 from duplex.errors import DuplexError
 from duplex.project import sweep
 from duplex.recognition import recognizer
@@ -47,8 +46,6 @@ def test_weights_of_encoders_with_their_own_are_refused(pics: Path, command: Com
     assert command("extract", "-d", "pics", "--weights", "NOSUCH").refused(
         "encoder 'tiny' has its own weights", "NOSUCH"
     )
-    with pytest.raises(DuplexError, match="has its own weights"):
-        missing_weights("local-dir:.", "NOSUCH")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ from duplex.methods.gaussian import (
     within_group_covariance,
 )
 from tests.methods import twin_closed_form as twin
-from tests.pretended import Pretended
 
 
 def world(seed: int = 0, m: int = 4, n: int = 3, d: int = 5, images: int = 60, pairs: int = 8):
@@ -235,13 +234,6 @@ def test_support_equals_the_twins(seed: int, m: int, n: int, d: int) -> None:
     found = model.log_support()
     close(found, twin.support(a, b, model.seen.tolist(), model.counts.tolist()), 1e-8)
     assert found.shape == (m, n) and (found <= 1e-12).all()  # the log of a share
-
-
-def test_support_is_the_same_on_an_accelerator(pretended: Pretended) -> None:
-    model = fitted()
-    there = model.to(torch.float64, pretended.name).log_support()
-    assert there.device == torch.device(pretended.name)
-    torch.testing.assert_close(there.cpu(), model.log_support())
 
 
 def test_a_given_variance_is_kept_while_the_other_is_chosen() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from duplex.methods.families import CrossAttention, CrossBlock, WordTable, next_allowed_partner
-from duplex.methods.paths import Bottleneck, CompositionIndex, Fusion, Mlp, copy_to_device, mean_over, unit
+from duplex.methods.paths import Bottleneck, CompositionIndex, Mlp, copy_to_device, mean_over, unit
 from tests.methods.loops import attend, close, mlp
 from tests.methods.world import features
 from tests.pretended import Pretended
@@ -56,22 +56,6 @@ def test_a_perceptron_has_the_given_number_of_hidden_layers(layers):
     perceptron, z = Mlp(8, 6, 4, layers, 0.5).double().eval(), features(3, 0)
     assert len(perceptron) == 4 * layers + 1
     close(perceptron(z).detach(), torch.stack([mlp(perceptron, row).detach() for row in z]))
-
-
-@pytest.mark.parametrize("rectified", [True, False])
-def test_fusion_equals_loops(rectified):
-    torch.manual_seed(0)
-    fusion = Fusion(5, rectified=rectified).double() if not rectified else Fusion(5).double()
-    z_s, z_o = torch.randn(3, 5).double(), torch.randn(3, 5).double()
-    by_state, by_object = fusion.state.weight.tolist(), fusion.object.weight.tolist()
-    for row, s, o in zip(fusion(z_s, z_o).detach(), z_s.tolist(), z_o.tolist(), strict=True):
-        joined = [
-            sum(a * x for a, x in zip(m, s, strict=True)) + sum(b * y for b, y in zip(n, o, strict=True))
-            for m, n in zip(by_state, by_object, strict=True)
-        ]
-        kept = [max(0.0, value) for value in joined] if rectified else joined
-        length = sum(value * value for value in kept) ** 0.5
-        torch.testing.assert_close(row, torch.tensor([value / length for value in kept], dtype=torch.float64))
 
 
 def test_a_bottleneck_treats_each_cell_alike_in_maps_and_in_lists_of_tokens():

@@ -76,17 +76,6 @@ def test_inspectable_features_are_those_of_the_scores():
     assert small_method(PromptOptions(**CLIP)).inspectable().present_fields == ("features", "semantic")
 
 
-def test_only_the_prompts_that_terms_need_are_encoded():
-    method = small_method(PromptOptions(width=5, losses=("state", "object"), inference=("factors",)))
-    sizes = [tuple(map(len, found)) for found in (method.shared(), method.paths.encode(np.arange(5), ("factors",)))]
-    assert sizes == [(0, 4, 3), (0, 4, 3)]
-    assert [len(part) for part in method.paths.encode(np.arange(5), ("semantic", "factors"))] == [5, 4, 3]
-    single = small_method(PromptOptions(**{**SOFT, "adapter": "feature"}))
-    assert [len(part) for part in single.shared()] == [len(SEEN), 0, 0]
-    assert [len(part) for part in single.paths.encode(np.arange(5), ("semantic",))] == [5, 0, 0]
-    assert [len(part) for part in single.paths.encode(np.arange(5), ())] == [0, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("row", "word"),
     [

@@ -11,18 +11,17 @@ import pytest
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params, load_params
 from duplex.project import sweep
-from duplex.project.stages import extract, prepare
 from duplex.project.sweep import Executor
-from tests.projects import draw_project
+from tests.commands import command
+from tests.projects import encoded_project
+
+__all__ = ["command"]
 
 
 @pytest.fixture(scope="package")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drawn")
-    draw_project(folder, ["csp", "closed_form"], [0, 1], epochs=3, threads=1)
-    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
-    prepare(params, "own", paths)
-    extract(params, "own", paths)
+    encoded_project(folder, ["csp", "closed_form"], [0, 1], epochs=3)
     return folder
 
 

@@ -12,13 +12,12 @@ from duplex.config.params import Params, load_params
 from duplex.errors import UsageError
 from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.project import stages
-from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
 from duplex.report.aggregate import DatasetResults, read_run
 from duplex.report.tables import run_recipe_tables
 from duplex.training import trials
 from duplex.training.checkpoint import read_record
-from tests.projects import draw_project, interrupt
+from tests.projects import SHIPPED, edited_params, encoded_project, interrupt
 
 pytestmark = pytest.mark.slow
 
@@ -32,10 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         record["datasets"]["own"]["encoder"]["block_inputs"] = 2
         record["methods"]["auto"] = {"extends": "dual", "finetune": "auto"}
 
-    draw_project(folder, ["auto"], scale=0.08, changes=rows, epochs=2, threads=1)
-    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
-    prepare(params, "own", paths)
-    extract(params, "own", paths, num_workers=0)
+    encoded_project(folder, ["auto"], scale=0.08, changes=rows)
     return folder
 
 
@@ -103,10 +99,7 @@ def test_a_cache_without_block_inputs_is_refused_in_one_line(tmp_path):
     def rows(record: dict) -> None:
         record["methods"]["auto"] = {"extends": "dual", "finetune": "auto"}
 
-    draw_project(tmp_path, ["auto"], scale=0.05, changes=rows, epochs=1, threads=1)
-    params, paths = load_params(tmp_path / "params.yaml"), ArtifactPaths(tmp_path / "artifacts")
-    prepare(params, "own", paths)
-    extract(params, "own", paths, num_workers=0)
+    params, paths = encoded_project(tmp_path, ["auto"], scale=0.05, changes=rows)
     with pytest.raises(UsageError, match="holds no block inputs") as caught:
         train_stage(params, "own", "auto", 0, paths)
     assert "\n" not in str(caught.value)
@@ -125,19 +118,14 @@ def test_a_cache_without_block_inputs_is_refused_in_one_line(tmp_path):
     ],
 )
 def test_auto_is_written_short_or_in_full(tmp_path, base, changes, expected):
-    def rows(record: dict) -> None:
-        record["methods"]["auto"] = {"extends": "dual", "finetune": base, "per_dataset": {"own": changes}}
-
-    draw_project(tmp_path, ["auto"], scale=0.05, changes=rows)
-    assert load_params(tmp_path / "params.yaml").finetune("auto", "own") == expected
+    with edited_params(SHIPPED, tmp_path / "params.yaml") as record:
+        record["methods"]["auto"] = {"extends": "dual", "finetune": base, "per_dataset": {"shapes": changes}}
+    assert load_params(tmp_path / "params.yaml").finetune("auto", "shapes") == expected
 
 
 def test_other_words_and_times_are_refused(tmp_path):
     for value, message in (("always", "expected a table"), ({"blocks": "auto", "minutes": 0.0}, "minutes is 0.0")):
-
-        def rows(record: dict, value=value) -> None:
+        with edited_params(SHIPPED, tmp_path / "params.yaml") as record:
             record["methods"]["auto"] = {"extends": "dual", "finetune": value}
-
-        draw_project(tmp_path, ["auto"], scale=0.05, changes=rows)
         with pytest.raises(UsageError, match=message):
-            load_params(tmp_path / "params.yaml").finetune("auto", "own")
+            load_params(tmp_path / "params.yaml").finetune("auto", "shapes")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ruamel.yaml import YAML
 
 from duplex import Recognizer
 from duplex.artifacts import ArtifactPaths
@@ -19,15 +18,13 @@ from duplex.config.params import Params, load_params
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import read_features
 from duplex.project import stages, stamps
-from duplex.project.stages import extract, prepare
 from duplex.project.stamps import settings
 from duplex.project.sweep import SweptRun, grid, sweep
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
-from tests.commands import Command, command
-from tests.projects import draw_project
+from tests.commands import Command
+from tests.projects import edited_params, encoded_project
 
-__all__ = ["command"]
 PRODUCTS = {
     "both": {"kind": "product", "of": ["csp", "closed_form"]},
     "tuned": {"kind": "product", "of": ["csp", "closed_form"], "weights": "tuned"},
@@ -47,10 +44,7 @@ def add_products(record: dict[str, Any]) -> None:
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with features, and finished runs of the members."""
     folder = tmp_path_factory.mktemp("drawn")
-    draw_project(folder, ["csp", "closed_form"], [0, 1], changes=add_products, epochs=2, threads=1)
-    params, paths = load_params(folder / "params.yaml"), ArtifactPaths(folder / "artifacts")
-    prepare(params, "own", paths)
-    extract(params, "own", paths)
+    params, paths = encoded_project(folder, ["csp", "closed_form"], [0, 1], changes=add_products)
     for method, seed in (("csp", 0), ("csp", 1), ("closed_form", 0), ("csp_deep", 0)):
         train_stage(params, "own", method, seed, paths)
         stages.evaluate_stage(params, "own", method, seed, paths)
@@ -155,10 +149,8 @@ def test_unfitting_runs_are_refused_in_one_line(params: Params, project: Path) -
     with pytest.raises(DuplexError, match=r"does not match csp with seed 1 in params\.yaml: its checkpoint"):
         train_stage(params, "own", "csp_seeds", 1)
     assert other.checkpoint.exists()
-    record = YAML(typ="safe").load((project / "params.yaml").read_text())
-    record["methods"]["both"]["world"] = "open"
-    with (project / "params.yaml").open("w") as file:
-        YAML(typ="safe").dump(record, file)
+    with edited_params(project / "params.yaml") as record:
+        record["methods"]["both"]["world"] = "open"
     with pytest.raises(UsageError, match="was trained for the closed world and both is for the open world"):
         train_stage(load_params(), "own", "both", 0)
 
@@ -188,10 +180,8 @@ def test_runs_of_another_data_set_are_refused(params: Params) -> None:
     ],
 )
 def test_wrong_products_in_params_yaml_are_refused(project: Path, change: Any, message: str) -> None:
-    record = YAML(typ="safe").load((project / "params.yaml").read_text())
-    change(record)
-    with (project / "params.yaml").open("w") as file:
-        YAML(typ="safe").dump(record, file)
+    with edited_params(project / "params.yaml") as record:
+        change(record)
     with pytest.raises(UsageError, match=message):
         load_params()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from duplex.artifacts import ArtifactPaths, RunPaths
@@ -19,6 +18,7 @@ from duplex.errors import UsageError
 from duplex.project.sweep import Executor, TuningTrial, best_rows, tune
 from duplex.project.train import train_stage
 from duplex.training.checkpoint import read_record
+from tests.projects import edited_params
 from tests.subprocesses import ROOT
 
 RATES = [0.0003, 0.001, 0.003]
@@ -28,10 +28,8 @@ RATES = [0.0003, 0.001, 0.003]
 def with_plugin(project: Path) -> Path:
     """The project with the example plug-in as a module of the folder."""
     shutil.copy(ROOT / "examples" / "linear_probe" / "linear_probe.py", project)
-    record = YAML(typ="safe").load((project / "params.yaml").read_text())
-    record["methods"]["probe"] = {"kind": "linear_probe:LinearProbe"}
-    with (project / "params.yaml").open("w") as file:
-        YAML().dump(record, file)
+    with edited_params(project / "params.yaml") as record:
+        record["methods"]["probe"] = {"kind": "linear_probe:LinearProbe"}
     return project
 
 

@@ -15,7 +15,6 @@ from duplex import Recognizer, load_dataset
 from duplex.data import contents
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction
-from duplex.features.extract import extract
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
 from duplex.training import trials
@@ -176,18 +175,6 @@ def test_a_data_set_is_loaded_from_the_features_of_a_fit(fitted, drawn, monkeypa
     monkeypatch.setattr(extraction, "extract", None)
     loaded = load_dataset(drawn, encoder="tiny")
     assert len(loaded.inputs().examples["train"]) > 0
-
-
-def test_further_images_alone_are_encoded(fitted, drawn, tmp_path, monkeypatch):
-    folder, out = tmp_path / "shop", tmp_path / "model"
-    shutil.copytree(drawn, folder)
-    draw_pair(folder, "red", "star", range(8, 11))
-    reports = []
-    monkeypatch.setattr(extraction, "extract", lambda *a, **k: reports.append(extract(*a, **k)) or reports[-1])
-    monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
-    fit.fit_folder(folder, out, encoder="tiny", say=lambda _: None)
-    (report,) = reports
-    assert report.rows - report.resumed == 3
 
 
 def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from PIL import Image
 from duplex.errors import UsageError
 from duplex.recognition import fit
 from duplex.recognition.fit import read_labelled_folder
-from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_folder, draw_pair
+from tests.recognition.drawn_folder import OBJECTS, STATES, draw_folder, draw_pair
 from tests.subprocesses import duplex
 
 pytestmark = pytest.mark.slow
@@ -65,14 +65,6 @@ def test_data_that_cannot_be_fitted_are_one_line_and_leave_nothing(tmp_path, mak
     assert len(lines) == 1, done.stderr
     assert BAD[make] in lines[0]
     assert [path.name for path in tmp_path.iterdir()] == ["shop"]
-
-
-def test_duplicates_within_a_label_are_used_once(tmp_path):
-    draw_folder(tmp_path / "shop", images=4)
-    shutil.copy(tmp_path / "shop" / "red" / "star" / "0000.png", tmp_path / "shop" / "red" / "star" / "copy.png")
-    data = read_labelled_folder(tmp_path / "shop")
-    assert len(data.manifest) == len(set(data.digests)) == 4 * (len(STATES) * len(OBJECTS) - len(LACKING))
-    assert data.notes == ("1 images left out because another has the same content: red/star/copy.png",)
 
 
 def test_missing_images_of_a_table_are_named(tmp_path):

@@ -120,12 +120,8 @@ def test_compositions_from_the_command_line_and_a_file(project, command, tmp_pat
 def test_a_mistake_is_reported_in_one_line(project, command, tmp_path, arguments, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "list.csv").write_text("state,thing\nred,star\n")
-    places = {
-        "image": project.images()[0],
-        "run": project.run(),
-        "empty": tmp_path / "empty",
-        "list": tmp_path / "list.csv",
-    }
+    places = {"image": project.images()[0], "run": project.run()}
+    places |= {"empty": tmp_path / "empty", "list": tmp_path / "list.csv"}
     assert command("predict", *(word.format(**places) for word in arguments)).refused(message)
 
 

@@ -93,15 +93,6 @@ def test_an_image_of_something_else_is_marked(trained, page, tmp_path):
     assert marked == [not answer.in_distribution for answer in answers]
 
 
-def test_twenty_files_are_answered(trained, page, tmp_path):
-    bad = tmp_path / "bad.png"
-    bad.write_text("nothing")
-    upload(page, [*trained.images()[:19], bad])
-    wait_until(lambda: page.run("document.querySelector('#say').textContent") == "20 images were recognised.")
-    answers = cards(page)
-    assert len(answers) == 20 and sum(card["bad"] is not None for card in answers) == 1
-
-
 def test_the_page_works_by_keyboard(trained, page):
     """Tab reaches the files; Enter opens the chooser; the next stops are the camera and the link."""
     page.send("Page.setInterceptFileChooserDialog", enabled=True)

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.evaluation.metrics import Components, Curve, Margins
-from duplex.report.aggregate import DatasetResults, margins_of, mean_curve, read_table, unseen_at
+from duplex.report.aggregate import margins_of, mean_curve, read_table, unseen_at
 from duplex.report.blocks import Chart, Series, draw, standalone_svg, ticks
-from duplex.report.figures import draw_map, tones_of
+from duplex.report.figures import draw_map
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -65,13 +65,6 @@ def test_a_map_has_one_group_per_class_and_one_marker_per_prototype():
     assert [g.attrib["data-tip"] for g in groups] == 2 * ["blue dog (unseen)", "red <cat> (seen)"]
     shapes = [shape.attrib["class"] for shape in root.iter() if "class" in shape.attrib]
     assert shapes.count("cloud") == 2 and shapes.count("proto") == 3
-
-
-def test_a_method_shown_as_another_has_its_own_colour() -> None:
-    data = DatasetResults("own", {}, {"clip": {}, "duplex_open": {}}, {"duplex_open": "duplex"})
-    assert tones_of(data) == {"clip": 0, "duplex_open": 1, "duplex": 1}
-    both = DatasetResults("own", {}, {"duplex": {}, "duplex_open": {}}, {"duplex_open": "duplex"})
-    assert tones_of(both) == {"duplex": 0, "duplex_open": 1}
 
 
 def some_margins(seed: int, seen: int = 40, unseen: int = 30) -> Margins:

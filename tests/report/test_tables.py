@@ -14,7 +14,7 @@ from duplex.labels import SPLITS
 from duplex.report import tables
 from duplex.report.aggregate import DatasetResults, Results, RunRecord
 from duplex.report.answers import predicted_parts
-from duplex.report.blocks import Note, Table, TableCell, TableRow, json_pointer
+from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.claims import counts_of, is_row, paper_row
 from duplex.report.figures import lambda_figures
 from duplex.report.images import RetrievedTexts
@@ -234,10 +234,6 @@ def test_every_row_of_the_ablation_tables_exists_in_params():
             assert any(name in known for name in names), names
     for place in spec["sensitivity"]:
         assert params.method(place["run"]).momentum == place["value"]
-
-
-def test_pointers_escape_slash_and_tilde():
-    assert json_pointer("a.json", "x/y", "~z") == "a.json#/x~1y/~0z"
 
 
 def test_errors_are_the_most_frequent_confusions_and_the_worst_and_best_pairs():

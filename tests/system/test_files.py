@@ -15,7 +15,7 @@ import pytest
 
 from duplex.errors import DuplexError
 from duplex.system import files
-from duplex.system.files import replace_file, replace_folder, sha256, sole_writer, write_text
+from duplex.system.files import replace_file, replace_folder, sole_writer, write_text
 from tests.subprocesses import ENVIRONMENT
 
 
@@ -189,11 +189,6 @@ def test_a_folder_comes_back_after_a_process_was_killed_between_the_two_renames(
         if fails:
             raise KeyError
     assert (names(path), names(tmp_path)) == (["theirs" if fails else "ours"], ["model"])
-
-
-def test_sha256_hashes_the_bytes(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"abc")
-    assert sha256(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 LOCKED = """

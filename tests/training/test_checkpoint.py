@@ -44,13 +44,6 @@ def test_a_loaded_method_gives_the_same_scores(saved):
     assert not torch.allclose(scores_of(small_method(OPTIONS, 1, dtype=torch.float32), columns, z), expected, rtol=1e-2)
 
 
-def test_the_same_run_gives_the_same_bytes(saved, tmp_path):
-    again = tmp_path / "again.safetensors"
-    save_checkpoint(again, small_method(OPTIONS, dtype=torch.float32), RECORD)
-    assert again.read_bytes() == saved[0].read_bytes()
-    assert sorted(p.name for p in saved[0].parent.iterdir()) == ["checkpoint.safetensors"]
-
-
 def test_other_labels_are_refused(saved):
     other = LabelSpace.from_pairs({"train": [("red", "circle"), ("blue", "star")]})
     with pytest.raises(DuplexError, match="other labels"):

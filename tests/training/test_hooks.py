@@ -134,8 +134,6 @@ def test_a_log_is_closed_even_if_training_fails():
 
 def test_an_optimiser_that_would_not_train_the_method_is_refused():
     method = small_method(DUPLEX)
-    for build, message in (
-        (lambda _: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), r"without \d+ of the \d+ trained"),
-    ):
-        with pytest.raises(DuplexError, match=message):
-            make_optimiser(method, SETTINGS, TrainingHooks(optimiser=build))
+    hooks = TrainingHooks(optimiser=lambda _: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
+    with pytest.raises(DuplexError, match=r"without \d+ of the \d+ trained"):
+        make_optimiser(method, SETTINGS, hooks)

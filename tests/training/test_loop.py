@@ -230,12 +230,6 @@ def test_hooks_are_called_in_order():
     assert method.calls == ["losses", "batch", "losses", "batch", "step", "losses", "batch", "step", "epoch 1"]
 
 
-def test_losses_are_means_over_images():
-    """Term `a` is the batch's size: 4, 4 and 2 images give 3.6, and not 10 / 3."""
-    _, outcome = recorded(dataclasses.replace(FOUR, epochs=1))
-    assert outcome.history[1]["loss_a"] == pytest.approx((4 * 4 + 4 * 4 + 2 * 2) / 10)
-
-
 @pytest.mark.parametrize(
     ("more", "rates"),
     [

@@ -238,34 +238,6 @@ def test_tune_gets_the_validation_auc_of_scores():
     assert method.asked[2](scores) == 0.0  # undefined
 
 
-class WritesCandidates(Plid):
-    def scorer(self, candidates):
-        scorer = super().scorer(candidates.copy())
-        candidates[:] = 0
-        return scorer
-
-    def score_terms(self, candidates):
-        candidates[:] = 0
-
-    def tune(self, images, candidates, auc):
-        candidates[:] = 0
-
-
-def test_methods_receive_a_copy_of_the_candidates(monkeypatch):
-    labels = small_labels()
-    method, plain = (kind(small_context(), PlidOptions()).double() for kind in (WritesCandidates, Plid))
-    plain.load_state_dict(method.state_dict())
-    candidates, examples = labels.candidates("closed", "val"), eight("val")
-    before = candidates.copy()
-    monkeypatch.setattr(type(labels), "candidates", lambda *_: candidates)
-    task = ScoringTask.of(method, candidates)
-    scoring._score_once(method, candidates, examples.inputs)
-    score_term_sums(method, candidates, examples, labels)
-    tune(method, examples, labels)
-    assert fit_confidence(method, examples, labels) == fit_confidence(plain, examples, labels)
-    assert (candidates == before).all() and (task.candidates.compositions == before).all()
-
-
 @pytest.mark.parametrize("widths", [(6, 6), (2, 3, 7), (12,), (1,) * 12])
 @pytest.mark.parametrize("top", [1, 3, 12])
 def test_the_best_columns_over_blocks_are_the_best_of_all(widths: tuple[int, ...], top: int):
