@@ -241,11 +241,6 @@ def test_the_memory_budget_decides_which_tokens_stay_on_the_disk(project) -> Non
     assert cache(params, "own", project.paths, replace(request, memory=1.0)) is not inputs
 
 
-def test_a_cache_with_block_inputs_serves_methods_without_finetuning(project) -> None:
-    train_stage(project.params(), "own", "flat", 0, project.paths)
-    assert read_record(project.checkpoint("flat")).finetune is None
-
-
 def test_too_few_block_inputs_are_reported_with_the_command_to_run(project) -> None:
     with pytest.raises(
         UsageError, match=r"finetune\.blocks is 3 and .* holds the inputs of 2 blocks; .*`duplex extract --dataset own`"

@@ -71,13 +71,6 @@ def test_unknown_names_and_broken_files_are_refused(tmp_path: Path) -> None:
             LabelSpace.load(tmp_path / "labels.json")
 
 
-def test_label_files_keep_letters(tmp_path: Path) -> None:
-    labels = LabelSpace.from_pairs({"train": [("é", "ü")]})
-    labels.save(tmp_path / "labels.json")
-    assert "é" in (tmp_path / "labels.json").read_text(encoding="utf-8")
-    assert LabelSpace.load(tmp_path / "labels.json") == labels
-
-
 @pytest.mark.parametrize("rows", [[1, 0], [0, 0], [9], [-1], [0, 2, 1]])
 def test_unsorted_repeated_and_unknown_compositions_are_refused(rows: list[int]) -> None:
     with pytest.raises(DuplexError):

@@ -30,7 +30,3 @@ def test_the_error_by_chance_is_that_of_right_probabilities():
     expected = np.mean([by_hand(SHARE, other.random(400) < SHARE) for _ in range(100)])
     assert error_by_chance(SHARE, draws=200) == pytest.approx(expected, abs=0.004)
     assert error_by_chance(np.ones(50), draws=3) == 0
-
-
-def test_few_images_differ_more_from_their_probability():
-    assert error_by_chance(SHARE[:100], draws=100) > 1.5 * error_by_chance(SHARE, draws=100)

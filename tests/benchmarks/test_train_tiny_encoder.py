@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -40,14 +39,6 @@ def test_the_corpus_is_broader_than_the_benchmark_and_shares_no_image():
     names = shapes_manifest(scale=0.02)["image"].sample(60, random_state=0)
     benchmark = {draw(name).tobytes() for name in names}
     assert not benchmark & {training_example(number)[0].tobytes() for number in range(60)}
-
-
-def test_captions_are_mostly_right():
-    captions = [training_example(number)[1] for number in range(300)]
-    named = [bool(set(caption.split()) & set(OUTLINES)) for caption in captions]
-    assert 0.8 < np.mean(named) < 0.97
-    stated = [bool(set(caption.split()) & set(LOOKS)) for caption in captions]
-    assert 0.6 < np.mean(stated) < 0.95
 
 
 @pytest.mark.slow

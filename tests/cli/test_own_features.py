@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,15 +37,11 @@ def features(manifest: pd.DataFrame) -> np.ndarray:
     return (np.stack(means) + 0.1 * random.normal(size=(len(manifest), WIDTH))).astype(np.float32)
 
 
-def with_names(table: pd.DataFrame, *, seed: int = 1) -> Any:
-    """Return features and image names in another order than the table's, with a row of no image."""
-    order = np.random.default_rng(seed).permutation(len(table))
-    names = [*table["image"].to_numpy()[order], "another.png"]
-    return {"features": np.vstack([features(table)[order], np.ones((1, WIDTH))]), "images": np.array(names, dtype=str)}
-
-
 def test_a_method_without_text_is_trained_at_once(project: Path, command: Command, table: pd.DataFrame):
-    np.savez(project / "X.npz", **with_names(table))
+    """By names, in another order than the table's, with a row of no image."""
+    order = np.random.default_rng(1).permutation(len(table))
+    names = np.array([*table["image"].to_numpy()[order], "another.png"], dtype=str)
+    np.savez(project / "X.npz", features=np.vstack([features(table)[order], np.ones((1, WIDTH))]), images=names)
     result = command("data", "add", "mine", "table.csv", "--features", "X.npz", "--encoder", "none")
     assert result.code == 0
     assert "which need the encoder that made the features" in result.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -106,14 +105,6 @@ def test_weights_of_the_hub_are_looked_for_on_disk(
     assert missing is not None and missing.address == f"https://huggingface.co/{owner}"
     monkeypatch.setattr(others, "hub_file_on_disk", lambda owner, names: Path(names[0]))
     assert missing_weights(name, weights) is None
-
-
-def test_an_identity_survives_as_a_record() -> None:
-    identity = encoder_identity("tiny", precision="bf16")
-    record = identity.to_dict()
-    assert list(record) == [field.name for field in fields(EncoderIdentity) if field.name != "code"]
-    assert all(isinstance(value, str) for value in record.values())
-    assert EncoderIdentity.from_dict({**record, "manifest": "m"}) == identity
 
 
 MINE = """

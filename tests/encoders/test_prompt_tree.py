@@ -46,9 +46,3 @@ def test_blocks_hold_every_prompt_once(sequences: list[list[int]], size: int) ->
         assert 1 <= tree.prompts <= size
         seen |= dict(zip(chosen.tolist(), unpadded(tree.sequences()), strict=True))
     assert [seen[i] for i in range(len(sequences))] == sequences
-
-
-def test_blocks_keep_shared_prefixes_together() -> None:
-    rng = np.random.default_rng(0)
-    pairs = rng.permutation([[0, 1, 2 + s, 20 + o, 50] for s in range(8) for o in range(25)])
-    assert sum(tree.tokens for _, tree in tree_blocks(pairs, 25)) == 8 * (2 + 1 + 25 + 25)

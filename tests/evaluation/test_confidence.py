@@ -50,15 +50,6 @@ def test_the_fit_is_the_minimum_that_scipy_finds(sharpness, unseen_log_odds, sha
     assert [np.log(fitted.temperature), fitted.unseen_log_odds] == pytest.approx(found.x, abs=2e-3)
 
 
-def test_the_mean_mass_of_unseen_pairs_is_the_share_once_images_are_weighted() -> None:
-    log_p, target = drawn(0.7, 1.0, 0.5)
-    fitted = fit_probabilities(log_p, target, SEEN, 0.2)
-    prior = torch.from_numpy(fitted.log_prior(SEEN, np.ones(C, dtype=bool)))
-    mass = (log_p / fitted.temperature + prior).softmax(1)[:, torch.from_numpy(~SEEN)].sum(1).numpy()
-    unseen = ~SEEN[target]
-    assert 0.2 * mass[unseen].mean() + 0.8 * mass[~unseen].mean() == pytest.approx(0.2, abs=1e-6)
-
-
 def test_without_unseen_images_only_the_temperature_is_fitted() -> None:
     log_p, target = drawn(0.5, 0.0, 0.0)
     fitted = fit_probabilities(log_p, target, SEEN)

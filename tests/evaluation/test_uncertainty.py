@@ -73,18 +73,6 @@ def test_bootstrap_of_a_share_is_binomial() -> None:
     assert (low, high) == (pytest.approx(0.25 - width, abs=0.01), pytest.approx(0.25 + width, abs=0.01))
 
 
-def test_pairing_finds_differences_within_separate_intervals() -> None:
-    rng = np.random.default_rng(3)
-    seen, unseen = rng.standard_normal(300), rng.standard_normal(300)
-    before, after = margins_of(seen, unseen), margins_of(seen + 0.1 + 0.02 * rng.standard_normal(300), unseen)
-    gain = compare(before, after, rounds=200)["auc"]
-    assert gain.value == pytest.approx(Components.of(after).auc - Components.of(before).auc)
-    assert gain.interval is not None and gain.interval[0] > 0 and gain.p is not None and gain.p < 1e-3
-    assert Components.of(before).interval[1] > Components.of(after).auc
-    back = compare(after, before, rounds=200)["auc"]
-    assert (back.value, back.p) == (pytest.approx(-gain.value), pytest.approx(gain.p))
-
-
 def test_paired_p_values_are_calibrated() -> None:
     """Equally good methods differ significantly on about one test set in twenty."""
     rng = np.random.default_rng(4)

@@ -47,17 +47,16 @@ def flip_bit(path: Path, name: str, row: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def from_disk(path: Path) -> object:
-    return DiskTokens.open(path, "block_inputs")[torch.tensor([6, 5])]
-
-
 @pytest.fixture(params=[16, 8], ids=["float16", "int8"])
 def cache(run, request) -> Path:
     return run(tokens="patch", block_inputs=1, bits=request.param).path
 
 
 BY_CLS: dict[str, Reader] = {"read_features": read_features, "inspect": inspect}
-BY_TOKENS: dict[str, Reader] = {"in memory": lambda path: read_tokens(path, "block_inputs"), "on disk": from_disk}
+BY_TOKENS: dict[str, Reader] = {
+    "in memory": lambda path: read_tokens(path, "block_inputs"),
+    "on disk": lambda path: DiskTokens.open(path, "block_inputs")[torch.tensor([6, 5])],
+}
 
 
 @pytest.mark.parametrize("read", [*BY_CLS.values(), *BY_TOKENS.values()], ids=[*BY_CLS, *BY_TOKENS])

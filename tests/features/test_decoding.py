@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from duplex.data.images import ImageBytes, MachineFault, read_image_bytes
 from duplex.features import encode
-from duplex.features.encode import ImageRows, decode_batches, decoding_workers
+from duplex.features.encode import ImageRows, decode_batches
 from duplex.features.file import ENCODED, status_of_reason
 from tests.features.pictures import write_pictures
 
@@ -96,18 +96,6 @@ def test_an_image_that_cannot_be_resized_is_bad_but_not_for_a_lack_of_memory(nam
     with pytest.raises(MachineFault):
         ImageRows(names, tmp_path, refuse).read(0)
     assert ImageRows(names, tmp_path, refuse)[0][1] == encode.RETRY
-
-
-def test_auto_is_one_worker_per_core_of_this_process_less_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert decoding_workers(5) == 5
-    for cores, workers in ((1, 0), (2, 1), (64, 63)):
-        own = range(cores)
-        monkeypatch.setattr(os, "sched_getaffinity", lambda process, own=own: own if process == 0 else range(7))
-        assert decoding_workers("auto") == workers
-    monkeypatch.delattr(os, "sched_getaffinity")
-    for count, workers in ((None, 0), (1, 0), (8, 7)):
-        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
-        assert decoding_workers("auto") == workers
 
 
 class ProcessState(ImageRows):

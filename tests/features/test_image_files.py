@@ -164,28 +164,20 @@ def test_damaged_bytes_raise_no_other_error(tmp_path_factory, kind: str, junk: b
         assert bad.reason in REASONS
 
 
-def write_hostile(root: Path, count: int) -> tuple[list[str], list[str | None]]:
-    root.mkdir()
-    kinds = [*((kind, make, None) for kind, make in GOOD.items()), *((kind, *pair) for kind, pair in BAD.items())]
-    names, reasons = [], []
-    for index in range(count):
-        _, make, reason = kinds[index % len(kinds)]
-        names.append(f"{index:04d}.jpg")
-        reasons.append(reason)
-        (root / names[-1]).write_bytes(make())
-    return names, reasons
-
-
 def test_a_folder_of_hostile_files(run, encoder, tmp_path: Path) -> None:
-    names, reasons = write_hostile(tmp_path / "hostile", 270)
     from duplex.features.extract import extract
 
+    (tmp_path / "hostile").mkdir()
+    kinds = [*((make, None) for make in GOOD.values()), *BAD.values()] * 10
+    names, reasons = [f"{index:04d}.jpg" for index in range(len(kinds))], [reason for _, reason in kinds]
+    for name, (make, _) in zip(names, kinds, strict=True):
+        (tmp_path / "hostile" / name).write_bytes(make())
     place = tmp_path / "hostile", tmp_path / "h.h5"
     options: dict[str, Any] = {"manifest_sha256": "m", "max_bad": 1.0}
     before = begin_peak()
     report = extract(names, *place, encoder, num_workers=0, batch_size=32, **options)
     assert memory("VmHWM") - before < 400e6
-    assert extract(names, *place, encoder, **options).resumed == 270, "what is bad for good is not overwritten"
+    assert extract(names, *place, encoder, **options).resumed == len(names), "what is bad for good is not overwritten"
     features = read_features(report.path)
     assert [(bad.row, bad.reason) for bad in report.bad] == [(row, why) for row, why in enumerate(reasons) if why]
     for row in RANDOM.choice(np.flatnonzero(~features.bad), 20, replace=False):

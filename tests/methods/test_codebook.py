@@ -113,14 +113,9 @@ def test_a_write_back_leaves_an_earlier_state_dict_unchanged():
     assert torch.equal(state["rows"], before)
 
 
-def large(m: int, n: int) -> LabelSpace:
-    return LabelSpace(
-        tuple(f"s{i}" for i in range(m)), tuple(f"o{i}" for i in range(n)), {"train": np.arange(0, m * n, m * n // 9)}
-    )
-
-
 def test_a_codebook_of_a_hundred_million_compositions_stores_few_vectors():
-    labels = large(5_000, 20_000)
+    names = [tuple(f"{kind}{i}" for i in range(count)) for kind, count in (("s", 5_000), ("o", 20_000))]
+    labels = LabelSpace(names[0], names[1], {"train": np.arange(0, 10**8, 10**8 // 9)})
     book = Codebook(labels, 4, unseen="compose", random_seen=False)
     book.start(unit(torch.randn(10, 4)), torch.as_tensor(labels.pairs["train"]), seen=True)
     assert sum(tensor.numel() for tensor in book.state_dict().values()) == 25_001 * 4 + 10 * 5

@@ -118,17 +118,6 @@ def test_initial_prototypes_equal_loops(sizes, unseen, seed):
         torch.testing.assert_close(rows[c], expected, rtol=1e-10, atol=1e-10)
 
 
-def test_random_seen_rows_are_not_the_data():
-    data, drawn = (every_row(small_method(Options(width=5, seen_rows=rows))) for rows in ("data", "random"))
-    distance = (data[SEEN] - drawn[SEEN]).norm(dim=-1)
-    assert (distance > 0.1).all()
-    own, z = torch.as_tensor(np.resize(SEEN, 40)), twin.unit(features(40, 1))  # what `small_method` starts from
-    for c in SEEN:
-        torch.testing.assert_close(data[c], twin.unit(z[own == c].mean(0)), rtol=1e-10, atol=1e-10)
-    norms = drawn.norm(dim=-1)
-    torch.testing.assert_close(norms, torch.ones_like(norms))
-
-
 def test_a_write_back_stores_no_gradient():
     method = small_method(Options(width=5))
     step_of(method, features(3, 1), torch.tensor(SEEN[:3])).total.backward()

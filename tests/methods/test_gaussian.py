@@ -103,17 +103,6 @@ def test_rows_and_offsets_give_the_scores(prior: bool) -> None:
     close(offset - unprior, torch.where(seen, counts.log(), 0.0) * prior)
 
 
-def test_outer_sums_in_single_precision_equal_the_dense_twins_to_1e_5() -> None:
-    z, own, m, n = world(3, m=9, n=7, d=24, images=900, pairs=40)
-    model = ClosedForm.fit(ClassStatistics.of(z, own, m, n), FitSettings(shrinkage=20.0)).to(torch.float32)
-    new = world(4, m=9, n=7, d=24)[0][:20]
-    wanted = twin.scores(z.numpy(), own.numpy(), new.numpy(), m, n, 1 / 20, 0.1)
-    found = model.scorer(every(model), 0)(new.float())
-    assert found.dtype == torch.float32
-    apart = found.numpy() - wanted
-    assert np.ptp(apart, axis=1).max() < 1e-5 * np.abs(wanted).max()  # a constant for all compositions is free
-
-
 def test_group_posteriors_follow_from_bayes_rule() -> None:
     z, own, m, n = world()
     statistics = ClassStatistics.of(z, own, m, n)

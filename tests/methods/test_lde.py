@@ -13,10 +13,6 @@ from tests.methods.loops import close, dot, softmax, unit
 from tests.methods.world import features, small_tower
 
 
-def units(rows):
-    return torch.stack([unit(row) for row in rows])
-
-
 def log_by_hand(mu, u):
     theta = math.acos(max(-1.0, min(1.0, dot(mu, u))))
     return theta / math.sin(theta) * (u - math.cos(theta) * mu) if theta > 1e-7 else u - mu
@@ -69,7 +65,7 @@ def test_scores_by_loops(space, source):
 
 @pytest.mark.parametrize("space", ["linear", "sphere"])
 def test_a_primitive_without_compositions_is_zero(space):
-    method, u = build(Lde, space=space), units(features(5, 2))
+    method, u = build(Lde, space=space), torch.stack([*map(unit, features(5, 2))])
     method.decompose(u, torch.tensor([0, 1, 3, 4, 10]), torch.ones(5))  # nothing of state 2, nor of object 2
     assert not method.states[2].any() and not method.objects[2].any()
     found, same = method.prepare(CompositionIndex(np.array([8, 0]), N))

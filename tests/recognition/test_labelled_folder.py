@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -18,52 +19,28 @@ from tests.subprocesses import duplex
 pytestmark = pytest.mark.slow
 
 
-def one_state(root: Path) -> None:
-    for thing in OBJECTS:
-        draw_pair(root, "red", thing, range(4))
+def copy_with_another_label(root: Path) -> None:
+    shutil.copy(draw_folder(root, 2) / "red" / "star" / "0000.png", root / "blue" / "heart" / "copy.png")
 
 
-def one_object(root: Path) -> None:
-    for state in STATES:
-        draw_pair(root, state, "star", range(4))
-
-
-def one_image_per_pair(root: Path) -> None:
-    draw_folder(root, images=1)
-
-
-def no_unseen_pair_possible(root: Path) -> None:
-    for state, thing in (("red", "star"), ("blue", "moon"), ("green", "heart")):
-        draw_pair(root, state, thing, range(4))
-
-
-def duplicates_across_labels(root: Path) -> None:
-    draw_folder(root, images=2)
-    shutil.copy(root / "red" / "star" / "0000.png", root / "blue" / "heart" / "copy.png")
-
-
-def nothing(root: Path) -> None:
-    root.mkdir()
-
-
-BAD = {
-    one_state: "has one state, 'red'",
-    one_object: "has one object, 'star'",
-    one_image_per_pair: "has no image of a seen pair",
-    no_unseen_pair_possible: "can be held out",
-    duplicates_across_labels: "occur with two labels, such as",
-    nothing: "holds no images",
+BAD: dict[str, Callable[[Path], object]] = {  # said -> what is drawn
+    "has one state, 'red'": lambda root: [draw_pair(root, "red", thing, range(4)) for thing in OBJECTS],
+    "has one object, 'star'": lambda root: [draw_pair(root, state, "star", range(4)) for state in STATES],
+    "has no image of a seen pair": lambda root: draw_folder(root, 1),
+    "can be held out": lambda root: [draw_pair(root, *pair, range(4)) for pair in zip(STATES, OBJECTS, strict=True)],
+    "occur with two labels, such as": copy_with_another_label,
+    "holds no images": Path.mkdir,
 }
 
 
-@pytest.mark.parametrize("make", BAD, ids=lambda make: make.__name__)
-def test_data_that_cannot_be_fitted_are_one_line_and_leave_nothing(tmp_path, make):
-    make(tmp_path / "shop")
+@pytest.mark.parametrize("said", BAD)
+def test_data_that_cannot_be_fitted_are_one_line_and_leave_nothing(tmp_path, said):
+    BAD[said](tmp_path / "shop")
     done = duplex("fit", tmp_path / "shop", "--encoder", "tiny", cwd=tmp_path)
     assert done.returncode in (1, 2)
     lines = [line for line in done.stderr.splitlines() if "reading images" not in line]
     assert len(lines) == 1, done.stderr
-    assert BAD[make] in lines[0]
+    assert said in lines[0]
     assert [path.name for path in tmp_path.iterdir()] == ["shop"]
 
 

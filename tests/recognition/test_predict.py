@@ -125,10 +125,6 @@ def test_a_mistake_is_reported_in_one_line(project, command, tmp_path, arguments
     assert command("predict", *(word.format(**places) for word in arguments)).refused(message)
 
 
-def twisted(tensors, meta):
-    tensors["codebook.rows"][0] += 1
-
-
 def with_encoder(key: str, value: str) -> Callable[[dict, dict], None]:
     def change(tensors, meta):
         record = json.loads(meta["duplex"])
@@ -142,7 +138,7 @@ def with_encoder(key: str, value: str) -> Callable[[dict, dict], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (twisted, "is damaged"),
+        (lambda tensors, _: tensors["codebook.rows"][0].add_(1), "is damaged"),
         (with_encoder("name", "local-dir:/nowhere"), "/nowhere"),
         (with_encoder("weights", "0" * 64), "was trained on features of weights '0000"),
     ],

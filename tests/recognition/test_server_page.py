@@ -96,25 +96,20 @@ def test_an_image_of_something_else_is_marked(trained, page, tmp_path):
 def test_the_page_works_by_keyboard(trained, page):
     """Tab reaches the files; Enter opens the chooser; the next stops are the camera and the link."""
     page.send("Page.setInterceptFileChooserDialog", enabled=True)
-    press(page, "Tab", 9)
+    page.press("Tab", 9)
     assert page.run("document.activeElement.id") == "files"
-    press(page, "Enter", 13, "\r")
+    page.press("Enter", 13)
     wait_until(lambda: page.run("1") and any(event["method"] == "Page.fileChooserOpened" for event in page.events))
     opened = next(event for event in page.events if event["method"] == "Page.fileChooserOpened")
     page.send(
         "DOM.setFileInputFiles", files=[str(trained.images()[1])], backendNodeId=opened["params"]["backendNodeId"]
     )
     wait_until(lambda: len(cards(page)) == 1)
-    press(page, "Tab", 9)
+    page.press("Tab", 9)
     assert page.run("document.activeElement.id") == "camera"
     assert page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    press(page, "Enter", 13, "\r")
+    page.press("Enter", 13)
     wait_until(lambda: page.run("document.querySelector('#say').textContent") == "No camera is available.")
-
-
-def press(page, key: str, code: int, text: str = "") -> None:
-    for kind in ("keyDown", "keyUp"):
-        page.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, text=text)
 
 
 @pytest.mark.parametrize(("width", "dark"), [(400, False), (400, True), (1000, True)])

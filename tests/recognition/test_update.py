@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,8 +20,7 @@ from duplex.methods.gaussian import ClassStatistics, ClosedForm, GroupPosterior
 from duplex.methods.paths import unit, word_vectors
 from duplex.recognition import fit, update
 from duplex.recognition.export import STATISTICS, read_fit, read_statistics
-from duplex.recognition.trained import ExportedModel
-from duplex.recognition.update import NewImages, update_model, updated_model
+from duplex.recognition.update import update_model
 from duplex.system.files import sha256, sole_writer
 from duplex.training.checkpoint import read_header, read_tensors
 from duplex.training.trials import finetuned_recipes
@@ -331,46 +329,35 @@ def test_an_export_does_not_replace_a_model(model, tmp_path):
     assert done.returncode == 2
 
 
-def other_files(place: Path) -> None:
-    (place / "note.txt").write_text("mine")
-
-
-def empty_record(place: Path) -> None:
-    (place / "fit.json").write_text("{}")
-
-
-SPOILED = {
-    "an empty record": (empty_record, "is damaged or of another version"),
-    "a user's file": (other_files, "holds other files"),
-}
-
-
-@pytest.mark.parametrize("case", SPOILED)
-def test_a_spoiled_model_is_refused_before_images_are_encoded(model, further, tmp_path, monkeypatch, case):
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [("fit.json", "{}", "is damaged or of another version"), ("note.txt", "mine", "holds other files")],
+)
+def test_a_spoiled_model_is_refused_before_images_are_encoded(
+    model, further, tmp_path, monkeypatch, name, content, expected
+):
     def encode(*_: object, **__: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr("duplex.recognition.update.encode_files", encode)
     place = shutil.copytree(model, tmp_path / "model")
-    spoil, expected = SPOILED[case]
-    spoil(place)
+    (place / name).write_text(content)
     with pytest.raises(UsageError, match=expected):
         update_model(place, further, place, say=lambda _: None)
 
 
-BAD = ["run", "version", "statistics", "unreadable", "words"]
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, tmp_path, case):
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("run", "only models of `duplex fit` can be updated"),
+        ("version", "this version reads format"),
+        ("statistics", "is damaged"),
+        ("unreadable", "cannot be used"),
+        ("words", "does not know the words rusty"),
+    ],
+)
+def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, tmp_path, case, expected):
     place = shutil.copytree(model, tmp_path / "model")
-    expected = {
-        "run": "only models of `duplex fit` can be updated",
-        "version": "this version reads format",
-        "statistics": "is damaged",
-        "unreadable": "cannot be used",
-        "words": "does not know the words rusty",
-    }
     if case == "run":
         (place / STATISTICS).unlink()
     elif case == "version":
@@ -387,24 +374,5 @@ def test_what_cannot_be_updated_is_one_line_and_leaves_nothing(model, further, t
     assert done.returncode in (1, 2)
     lines = [line for line in done.stderr.splitlines() if "reading images" not in line]
     assert len(lines) == 1, done.stderr
-    assert expected[case] in lines[0]
+    assert expected in lines[0]
     assert not (tmp_path / "out").exists()
-
-
-def test_no_image_changes_nothing_but_the_masks(model):
-    """A twin of the update: with one image of a known pair, only that pair's count grows by one."""
-    recognizer = Recognizer.load(model, device="cpu", exact=True)
-    stored = load_file(model / "model.safetensors")
-    fitted = read_statistics(model)
-    import pandas as pd
-
-    rows = pd.DataFrame({"image": ["x.png"], "state": ["red"], "object": ["star"]})
-    cls = torch.from_numpy(np.random.default_rng(0).normal(size=(1, stored["likelihood.whitening"].shape[0]))).float()
-    assert isinstance(recognizer.trained, ExportedModel)
-    updated = updated_model(recognizer.trained, stored, fitted, NewImages(rows, {"0": "0"}, {"cls": cls}, cls))
-    labels = recognizer.labels
-    pair = labels.index(["red"], ["star"])[0]
-    grown = updated.fitted.statistics.counts - fitted.statistics.counts
-    assert grown.tolist() == [float(c == pair) for c in fitted.statistics.pairs.tolist()]
-    assert torch.equal(updated.tensors["seen"], stored["seen"])
-    assert torch.equal(updated.tensors["log_prior"], stored["log_prior"])

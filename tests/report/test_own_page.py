@@ -13,7 +13,6 @@ from duplex.artifacts import ArtifactPaths
 from duplex.errors import DuplexError, UsageError
 from duplex.features.tokens import Examples
 from duplex.project import report
-from duplex.report.blocks import render_markdown
 from duplex.report.own import own_report, write_page
 from tests.projects import inside
 from tests.report.own_data import own_data
@@ -84,17 +83,6 @@ def test_sections_without_data_are_left_out(data, tmp_path) -> None:
     assert [part.title for part in perfect.sections[1].parts] == ["States", "Objects"]
 
 
-def test_recipes_are_listed_with_the_chosen_one_in_bold(data) -> None:
-    rows = [
-        {"recipe": "nothing trained", "auc": 20.0, "error": 2.0, "accuracy": 50.0, "epoch": 0, "chosen": False},
-        {"recipe": "prompts", "auc": 25.0, "error": None, "gain": 5.0, "gain_error": 1.0, "accuracy": None, "epoch": 3,
-         "chosen": True},
-    ]  # fmt: skip
-    text = render_markdown(own_report(replace(data, recipes=rows)))
-    assert "| nothing trained | 20.0 | 2.0 | – | – | 50.0 | 0 |" in text
-    assert "| **prompts** | 25.0 | – | +5.0 | 1.0 | – | 3 |" in text
-
-
 def test_equal_data_give_equal_bytes(data, written, tmp_path) -> None:
     assert write_page(data, tmp_path / "again.html").read_bytes() == written.read_bytes()
 
@@ -113,16 +101,11 @@ def test_the_keyboard_alone_reaches_every_table_and_sorts_it(browser, written) -
     browser.window(400)
     browser.open(written)
 
-    def press(key: str, code: int) -> None:
-        for kind in ("keyDown", "keyUp"):
-            text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
-            browser.send("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
-
-    press("Tab", 9)
+    browser.press("Tab", 9)
     assert browser.run("document.activeElement.textContent") == "Skip to the results"
     reached = []
     for _ in range(200):
-        press("Tab", 9)
+        browser.press("Tab", 9)
         place = browser.run(
             "(e => e === document.body ? null : [e.tagName, e.getAttribute('aria-label') || e.textContent.trim()])"
             "(document.activeElement)"
@@ -131,7 +114,7 @@ def test_the_keyboard_alone_reaches_every_table_and_sorts_it(browser, written) -
             break
         reached.append(tuple(place))
         if place == ["BUTTON", "right, %"]:
-            press("Enter", 13)
+            browser.press("Enter", 13)
             sort = "document.activeElement.closest('th').getAttribute('aria-sort')"
             assert browser.run(sort) == "descending"
             column = "[...document.activeElement.closest('table').tBodies[0].rows].map(r => +r.cells[4].textContent)"

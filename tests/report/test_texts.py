@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +16,6 @@ from duplex.features.tokens import Examples
 from duplex.methods.base import Inspectable
 from duplex.methods.registry import make_method, parse_options
 from duplex.project.runs import load_featured_run
-from duplex.report.answers import example_gallery
 from duplex.report.images import RetrievalContext, RetrievedTexts, nearest_texts, prototype_hits, retrieve_texts
 from tests.methods.world import DIM, batch_of, features, small_context, small_labels
 from tests.report.reading import Page, cited
@@ -102,18 +99,6 @@ def test_kinds_without_semantic_prototypes_have_no_texts(kind: str, row: dict[st
     viewing = context_of(method.inspectable(), features(len(OWN), 1).float())
     assert viewing.features.z is not None and viewing.features.z.shape == (len(OWN), DIM)
     assert retrieve_texts(viewing, "some.json") == RetrievedTexts()
-
-
-def test_examples_without_texts_show_the_best_three_only() -> None:
-    row = {"row": 20, "image": "a.png", "label": "red heart", "world": "closed", "seen": 1, "right": 1}
-    predictions = pd.DataFrame([{**row, "answer": "red heart", "top2": "red star", "top3": "hollow star"}])
-    plain = example_gallery(predictions, lambda image: None, {})
-    viewing = context_of(reader(), features(len(OWN), 1).float())
-    both = example_gallery(predictions, lambda image: None, retrieve_texts(viewing, "some.json").lines)
-    shown, more = (one.groups[0].strips[0].thumbs[0].lines for one in (plain, both))  # type: ignore[union-attr]
-    assert [line.text for line in shown] == ["red heart", "red star", "hollow star"]
-    assert [dataclasses.replace(line, head=False) for line in more[1:4]] == list(shown)
-    assert [line.head for line in more] == [True, False, False, False] * 2
 
 
 def test_the_page_shows_the_nearest_texts_of_its_examples(project) -> None:

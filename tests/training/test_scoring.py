@@ -50,16 +50,6 @@ def test_inputs_on_disk_limit_the_images_per_block(monkeypatch):
     assert len(list(scoring._cut({"cls": torch.zeros(20, 50)}, 7))) == 3
 
 
-def test_blocks_of_images_change_nothing(monkeypatch):
-    task = ScoringTask.of(small_method(Options(width=5)), small_labels().candidates("closed", "test"))
-    examples = eight("test")
-    whole = task.scorer(examples.inputs)
-    monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 3 * len(task.candidates))
-    found = list(task.blocks(examples.inputs))
-    assert [(rows.start, rows.stop) for rows, _ in found] == [(0, 3), (3, 6), (6, 8)]
-    torch.testing.assert_close(torch.cat([scores for _, scores in found]), whole)
-
-
 @pytest.mark.parametrize("inference", [("visual",), ("factors",), ("visual", "factors")])
 @pytest.mark.parametrize("unseen", ["compose", "random"])
 def test_an_open_world_beyond_a_block_is_scored_by_columns(monkeypatch, inference, unseen):
