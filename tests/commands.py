@@ -1,7 +1,5 @@
 """Run a `duplex` command in this process, as its console script runs it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Small projects with drawn images, whose pipeline has run, for tests of what it writes."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Test an installed package without the repository: `make wheel` runs this in a fresh environment."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ A fresh interpreter takes seconds to import torch. `Forked` starts a process by 
 modules of all commands (tests/warm.py): for tests of what a command does, not of how it starts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

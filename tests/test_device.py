@@ -1,7 +1,5 @@
 """Operations and waits of training and evaluation, counted on a pretended device."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import fields
 from itertools import pairwise

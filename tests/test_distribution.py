@@ -1,7 +1,5 @@
 """The package's name in indexes: every command that installs it uses that name."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

@@ -1,7 +1,5 @@
 """A method with fine-tuned blocks, from images to results: training, evaluation and recognition agree."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass, replace

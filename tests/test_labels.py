@@ -1,7 +1,5 @@
 """Label spaces: real sizes, index arithmetic, candidates and frequency groups."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

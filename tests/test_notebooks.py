@@ -1,7 +1,5 @@
 """The notebooks of examples/ run from start to end, within two minutes of one core, and are stored without outputs."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

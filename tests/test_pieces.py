@@ -1,7 +1,5 @@
 """The examples of docs/pieces.md, one after another, and the names that it lists."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import subprocess

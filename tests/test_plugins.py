@@ -1,7 +1,5 @@
 """A method of another distribution runs through the whole pipeline without changes to this package."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

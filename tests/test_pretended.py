@@ -1,7 +1,5 @@
 """The pretended device refuses what a GPU refuses and counts the waits of the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The commands and options in README.md and on the pages of docs/ exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """`CompositionClassifier`: scikit-learn's own checks, its tools, and the numbers of the pipeline's closed form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The stages one after another on a small data set: what they write, and that they never use test images."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

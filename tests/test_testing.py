@@ -1,7 +1,5 @@
 """`check_method` accepts every installed kind and reports each violation of the protocol."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The wheel: its files, the same bytes each time, and its bill of materials."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

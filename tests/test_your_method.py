@@ -1,7 +1,5 @@
 """docs/your_method.md names the whole protocol, and its method with memory works at the first try."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

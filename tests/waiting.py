@@ -1,7 +1,5 @@
 """Waiting for other processes in tests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Build the package's wheel in tests."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

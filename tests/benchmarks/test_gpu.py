@@ -1,7 +1,5 @@
 """A quick trial of `make gpu` on a CPU: every part runs, and a page is written."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

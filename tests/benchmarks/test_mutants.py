@@ -1,7 +1,5 @@
 """`benchmarks.mutants`: the changes that are made and the mutants that count as killed."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

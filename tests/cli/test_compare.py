@@ -1,7 +1,5 @@
 """`duplex compare` equals the comparison of the same margins in memory."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`duplex data list, stats, check, download`, in a project's folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

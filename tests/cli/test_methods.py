@@ -1,7 +1,5 @@
 """`duplex evaluate`, `duplex metrics` and `duplex prepare`."""
 
-from __future__ import annotations
-
 import pytest
 
 from duplex.evaluation.metrics import headline

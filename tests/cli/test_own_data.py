@@ -1,7 +1,5 @@
 """`duplex data add, split, remove`: what would fail in training is refused, and params.yaml stays valid."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`duplex data add --features`: files are checked, and methods are trained on them or say what is missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`duplex init`: a project of the installed package works like a clone."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Files of data sets, datasets/NAME.yaml, and the one line of params.yaml that lists them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """params.yaml: the shipped file is valid, and every mistake in it is an error of one line that names the key."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Made-up data sets in every layout, drawn as the embedded benchmark draws its own: its words are known to `tiny`."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable
 from functools import cache

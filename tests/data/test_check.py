@@ -1,7 +1,5 @@
 """What check finds, the statistics row, and the published table."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Copies of images are found by bytes and by pixels, and splits keep them together."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """The standard layout with each benchmark's quirks; metadata and pair lists that are not what they should be."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Downloads from a real web server that breaks transfers, and hostile archives."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import shutil

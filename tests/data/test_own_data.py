@@ -1,7 +1,5 @@
 """Sources of every kind: drawn images, tables and folder trees."""
 
-from __future__ import annotations
-
 import csv
 import io
 import subprocess

@@ -1,7 +1,5 @@
 """A small data set in each layout, from `duplex data add` through `dvc repro` to metrics."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A source that changed after `prepare` is noticed."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Splits and random re-splits: no leak, every primitive stays in training, the same for the same rows and seed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

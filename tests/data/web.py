@@ -1,7 +1,5 @@
 """A web server on 127.0.0.1 that can hang up in the middle of a file."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

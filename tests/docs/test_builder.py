@@ -1,7 +1,5 @@
 """Pages of the manual that are made from the code, and the checks before the site is built."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of results: from a file with one number per cell to a page."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

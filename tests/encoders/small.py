@@ -1,7 +1,5 @@
 """A small CLIP with random weights in a `local-dir:` folder: a real open_clip model that takes milliseconds."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small random BLIP through the encoders' door: its own model's features, prompts of embeddings, gradients."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

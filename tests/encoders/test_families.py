@@ -1,7 +1,5 @@
 """Encoder families from entry points: built-in ones, those of other distributions, and what edits of their code do."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The last blocks of image towers: block inputs and blocks together are the whole tower, in values and gradients."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random weights of an architecture: drawn from their seed, part of every identity, refused where they mean nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

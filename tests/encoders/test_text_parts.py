@@ -1,7 +1,5 @@
 """Tokens and embeddings of a text tower; every text architecture of open_clip, small, against its `encode_text`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small text towers with random weights, and prompts for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

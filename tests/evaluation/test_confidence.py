@@ -1,7 +1,5 @@
 """Temperature and unseen_log_odds minimise the weighted likelihood; a grid search and scipy find the same."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The cross-fitted gain of a threshold equals a plain computation, half by half and pair by pair."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

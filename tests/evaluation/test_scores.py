@@ -1,7 +1,5 @@
 """Score files: blocks, allowed and refused entries; files are closed after use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

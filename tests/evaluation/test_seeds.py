@@ -1,7 +1,5 @@
 """Comparisons over seeds and over splits: exact areas, pairing, wider intervals if seeds or splits disagree."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

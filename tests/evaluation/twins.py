@@ -1,7 +1,5 @@
 """Plain, slow computations of the same numbers, which tests compare the fast ones with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any

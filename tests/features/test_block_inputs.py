@@ -1,7 +1,5 @@
 """A cache with block inputs, in float16 and in eight bits: stored beside the features, by the same rules."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import h5py

@@ -1,7 +1,5 @@
 """A bit that changes on the disk is noticed by everything that reads the values."""
 
-from __future__ import annotations
-
 import binascii
 from collections.abc import Callable
 from pathlib import Path

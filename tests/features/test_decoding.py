@@ -1,7 +1,5 @@
 """Rows to pixels: bad images, faults of the machine, and the worker processes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

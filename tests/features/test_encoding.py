@@ -1,7 +1,5 @@
 """Batches through an encoder, on the CPU and on a pretended device."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import cast
 

@@ -1,7 +1,5 @@
 """Examples: each split has its readable images."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Extraction: the features of a plain loop, bad images, resuming, shares of bad images, and what is reported."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

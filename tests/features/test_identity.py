@@ -1,7 +1,5 @@
 """Identities of caches: which are refused, in what they differ, and the command that is suggested."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A file is checked before it is read as a cache or replaced by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

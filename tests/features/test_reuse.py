@@ -1,7 +1,5 @@
 """Rows of images that were encoded before are copied, whatever the images are called and wherever they lie."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

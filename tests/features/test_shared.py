@@ -1,7 +1,5 @@
 """Features found by content are those of a plain extraction, whatever files are called and when they were added."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

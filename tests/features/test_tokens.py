@@ -1,7 +1,5 @@
 """Tokens that stay on the disk: the same rows as in memory, a shuffled order, and reading ahead."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Full disks and system errors: one line of error, and no incomplete files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

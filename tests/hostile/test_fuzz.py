@@ -1,7 +1,5 @@
 """Files with random edits give a result or a `DuplexError`; ten thousand of each kind in the long tests."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Commands killed at random moments and run again, and two at once, give the same bytes as an undisturbed run."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Errors of the machine do not mark images as unreadable; damaged caches are refused and extracted again."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

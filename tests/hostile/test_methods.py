@@ -1,7 +1,5 @@
 """Methods of careless authors: side effects change no result, wrong scores are refused; methods may remember images."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files of the user are overwritten with `--force` alone, and caches never replace other files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders that may not be listed, and limits of open files: one line says which it is and what is missing."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

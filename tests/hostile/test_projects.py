@@ -1,7 +1,5 @@
 """Projects in folders with unusual names, moved projects, and two pipelines at once."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Careless arguments and values: one line that names them, before any work, and nothing left out in silence."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Damaged and malicious params.yaml, manifests, labels, tables and archives."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small methods in double precision with random weights, for tests against loops (tests/methods/loops.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Naive loops over vectors, heads and nodes, in double precision."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any

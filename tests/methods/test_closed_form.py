@@ -1,7 +1,5 @@
 """The closed form as a method: score terms, refitting, weights chosen on validation images."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The codebook, which stores few prototypes, against a dense twin that stores all."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

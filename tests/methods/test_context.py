@@ -1,7 +1,5 @@
 """Prompts that a method encodes by its context; compositions beyond the label space."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Duplex against a literal twin of the paper's formulas: values and gradients in double precision."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

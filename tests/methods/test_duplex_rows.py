@@ -1,7 +1,5 @@
 """Visual prototypes of Duplex: initial values, refinement, write-back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores of Duplex: terms, blocks of all compositions, exported tensors, inspectable features."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The closed form against twins with plain loops and dense matrices, and with very few images."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

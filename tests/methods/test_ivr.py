@@ -1,7 +1,5 @@
 """IVR against automatic differentiation and loops over images, partners and channels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

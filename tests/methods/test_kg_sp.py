@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from duplex.methods.kg_sp import KgSp
 from tests.methods.field import N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, cross_entropy, mlp, softmax, unit

@@ -1,7 +1,5 @@
 """What holds for every built-in kind: modes of training and evaluation, parameters, ranges of options."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers that several methods use, by loops."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Exported tensors and the score formula by themselves; the tests of methods compare them with scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

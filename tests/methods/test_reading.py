@@ -1,7 +1,5 @@
 """Readings of the paper that its text leaves open; their losses are compared with the twin in test_duplex.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

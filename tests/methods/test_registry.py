@@ -1,7 +1,5 @@
 """Kinds of methods: found by name, refused with a reason, described."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """Fine-tuning: every kind behaves like that kind over the features that the blocks compute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache, partialmethod
 from inspect import isfunction

@@ -1,7 +1,5 @@
 """The method by the paper's formulas: loops over nodes and edges and a dense adjacency matrix."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

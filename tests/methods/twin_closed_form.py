@@ -1,7 +1,5 @@
 """The closed form in NumPy float64, with loops over images and pairs and dense matrices."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

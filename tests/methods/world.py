@@ -1,7 +1,5 @@
 """A small world for the methods' tests: a float64 text tower, a label space, random features."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """A small drawn project, without DVC."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

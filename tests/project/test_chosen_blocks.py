@@ -1,7 +1,5 @@
 """`finetune: auto`: training chooses the fine-tuned blocks by validation, and writes the choice into the run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

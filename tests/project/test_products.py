@@ -1,7 +1,5 @@
 """Products of finished runs: trained members in, one run out, which recognises, exports and sweeps like others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

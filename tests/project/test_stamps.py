@@ -1,7 +1,5 @@
 """Which artifacts are stale after which change, and what commands and stages do about it."""
 
-from __future__ import annotations
-
 import runpy
 import shutil
 import sys

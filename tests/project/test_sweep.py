@@ -1,7 +1,5 @@
 """Sweeps write the files of the stages, and survive being killed, interrupted, and runs that fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

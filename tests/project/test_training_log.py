@@ -1,7 +1,5 @@
 """`training.log` of params.yaml: the pipeline writes it, and it retrains nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The search for settings trains as the pipeline does, looks at validation images alone, and writes only when asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A small trained project, shared by all tests of recognition."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Folders `state/object/*.png` of drawn images, whose words the packaged encoder knows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from duplex.data.shapes import draw

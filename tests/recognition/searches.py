@@ -1,7 +1,5 @@
 """Searches of training recipes that end early."""
 
-from __future__ import annotations
-
 from duplex.recognition import fit
 from duplex.training.trials import Trial
 

@@ -1,7 +1,5 @@
 """Images that arrive together are encoded together, in even shares, and a lone image does not wait."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """`duplex doctor` reports problems with the commands that fix them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import defaultdict

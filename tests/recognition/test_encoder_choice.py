@@ -1,7 +1,5 @@
 """The encoder that `duplex fit` chooses, and encoders that it refuses before any work."""
 
-from __future__ import annotations
-
 import pytest
 
 from duplex.errors import UsageError

@@ -1,7 +1,5 @@
 """An export gives the scores of its run: in the library, with numpy alone, with onnxruntime, and from the hub."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`duplex fit`: from a folder to a model, killed and continued, and with corrected labels."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

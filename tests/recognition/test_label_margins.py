@@ -1,7 +1,5 @@
 """Wrong labels are found, and corrected in a copy of the list."""
 
-from __future__ import annotations
-
 import hashlib
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Labelled images that `duplex fit` cannot use, and copies of images, which it uses once or not at all."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Photographs that EXIF data turn are the same images to the cache, recognition, the server and an export."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The file that keeps digests of pixels between two fits."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`duplex predict` in a process of its own."""
 
-from __future__ import annotations
-
 import csv
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A recognizer gives the scores of the evaluation, for images in every form."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The server with programs, hostile clients and slow connections."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io

@@ -1,7 +1,5 @@
 """The server's page in a real browser."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

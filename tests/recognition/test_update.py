@@ -1,7 +1,5 @@
 """`duplex update`: images added without training equal a closed-form fit to all of them."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Worker processes of the server: their answers, their deaths, and that none outlives the server."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import os

@@ -1,7 +1,5 @@
 """A small project that has run the whole pipeline, shared by all tests of the report."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small data set with drawn images, random features of pairs, and answers, for tests of its page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

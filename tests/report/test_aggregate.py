@@ -1,7 +1,5 @@
 """The aggregate over seeds: means, errors, score terms and frequency groups; undefined numbers are left out."""
 
-from __future__ import annotations
-
 import pytest
 
 from duplex.report.aggregate import aggregate, headlines

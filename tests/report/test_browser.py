@@ -1,7 +1,5 @@
 """The page in a browser, opened from disk without a network."""
 
-from __future__ import annotations
-
 import pytest
 
 from duplex.report.blocks import render_page

@@ -1,7 +1,5 @@
 """Charts and maps are valid SVG drawings; the mean curve equals the mean of its seeds' curves."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

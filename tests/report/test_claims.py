@@ -1,7 +1,5 @@
 """Verdicts on the paper's claims: intervals, which runs are rows, what is comparable, and the paper's numbers."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

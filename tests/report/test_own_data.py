@@ -1,7 +1,5 @@
 """Numbers of the page of one data set against loops, naive fits and a joint normal distribution."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

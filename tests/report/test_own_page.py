@@ -1,7 +1,5 @@
 """The page of one data set: its sections, in a browser too, with keyboard alone; and in a project."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The page: every number cites its file, names are escaped, missing files become notes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Tables: marks, quoted and published numbers, ablations, frequency groups."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Image-to-text retrieval equals plain loops over the prototypes, and is shown on the page."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Freed memory stays with the process, counted in page faults."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

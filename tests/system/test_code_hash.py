@@ -1,7 +1,5 @@
 """Hashes of code: which edits change those of which stages, and that no edit of a comment or docstring changes one."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 import zipfile

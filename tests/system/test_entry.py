@@ -1,7 +1,5 @@
 """Errors of commands are one line and an exit code; scripts accept only the arguments of their usage line."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Files appear whole or not at all, whatever interrupts the writer."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

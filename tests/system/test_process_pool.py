@@ -1,7 +1,5 @@
 """Worker processes: results, deaths, replacements, and the end of their parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

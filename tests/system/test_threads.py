@@ -1,7 +1,5 @@
 """`threads` sets the number of threads within its block only."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Calibration: the bias maximises the harmonic mean, the threshold the AUC, on validation images."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from types import SimpleNamespace

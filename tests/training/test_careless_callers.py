@@ -1,7 +1,5 @@
 """What callers do by mistake changes no result in silence: threads, modes of PyTorch, wrong types, shared data."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

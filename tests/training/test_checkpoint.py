@@ -1,7 +1,5 @@
 """Checkpoints: same predictions, same bytes for the same run, refused if anything does not fit."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

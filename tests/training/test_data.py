@@ -1,7 +1,5 @@
 """Block inputs of images that are found by content, for any number of blocks and order of rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

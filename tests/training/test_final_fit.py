@@ -1,7 +1,5 @@
 """The final fit on all images, without validation, keeps its last epoch, whether or not it was interrupted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

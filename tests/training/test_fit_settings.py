@@ -1,7 +1,5 @@
 """Settings and hooks of `duplex.fit` reach the training, or are refused in one line."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

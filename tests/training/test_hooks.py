@@ -1,7 +1,5 @@
 """Hooks of training: what each receives, and that the default is what no hook gives."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training logs: files of DVCLive and TensorBoard, logs of other packages, and missing packages."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

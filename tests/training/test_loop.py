@@ -1,7 +1,5 @@
 """The training loop: repeatable, resumable bit for bit, stopped at divergence."""
 
-from __future__ import annotations
-
 import dataclasses
 import mmap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Model files: read back equal, equal bytes for equal content, refused if anything was changed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The distance to the nearest pair's mean, and the share of validation images that pass."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

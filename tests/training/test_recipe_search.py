@@ -1,7 +1,5 @@
 """The search adopts costlier recipes that gain enough, and stops where more blocks gain nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

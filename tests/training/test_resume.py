@@ -1,7 +1,5 @@
 """The state of an unfinished run is restored completely, and only for its own run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

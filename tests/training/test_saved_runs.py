@@ -1,7 +1,5 @@
 """A saved run is the run that is read back, and a data set stays the one that was loaded."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The library trains and measures what the pipeline does, on data of every form."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Number of threads by timing: the faster one is taken, and training goes on as if nothing had been timed."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path
