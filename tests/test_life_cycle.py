@@ -40,9 +40,14 @@ from tests.methods.world import DIM, small_tower
 from tests.pretended import Pretended
 
 KINDS, LABELS, PATCH = sorted(set(installed_methods()) - {"product"}), small_labels(), (4, 7)  # a product needs runs
+FAST = {"lde", "closed_form", "prompts", "duplex", "kg_sp", "compcos", "cge", "troika"}  # one of each family of code
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=2)
 MOST_OPERATIONS = 750  # of a step of any kind over two layers of text
 WORLDS: tuple[World, World] = ("closed", "open")
+
+
+def of_kind(kind: str, *more: Any) -> Any:
+    return pytest.param(kind, *more, marks=[] if kind in FAST else pytest.mark.slow)
 
 
 def small_options(kind: str, changes: dict[str, Any]) -> Options:
@@ -136,7 +141,7 @@ def run_life_cycle(life: LifeCycle, folder: Path, killed: bool) -> dict[str, Any
     return {"history": history, "chosen": chosen, "answers": life.results(folder / "checkpoint", record)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", map(of_kind, KINDS))
 def test_an_interrupted_run_on_a_device_equals_a_whole_run_on_a_cpu(kind: str, tmp_path: Path) -> None:
     if not AVAILABLE:
         pytest.skip(f"torch {torch.__version__} cannot simulate devices in Python")
@@ -163,8 +168,8 @@ def test_an_interrupted_run_on_a_gpu_equals_a_whole_run(kind, tmp_path, monkeypa
     assert saved[0] == saved[1]
 
 
-CHANGES: list[tuple[str, dict[str, Any]]] = [
-    *((kind, {}) for kind in KINDS),
+CHANGES: list[Any] = [
+    *(of_kind(kind, {}) for kind in KINDS),
     ("duplex", {"refine_over": "open", "blend": "anchored"}),
     ("duplex", {"unseen_rows": "random", "seen_rows": "random", "fusion": "additive"}),
     ("duplex", {"graph": False}),

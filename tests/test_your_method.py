@@ -79,20 +79,6 @@ def with_text() -> duplex.Dataset:
     return small(features=features, encoder="tiny")
 
 
-def test_a_recognizer_says_that_the_code_changed_since_training(plugin, tmp_path, capsys):
-    folder = duplex.fit(with_text(), plugin.Neighbours, epochs=1).save(tmp_path / "run")
-    capsys.readouterr()
-    duplex.Recognizer.load(folder)
-    assert capsys.readouterr().err == ""
-    line = f"the code of 'neighbours:Neighbours' has changed since {folder / 'checkpoint.safetensors'} was trained"
-    try:
-        Path(plugin.__file__ or "").write_text(f"{MEMORY}\nCHANGED = 1\n")
-        duplex.Recognizer.load(folder)
-    finally:
-        Path(plugin.__file__ or "").write_text(MEMORY)
-    assert capsys.readouterr().err == f"duplex: {line}\n"
-
-
 def test_a_checkpoint_stores_the_code_that_was_trained_not_a_later_edit(plugin, tmp_path, capsys):
     data, file = with_text(), Path(plugin.__file__ or "")
     edited = f"{MEMORY}\nEDITED = 1\n"

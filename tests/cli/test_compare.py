@@ -85,13 +85,6 @@ def test_the_order_of_rows_has_no_effect_and_that_of_methods_changes_the_sign(ma
     assert all(back[name]["value"] == pytest.approx(-before[name]["value"]) for name in before)
 
 
-def test_without_unseen_images_only_s_is_compared(margins):
-    for method in margins:
-        table = predictions(margins[method])
-        save(method, table[table["seen"] == 1])
-    assert list(json.loads(run("--json"))["difference"]) == ["seen"]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -54,16 +54,6 @@ def test_parameter_notes_become_a_section_and_other_lines_stay() -> None:
     assert with_section(text, {"x"}) == shown
 
 
-def test_names_without_a_docstring_are_found(tmp_path: Path) -> None:
-    package = tmp_path / "duplex"
-    package.mkdir()
-    (package / "__init__.py").write_text(
-        'def f(x, y):\n    """Use x."""\n\n'
-        'class A:\n    """A."""\n    def g(self):\n        pass\n    def _h(self): pass\n'
-    )
-    assert undocumented(tmp_path, ["duplex.f", "duplex.A"]) == ["duplex.f(y)", "duplex.A.g"]
-
-
 def test_every_public_name_stands_on_the_api_page_and_is_described() -> None:
     shown = names_on_page(ROOT / "docs/reference/api.md")
     assert {f"duplex.{name}" for name in PUBLIC} <= set(shown)

@@ -98,11 +98,6 @@ def test_rows_from_the_disk_equal_those_in_memory(run, bits: int, tower: str) ->
     assert torch.equal(streamed.at(np.arange(5, 20))[2:9], torch.from_numpy(values)[7:14])
 
 
-def test_bits_matter_only_with_block_inputs(run, tmp_path: Path) -> None:
-    plain = run(tmp_path / "plain.h5").path.read_bytes()
-    assert run(tmp_path / "other.h5", bits=8).path.read_bytes() == plain
-
-
 def test_verify_measures_the_error_and_detects_rows_of_another_image(run, encoder, images, tmp_path: Path) -> None:
     options = encoder, images, tmp_path / "pictures", "m" * 64
     errors = {}

@@ -44,16 +44,19 @@ def begin(folder: Path, count: int, rows: int) -> tuple[Path, Path, Forked]:
     return root, out, process
 
 
-def kill_and_resume(folder: Path, count: int, moments: list[tuple[int, float]]) -> None:
-    root, whole, broken = folder / "pictures", folder / "whole" / "features.h5", folder / "broken" / "features.h5"
+@pytest.mark.slow
+def test_killed_at_ten_random_moments(tmp_path: Path) -> None:
+    root, count = tmp_path / "pictures", 2400
+    whole, broken = (tmp_path / name / "features.h5" for name in ("whole", "broken"))
     write_pictures(root, count)
     (root / "00005.jpg").write_bytes(b"not an image")
     assert start(root, whole).communicate(timeout=120)[0] == "done 0\n"
     progress = []
-    for rows, seconds in moments:
+    draw = random.Random(0)
+    for rows in sorted(draw.choices(range(0, 1600), k=10)):
         process = start(root, broken)
-        wait_for_rows(broken, rows, process)
-        time.sleep(seconds)
+        wait_for_rows(broken, max(0, rows - 300), process)
+        time.sleep(draw.uniform(0, 0.05))
         process.kill()
         process.wait()  # its worker lives on for seconds
         assert not broken.exists(), "the moments are too late to interrupt anything"
@@ -66,13 +69,6 @@ def kill_and_resume(folder: Path, count: int, moments: list[tuple[int, float]]) 
     assert {path.name for path in broken.parent.iterdir()} == {"features.h5"}
     bad = read_features(broken).statuses >= FIRST_BAD
     assert bad.tolist() == [row == 5 for row in range(count)]
-
-
-@pytest.mark.slow
-def test_killed_at_ten_random_moments(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    rows = sorted(draw.choices(range(0, 1600), k=10))
-    kill_and_resume(tmp_path, 2400, [(max(0, r - 300), draw.uniform(0, 0.05)) for r in rows])
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -1,5 +1,6 @@
 """Damaged and malicious params.yaml, manifests, labels, tables and archives."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -61,28 +62,20 @@ def test_an_image_behind_a_link_out_of_the_root_is_not_opened(pics: Path, comman
     assert command("extract", "-d", "pics").refused("leaves the data root")
 
 
-GOOD = {"closed": {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 0.5}, "val_auc": 3.0, "epoch": 4, "bad_images": 0}
-
-
 def test_nan_and_infinity_in_metrics_are_undefined(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text('{"closed": {"seen": NaN, "auc": 1.0, "hm": Infinity}}')
     found = aggregate({("a", "m"): [read_numbers(tmp_path / "metrics.json") or {}]})["a"]["m"]["closed"]
     assert found["auc"] == 1.0 and not {"seen", "hm"} & set(found)
 
 
-def write_metrics() -> None:
-    params = load_params()
-    for name in params.run.methods:
-        for seed in params.run.seeds:
-            path = Path("artifacts/shapes") / name / str(seed) / "metrics.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            worlds = dict.fromkeys(params.entry(name).worlds, GOOD["closed"])
-            path.write_text(json.dumps({**worlds, "val_auc": 3.0, "epoch": 4, "bad_images": 0}))
-    write_manifest(shapes_manifest(scale=0.01), Path("artifacts/shapes/manifest.csv"))
-
-
 def test_the_report_names_missing_runs(project: Path, command: Command) -> None:
-    write_metrics()
+    params, good = load_params(), {"seen": 1.0, "unseen": 2.0, "hm": 1.5, "auc": 0.5}
+    for name, seed in itertools.product(params.run.methods, params.run.seeds):
+        path = Path("artifacts/shapes") / name / str(seed) / "metrics.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        worlds = dict.fromkeys(params.entry(name).worlds, good)
+        path.write_text(json.dumps({**worlds, "val_auc": 3.0, "epoch": 4, "bad_images": 0}))
+    write_manifest(shapes_manifest(scale=0.01), Path("artifacts/shapes/manifest.csv"))
     shutil.rmtree("artifacts/shapes/duplex/1")
     shutil.rmtree("artifacts/shapes/csp")
     Path("artifacts/metrics.json").write_text("committed")

@@ -1,13 +1,11 @@
 """Exported tensors and the score formula by themselves; the tests of methods compare them with scores."""
 
-import numpy as np
 import pytest
 import torch
 
 from duplex.methods import portable
-from duplex.methods.prompts import PromptOptions
 from tests.methods.loops import close
-from tests.methods.world import small_labels, small_method
+from tests.methods.world import small_labels
 
 LABELS = small_labels()
 
@@ -17,23 +15,6 @@ def test_negative_scores_have_probability_zero():
     close(portable.normalised_mixture(scores), [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     close(portable.probabilities({}, scores), portable.normalised_mixture(scores))
     close(portable.probabilities({"product": torch.ones(())}, scores), scores.softmax(-1))
-
-
-@pytest.mark.parametrize("vocabulary", ["learned", "fixed"])
-def test_tensors_hold_the_contexts_and_the_learned_words(vocabulary):
-    method = small_method(PromptOptions(width=5, vocabulary=vocabulary)).eval()
-    tensors, prompts = method.portable(np.arange(3)), method.paths.prompts
-    lexicon = prompts.lexicon().detach()
-    for path in ("composition", "state", "object"):
-        assert torch.equal(tensors[f"context.{path}"], lexicon[prompts.context_rows[path]])
-    assert ("words.states" in tensors) == ("words.objects" in tensors) == (vocabulary == "learned")
-    if vocabulary == "learned":
-        (row,) = prompts.sequences("composition", [np.array([2]), np.array([len(LABELS.states) + 1])])
-        prompt = torch.cat(
-            [tensors["context.composition"], tensors["words.states"][2:3], tensors["words.objects"][1:2]]
-        )
-        assert torch.equal(lexicon[row[1:-1]], prompt)
-        assert len(tensors["words.states"]) == 4 and len(tensors["words.objects"]) == 3
 
 
 @pytest.mark.parametrize("mixed", [False, True])

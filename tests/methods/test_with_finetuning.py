@@ -138,17 +138,6 @@ def test_plausibility_is_that_of_the_method() -> None:
     assert started("prompts").composition_plausibility() is None
 
 
-def test_an_export_has_the_tensors_of_the_method_and_of_the_blocks() -> None:
-    method, columns = started("prompts", width=5), np.arange(4)
-    found, own = method.portable(columns), method.method.portable(columns)
-    state = {f"blocks.{name}": value for name, value in method.blocks.state_dict().items()}
-    assert state and found.keys() == {*own, *state}
-    assert all(torch.equal(value, {**own, **state}[name]) for name, value in found.items())
-    assert not any(value.requires_grad for value in found.values())
-    assert started("kg_sp").portable(columns) is None
-    assert started("kg_sp").score_terms(columns) is None
-
-
 @pytest.mark.parametrize("adapter", ["bottleneck", "lora", "full"])
 def test_a_step_moves_the_blocks_at_their_own_learning_rate(adapter: str) -> None:
     method = started(context=finetuning_task(adapter, learning_rate=1e-6), random_blocks=False)

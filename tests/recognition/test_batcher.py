@@ -1,4 +1,4 @@
-"""Images that arrive together are encoded together, in even shares, and a lone image does not wait."""
+"""Images that arrive together are encoded together, and a lone image does not wait."""
 
 import asyncio
 import time
@@ -76,26 +76,6 @@ def test_large_files_are_split_into_several_batches():
     assert batch_sizes(client) == [2, 2]
 
 
-def test_a_batch_waits_for_as_many_images_as_before():
-    async def client(batcher):
-        await ask(batcher, *[b"a"] * 4)
-        first = asyncio.ensure_future(ask(batcher, b"a"))
-        await asyncio.sleep(0.05)
-        await asyncio.gather(first, ask(batcher, *[b"a"] * 3))
-
-    assert batch_sizes(client, wait=NEVER) == [4, 4]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_each_image_gets_its_reply_and_the_shares_are_even(workers):
-    async def client(batcher):
-        images = [b"%d" % k for k in range(12)]
-        replies = await asyncio.gather(*(batcher.answer(ImageRequest(data, k)) for k, data in enumerate(images)))
-        assert [record for record, _ in replies] == [{"data": data, "top": k} for k, data in enumerate(images)]
-
-    assert batch_sizes(client, workers, delay=0.05) == [12 // workers] * workers
-
-
 def test_an_error_reaches_the_images_of_its_batch_only():
     async def client(batcher):
         with pytest.raises(ValueError, match="batch fails"):
@@ -143,13 +123,3 @@ def test_a_worker_that_never_replies_does_not_block_the_end():
                 await asyncio.wait_for(ask(batcher, b"a"), 0.1)
 
     asyncio.run(asyncio.wait_for(run(), 10))
-
-
-def test_waiting_images_are_answered_before_the_end():
-    async def client(batcher):
-        client.replies = asyncio.ensure_future(ask(batcher, *[b"a"] * 5))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-    assert sum(batch_sizes(client, delay=0.05, size=2)) == 5
-    assert [record["data"] for record, _ in client.replies.result()] == [b"a"] * 5

@@ -89,14 +89,6 @@ def test_numpy_alone_gives_the_same_scores(trained, exported, features, method, 
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), scores, **near(method))
 
 
-def test_recognize_prints_the_best_compositions(trained, exported, features, tmp_path):
-    np.save(tmp_path / "features.npy", features)
-    command = [sys.executable, str(exported["duplex"] / "recognize.py"), str(tmp_path / "features.npy")]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    answers = Recognizer.load(trained.run(), device="cpu")(features)
-    assert output == [answer.best.name for answer in answers]
-
-
 def test_recognize_reads_the_features_that_the_library_reads(features, tmp_path):
     from duplex.recognition import numpy_example
 

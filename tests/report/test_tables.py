@@ -14,7 +14,6 @@ from duplex.report.aggregate import DatasetResults, Results, RunRecord
 from duplex.report.answers import predicted_parts
 from duplex.report.blocks import Note, Table, TableCell, TableRow
 from duplex.report.claims import counts_of, is_row, paper_row
-from duplex.report.figures import lambda_figures
 from duplex.report.images import RetrievedTexts
 from duplex.report.tables import dataset_section, published_table
 from tests.projects import SHIPPED
@@ -213,14 +212,6 @@ def test_score_terms_are_a_table_per_method():
     assert table.rows[0].cells[4].source == "artifacts/summary.json#/shapes/duplex/terms_visual/auc"
     assert table.rows[1].cells[4].source == "artifacts/summary.json#/shapes/duplex/closed/auc"
     assert tables.term_tables(whole, whole.datasets[0]) == []
-
-
-def test_lambda_is_drawn_if_two_values_were_run():
-    spec = tables.read_package_yaml("tables.yaml")["sensitivity"]
-    one = results(ablations={"lambda_0": line(5.0)}).datasets[0]
-    assert lambda_figures(one, spec) == []
-    two = results(ablations={"lambda_0": line(5.0), "lambda_50": line(7.0)}).datasets[0]
-    assert [figure.name for figure in lambda_figures(two, spec)] == ["mit-states-lambda-auc", "mit-states-lambda-hm"]
 
 
 def test_every_row_of_the_ablation_tables_exists_in_params():

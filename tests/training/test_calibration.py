@@ -1,7 +1,6 @@
 """Calibration: the bias maximises the harmonic mean, the threshold the AUC, on validation images."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,8 +195,3 @@ def test_compositions_above_the_likelihood_threshold_are_feasible() -> None:
     chosen = Calibration(0.0, threshold=3.5, feasibility_source="likelihood")
     mask = feasible_compositions(with_likelihood(), None, chosen)
     assert mask is not None and (mask == (LABELS.seen | (np.arange(LABELS.size) > 3.5))).all()
-
-
-def test_a_calibration_is_read_back_from_its_record() -> None:
-    for found in (Calibration(1.0), calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "likelihood")):
-        assert Calibration(**json.loads(json.dumps(found.to_dict()))) == found

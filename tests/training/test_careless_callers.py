@@ -13,6 +13,7 @@ import duplex
 from duplex.errors import UsageError
 from duplex.labels import LabelSpace
 from duplex.methods.kg_sp import KgSp
+from duplex.recognition.fit import read_labelled_folder
 from tests.recognition.drawn_folder import draw_folder
 from tests.training.test_ten_lines import arrays, small
 
@@ -139,10 +140,7 @@ def test_columns_and_features_with_different_indexes_are_refused():
 
 def test_a_split_seed_without_a_random_split_is_refused(tmp_path):
     root = draw_folder(tmp_path / "pics", 4)
-    table = pd.DataFrame(
-        [(str(path.relative_to(root)), *path.relative_to(root).parts[:2]) for path in sorted(root.rglob("*.png"))],
-        columns=["image", "state", "object"],
-    )
+    table = read_labelled_folder(root).manifest[["image", "state", "object"]]
     place: dict[str, Any] = {"images": root, "encoder": "tiny", "cache": tmp_path / "cache"}
     table.to_csv(tmp_path / "plain.csv", index=False)
     zero, one = (duplex.load_dataset(tmp_path / "plain.csv", split_seed=seed, **place) for seed in (0, 1))
