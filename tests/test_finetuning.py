@@ -23,7 +23,6 @@ from duplex.project import runs, stages
 from duplex.project import suspects as suspects_module
 from duplex.project.runs import load_featured_run, model_card_facts
 from duplex.project.stages import extract, prepare
-from duplex.project.stamps import settings
 from duplex.project.suspects import rank_suspects
 from duplex.project.train import train_stage
 from duplex.recognition import numpy_example
@@ -260,11 +259,6 @@ def test_an_invalid_finetune_entry_is_reported(project, tmp_path: Path, finetune
         record["methods"]["deep"] = {"extends": "cso", "finetune": finetune}
     with pytest.raises(UsageError, match=message):
         load_params(tmp_path / "params.yaml").check_entries()
-
-
-def test_the_plan_of_a_run_has_its_finetune_options(project) -> None:
-    plain, deep = (settings(project.params(), "own", "train", name) for name in ("flat", "deep"))
-    assert plain["finetune"] is None and deep["finetune"]["blocks"] == 1
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def run_life_cycle(life: LifeCycle, folder: Path, killed: bool) -> dict[str, Any
     return {"history": history, "chosen": chosen, "answers": life.results(folder / "checkpoint", record)}
 
 
-@pytest.mark.parametrize("kind", map(of_kind, KINDS))
+@pytest.mark.parametrize("kind", [of_kind(kind) for kind in KINDS])
 def test_an_interrupted_run_on_a_device_equals_a_whole_run_on_a_cpu(kind: str, tmp_path: Path) -> None:
     if not AVAILABLE:
         pytest.skip(f"torch {torch.__version__} cannot simulate devices in Python")

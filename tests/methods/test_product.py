@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from duplex.methods.closed_form import ClosedFormMethod
 from duplex.methods.compcos import CompCos
-from duplex.methods.portable import score_terms
 from duplex.methods.product import ProductMethod, ProductOptions
 from duplex.methods.prompts import PromptMethod
 from duplex.options import OptionError
@@ -126,13 +125,3 @@ def test_wrong_options_are_refused(record: dict[str, Any], message: str) -> None
 def test_needs_are_those_of_all_members() -> None:
     members = (member("a", "prompts"), member("b", "compcos"))
     assert ProductMethod.needs(ProductOptions(of=("a", "b"), members=members)) == {"cls", "text", "words"}
-
-
-def test_an_export_has_the_scores_of_the_product() -> None:
-    columns, images = LABELS.candidates("closed", "test"), batch(4)
-    product = product_of(("a", "prompts", 1.5), ("b", "closed_form", 2.0))
-    tensors = product.portable(columns)
-    assert tensors is not None
-    scores = torch.stack([term for _, term in score_terms(tensors, images.cls)]).sum(0).float()
-    torch.testing.assert_close(scores, product.scorer(columns)(images.inputs), rtol=1e-4, atol=1e-4)
-    assert product_of(("a", "closed_form", 1.0), ("b", "compcos", 1.0)).portable(columns) is None

@@ -27,24 +27,6 @@ from tests.waiting import has_ended, wait_until
 OPTIONS: Any = {"world": None, "max_pixels": 10**6, "threads": 1}
 
 
-def test_answers_equal_the_recognizers(trained):
-    paths = trained.images()[:6]
-    recognizer = Recognizer.load(trained.run(), device="cpu")
-    tops = [1, 4, 2, 3, 4, 1]
-    batch = [ImageRequest(path.read_bytes(), top, feature=top == 2) for path, top in zip(paths, tops, strict=True)]
-    with image_workers(partial(Recognizer.load, trained.run(), device="cpu"), 1, **OPTIONS) as (worker,):
-        bad = ImageRequest(b"", 1), ImageRequest(b"none", 1)
-        replies = worker.submit([bad[0], *batch[:3], bad[1], *batch[3:]]).result(60)
-    assert [replies[place] for place in (0, 4)] == [({"error": "empty"}, None), ({"error": "not an image"}, None)]
-    good = [reply for reply in [*replies[1:4], *replies[5:]] if not isinstance(reply, str)]
-    assert len(good) == len(paths)
-    for (record, feature), path, top in zip(good, paths, tops, strict=True):
-        answer = recognizer(path, top=top)[0].to_dict(top)
-        expected = [guess["score"] for guess in answer["top"]]
-        assert [guess["score"] for guess in record["top"]] == pytest.approx(expected, abs=2e-4)
-        assert len(record["states"]) == len(answer["states"]) and (feature is not None) == (top == 2)
-
-
 class FragileRecognizer:
     """A recognizer that fails or dies over images of some colours and replies with its process id otherwise."""
 

@@ -1,6 +1,5 @@
 """Charts and maps are valid SVG drawings; the mean curve equals the mean of its seeds' curves."""
 
-import json
 import math
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.evaluation.metrics import Components, Curve, Margins
-from duplex.report.aggregate import margins_of, mean_curve, read_table, unseen_at
+from duplex.report.aggregate import mean_curve, unseen_at
 from duplex.report.blocks import Chart, Series, draw, standalone_svg, ticks
 from duplex.report.figures import draw_map
 
@@ -103,13 +102,3 @@ def test_seeds_are_averaged_and_different_test_sets_have_no_interval():
     assert both.unseen == pytest.approx(100 * np.mean(apart, axis=0))
     odd = mean_curve([some_margins(1), some_margins(2, seen=10)], rounds=5)
     assert (odd.low == odd.unseen).all() and (odd.high == odd.unseen).all()
-
-
-def test_margins_are_read_back_from_predictions(project):
-    files = project.paths.run("own", "duplex", 0)
-    table = read_table(files.predictions)
-    assert table is not None
-    margins = margins_of(table, "closed")
-    assert margins is not None
-    metrics = json.loads(files.metrics.read_text())["closed"]
-    assert 100 * Components.of(margins).auc == pytest.approx(metrics["auc"], abs=0.05)

@@ -45,12 +45,3 @@ def test_the_stated_share_of_validation_images_passes(share) -> None:
     model = NoveltyDetector.fit(examples(200, 1), val, LABELS, share)
     passing = float((model.distances(val.cls) <= model.threshold).double().mean())
     assert share <= passing <= share + 0.02
-
-
-def test_the_tensors_are_read_back() -> None:
-    model = NoveltyDetector.fit(examples(200, 1), examples(100, 2), LABELS)
-    again = NoveltyDetector.from_tensors(model.tensors(), torch.device("cpu"))
-    assert again is not None and float(again.threshold) == float(model.threshold)
-    z = examples(20, 4).cls
-    assert torch.equal(again.distances(z), model.distances(z))
-    assert NoveltyDetector.from_tensors({"other": z}, torch.device("cpu")) is None

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from duplex.training.loop import TrainingState, saved_epoch
+from duplex.training.loop import TrainingState
 
 
 def state(key: str = "k", device: str = "cpu", seed: int = 0) -> TrainingState:
@@ -57,9 +57,3 @@ def test_the_random_state_of_a_gpu_is_restored_on_a_gpu_only(tmp_path: Path, mon
     assert restored == []
     state(device="cuda").load(tmp_path / "s")
     assert restored == ([[0, 1, 2]] if device == "cuda" else [])
-
-
-def test_a_run_that_was_never_begun_has_no_finished_epoch(tmp_path):
-    assert saved_epoch(tmp_path / "none") == 0
-    stepped(state(), 2).save(tmp_path / "s")
-    assert saved_epoch(tmp_path / "s") == 2
