@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders.base import PACKAGED, load_encoder
-from duplex.encoders.image_blocks import block_input_shape, capture_block_input, last_blocks
+from duplex.encoders.image_blocks import capture_block_input, last_blocks
 from duplex.encoders.open_clip import open_clip, timm
 from duplex.errors import UsageError
 from duplex.methods.adapters import LowRank
@@ -66,11 +66,6 @@ def perturb(blocks: FinetunedBlocks) -> FinetunedBlocks:
         for weight in blocks.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
     return blocks.eval()
-
-
-def test_block_input_shapes_of_the_packaged_encoder() -> None:
-    encoder = load_encoder(PACKAGED, towers="image")
-    assert [block_input_shape(encoder, count) for count in (1, 2)] == [(192, 3, 3), (48, 6, 6)]
 
 
 @pytest.mark.parametrize("name", TOWERS)

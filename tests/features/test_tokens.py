@@ -1,4 +1,4 @@
-"""Tokens that stay on the disk: the same rows as in memory, a shuffled order, and reading ahead."""
+"""Tokens that stay on the disk: the same rows as in memory, and a shuffled order."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from duplex.features import tokens
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
-from duplex.training.loop import prefetch
+from duplex.training.loop import prefetch, shuffled_rows
 from tests.features.test_store import write_cache
 
 ROWS, SHAPE = 40, (5, 4)
@@ -66,7 +66,7 @@ def batch_of(tokens_of) -> Batch:
 
 def test_prefetched_steps_have_the_requested_rows(cache):
     held, streamed = batch_of(torch.from_numpy(TOKENS)), batch_of(DiskTokens.open(cache))
-    steps = list(streamed.shuffled_rows(torch.Generator().manual_seed(3)).split(7))
+    steps = list(shuffled_rows(streamed, torch.Generator().manual_seed(3)).split(7))
     for chosen, (images, own), (apart, theirs) in zip(
         steps, prefetch(streamed, steps), prefetch(held, steps), strict=True
     ):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from duplex.methods.families import CrossAttention, CrossBlock, WordTable, next_allowed_partner
+from duplex.methods.families import CrossAttention, WordTable, next_allowed_partner
 from duplex.methods.paths import Bottleneck, CompositionIndex, Mlp, copy_to_device, mean_over, unit
 from tests.methods.loops import attend, close, mlp
 from tests.methods.world import features
@@ -31,14 +31,6 @@ def test_attention_equals_loops(batched_x, batched_y):
         expected, shares = zip(*(attend(part, query, keys) for query in queries), strict=True)
         close(read[i].detach(), torch.stack(expected))
         close(weights[i].detach(), shares)
-
-
-def test_zero_output_attention_and_blocks_start_at_zero():
-    torch.manual_seed(0)
-    x, y = rows(1, 5, DIM), rows(2, 4, INSIDE)
-    assert torch.equal(CrossBlock(DIM, INSIDE, HEADS).double()(x, y)[0], x)
-    assert not CrossAttention(DIM, INSIDE, HEADS, zero_output=True).double()(x, y)[0].any()
-    assert CrossAttention(DIM, INSIDE, HEADS, zero_output=False).double()(x, y)[0].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -20,7 +20,6 @@ from duplex.training.trials import (
     ImageCounts,
     Trial,
     TrialResult,
-    block_cost,
     finetunable_blocks,
     finetuned_recipes,
     make_schedule,
@@ -169,10 +168,3 @@ def test_block_inputs_must_fit_the_disk_and_the_tower_must_have_the_blocks(tmp_p
     smaller = finetunable_blocks(encoder, 100, tmp_path)
     assert smaller.depth < 4
     assert "GB" in smaller.reason
-
-
-def test_more_blocks_take_longer():
-    encoder = load_encoder("tiny", towers="image")
-    one, four = (block_cost(encoder, blocks, blocks, images=128) for blocks in (1, 4))
-    assert 0 < one.forward < four.train
-    assert not any(parameter.requires_grad for parameter in encoder.visual.parameters())
