@@ -23,7 +23,8 @@ from torch import Tensor
 from benchmarks.measure import emit, memory, options, say
 from duplex.data.sources import read_pair_lists
 from duplex.evaluation.accumulate import ScoreAccumulator
-from duplex.evaluation.metrics import Components, Margins
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.intervals import Components
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings
 

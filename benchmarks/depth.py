@@ -32,7 +32,7 @@ from duplex.features.file import ENCODED, PartialCache, Span, row_bytes
 from duplex.features.tokens import DiskTokens, read_tokens
 from duplex.methods.base import Batch
 from duplex.methods.finetuned import FinetunedBlocks
-from duplex.methods.paths import Adapter
+from duplex.methods.layers import Adapter
 from duplex.options import FinetuneOptions
 from duplex.training.loop import prefetch
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.measure import alternate, emit, finished, options, say
 from duplex.labels import CandidateSet, Ints
 from duplex.methods.duplex import FactorNodes, LocalCandidates, Message, aggregate, blend
-from duplex.methods.paths import Fusion, copy_to_device
+from duplex.methods.layers import Fusion, copy_to_device
 
 DIM = 768
 DENSE = 128  # largest batch of the dense step: at 256 its matrix alone takes 5.5 GB, and the gradient as much again

@@ -43,8 +43,8 @@ from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import MethodEntry, Params, load_params
 from duplex.data.tables import split_name
 from duplex.errors import DuplexError
-from duplex.evaluation.comparison import Difference, compare_seeds, compare_splits
-from duplex.evaluation.metrics import Margins
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.intervals import Difference, compare_seeds, compare_splits
 from duplex.labels import WORLDS
 from duplex.methods.registry import method_source
 from duplex.options import FinetuneOptions

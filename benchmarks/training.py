@@ -19,7 +19,7 @@ from benchmarks.text import SIZES, made_up, random_tower
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
-from duplex.methods.paths import Prototypes
+from duplex.methods.prompts import Prototypes
 from duplex.options import TrainingOptions
 from duplex.system.threads import PRECISIONS, Precision, float32_arithmetic
 from duplex.training.loop import optimiser_step

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from duplex.encoders.base import load_encoder as load_encoder
     from duplex.errors import DuplexError as DuplexError
     from duplex.evaluation.accumulate import ScoreAccumulator as ScoreAccumulator
-    from duplex.evaluation.metrics import Curve as Curve
+    from duplex.evaluation.curve import Curve as Curve
     from duplex.evaluation.metrics import measure as measure
     from duplex.features.file import read_features as read_features
     from duplex.labels import LabelSpace as LabelSpace

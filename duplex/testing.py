@@ -29,7 +29,7 @@ from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Ints, LabelSpace
 from duplex.methods import portable
 from duplex.methods.base import Batch, Inputs, Method, MethodContext, PrimitiveVectors
-from duplex.methods.paths import word_vectors
+from duplex.methods.prompts import word_vectors
 from duplex.methods.registry import KNOWN_NEEDS, temporary_kind
 from duplex.options import OptionError, Options, TrainingOptions
 from duplex.recognition.export import RunFacts, export

@@ -19,7 +19,7 @@ from duplex.features.tokens import Examples
 from duplex.labels import World
 from duplex.methods import portable
 from duplex.methods.base import Batch, Method, MethodContext, PrimitiveVectors
-from duplex.methods.paths import word_vectors
+from duplex.methods.prompts import word_vectors
 from duplex.methods.registry import find_method, installed_methods, make_method
 from duplex.options import Options, TrainingOptions
 from duplex.recognition.answers import Candidates

@@ -18,8 +18,8 @@ from typer import Argument, Option
 
 from duplex.cli import AsJson, Dataset, Engine, app, dataset_option, load_params, log, print_json, seed_option
 from duplex.errors import DuplexError, UsageError, require
-from duplex.evaluation.comparison import estimate_line, to_points
-from duplex.evaluation.metrics import METRICS, aligned, headline, number
+from duplex.evaluation.intervals import in_percentage_points
+from duplex.evaluation.metrics import METRICS, aligned, estimate_line, headline, number
 from duplex.labels import WORLDS
 from duplex.system.entry import LARGEST_SEED
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from duplex.config.params import Params
     from duplex.evaluation.accumulate import TopCompetitors
-    from duplex.evaluation.metrics import Margins
+    from duplex.evaluation.curve import Margins
     from duplex.evaluation.score_files import ScoreFile
     from duplex.project.sweep import SweepReport, TuningRow
 
@@ -349,7 +349,7 @@ def compare(
     predictions.csv with nine digits; equal margins count as ties.
     """
     from duplex.data.tables import split_name
-    from duplex.evaluation.comparison import compare_seeds
+    from duplex.evaluation.intervals import compare_seeds
 
     params = load_params()
     params.dataset(dataset)
@@ -364,7 +364,7 @@ def compare(
     if splits is None:
         seeds, first, second = runs[dataset]
         images = {"images_seen": first[0].seen.size, "images_unseen": first[0].unseen.size}
-        report |= {"seeds": seeds, **images, "difference": to_points(compare_seeds(first, second))}
+        report |= {"seeds": seeds, **images, "difference": in_percentage_points(compare_seeds(first, second))}
     else:
         report |= _splits_report(runs)
     if as_json:
@@ -374,7 +374,7 @@ def compare(
 
 
 def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margins]]]) -> dict[str, Any]:
-    from duplex.evaluation.comparison import compare_splits
+    from duplex.evaluation.intervals import compare_splits
 
     comparison = compare_splits([first for _, first, _ in runs.values()], [second for _, _, second in runs.values()])
     return {
@@ -382,7 +382,7 @@ def _splits_report(runs: Mapping[str, tuple[list[int], list[Margins], list[Margi
             {"dataset": name, "seeds": seeds, "difference": {key: 100 * value for key, value in gain.items()}}
             for (name, (seeds, _, _)), gain in zip(runs.items(), comparison.by_split, strict=True)
         ],
-        "difference": to_points(comparison.difference),
+        "difference": in_percentage_points(comparison.difference),
         "deviation": {name: 100 * value for name, value in comparison.deviation.items()},
     }
 
@@ -391,7 +391,7 @@ def _margins_of_runs(
     params: Params, dataset: str, methods: tuple[str, str], seed: int | None, world: str
 ) -> tuple[list[int], list[Margins], list[Margins]]:
     from duplex.artifacts import ArtifactPaths
-    from duplex.evaluation.metrics import Margins
+    from duplex.evaluation.curve import Margins
     from duplex.project.stamps import RUN_STAGES, require_data, run_difference
 
     require_data(params, dataset)
@@ -545,8 +545,8 @@ def _measure(
 
 
 def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed: int) -> dict[str, Any]:
-    from duplex.evaluation.comparison import compare
-    from duplex.evaluation.metrics import Margins
+    from duplex.evaluation.curve import Margins
+    from duplex.evaluation.intervals import compare
     from duplex.evaluation.score_files import open_scores, require_same_columns
 
     with open_scores(first) as first_scores, open_scores(second) as second_scores:
@@ -564,7 +564,7 @@ def _compare(first: Path, second: Path, ks: list[int] | None, rounds: int, seed:
     return {
         "first": {"file": str(first), **first_metrics[0]},
         "second": {"file": str(second), **second_metrics[0]},
-        "difference": to_points(difference),
+        "difference": in_percentage_points(difference),
     }
 
 

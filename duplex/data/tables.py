@@ -324,13 +324,13 @@ def split_name(dataset: str, number: int) -> str:
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
     """A data set with the same rows and another random split of equal shares; the same for the same number."""
     rows = data.manifest
-    result = _split(rows, data.contents, shares(rows, FIRST_SEED + number), "the data set")
+    result = _split(rows, data.contents, split_options_of(rows, FIRST_SEED + number), "the data set")
     manifest = rows.assign(split=result.split.to_numpy())
     short = {"unseen pairs fewer than in the data set's own split": result.short} if result.short else {}
     return replace(data, manifest=manifest, labels=labels_of(manifest), notes={**data.notes, **short}, made_split=True)
 
 
-def shares(rows: pd.DataFrame, seed: int) -> SplitOptions:
+def split_options_of(rows: pd.DataFrame, seed: int) -> SplitOptions:
     """The split options that describe an existing split: shares of unseen pairs and of held-out images."""
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])

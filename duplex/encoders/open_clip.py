@@ -119,8 +119,8 @@ def open_clip_class(architecture: Config) -> Any:
     return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
 
 
-def model_arguments(architecture: Config) -> Config:
-    """The arguments of open_clip's class with which building it downloads nothing."""
+def offline_model_arguments(architecture: Config) -> Config:
+    """The arguments for open_clip's class by which it is built without downloading anything."""
     config = copy.deepcopy(architecture)
     config.pop("custom_text", None)
     if "timm_model_name" in config["vision_cfg"]:
@@ -132,7 +132,7 @@ def model_arguments(architecture: Config) -> Config:
 
 def build_model(source: EncoderSource) -> Any:
     """A frozen open_clip model with its weights; raises DuplexError if the file does not fit."""
-    kind, config = open_clip_class(source.architecture), model_arguments(source.architecture)
+    kind, config = open_clip_class(source.architecture), offline_model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
         raise DuplexError(f"{source.name}: {unknown[0]!r} is no key of open_clip's {kind.__name__}")
@@ -350,7 +350,7 @@ class ClipFamily(EncoderFamily):
         if weights_on_disk(published):
             return None
         with torch.device("meta"):  # counts parameters without allocating them
-            model = open_clip_class(architecture)(**model_arguments(architecture))
+            model = open_clip_class(architecture)(**offline_model_arguments(architecture))
         size = 4 * sum(parameter.numel() for parameter in model.parameters())
         owner, names = _repository(published)
         return MissingWeights(hf_hub_url(owner, names[0]) if owner else str(published.get("url", "")), size)

@@ -2,7 +2,7 @@
 
 Prompts are encoded as a prefix tree: matrix products run once per prefix, attention over each prefix's ancestors, the
 last layer for the end tokens alone. `docs/text.md` has the derivation and timings. The words of prompts (templates,
-names) are in `duplex/methods/paths.py`.
+names) are in `duplex/methods/prompts.py`.
 """
 
 from __future__ import annotations

@@ -286,9 +286,9 @@ class ScoreAccumulator:
             self._plans[first, width] = ColumnPlan.of(self.groups[first : first + width])
         return self._plans[first, width]
 
-    def competitors(self, upto: int | None = None) -> TopCompetitors:
-        """All images' statistics with the first `upto` buckets of unseen columns (None: all); others score -inf."""
-        *_, last = islice(self.cumulative(), None if upto is None else require_whole(upto, "upto", 0) + 1)
+    def competitors(self, buckets: int | None = None) -> TopCompetitors:
+        """All images' statistics with the first `buckets` buckets of unseen columns (None: all); others score -inf."""
+        *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:

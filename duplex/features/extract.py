@@ -427,8 +427,11 @@ def image_contents(root: Path, images: Sequence[str]) -> Contents:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, SHA256)
 
 
-def stores(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a cache with one identity has, from the same encoder, all data sets of a cache with the other."""
+def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Whether a cache of one identity stores all that a cache of the identity `wanted` does, from the same encoder.
+
+    Those are CLS features, patch tokens and block inputs; the images may differ.
+    """
     same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
     needed = [key for key in ("tokens", "block_inputs") if key in wanted]
     if "block_inputs" in wanted:
@@ -437,13 +440,13 @@ def stores(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
 
 
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
-    """The row of each encoded image in a cache, by its content; `bad`: also the rows of images without features.
+    """The row of each encoded image in a cache, by the sha256 of its file; `bad`: also of images without features.
 
     Empty if the cache lacks something that a cache with the identity `wanted` stores, or cannot be read.
     """
     try:
         with open_cache(path) as file:
-            if not stores(read_identity(file), wanted):
+            if not has_outputs_of(read_identity(file), wanted):
                 return {}
             contents = file[CONTENTS][...]
             statuses = file["status"][...]
@@ -498,7 +501,10 @@ class SharedFeatures:
     digests: tuple[str, ...]  # sha256 of each image file; "" for a missing one
 
     def find(self) -> tuple[Path, Ints] | None:
-        """A cache that has all images, and each one's row; -1 for a missing file. None if no cache has all."""
+        """The path of a cache that has all images, and each image's row in it; -1 for a missing file.
+
+        None if no single cache has them all.
+        """
         wanted = [bytes.fromhex(digest) for digest in self.digests]
         for path in sorted(self.folder.glob("*.h5")):
             rows = rows_by_content(path, self.identity, bad=True)
@@ -583,5 +589,9 @@ def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:
         with suppress(DuplexError), claim_cache(final):
             with open_cache(other) as file:
                 stored = read_identity(file)
-            if final != cache and stores(identity, stored) and rows_by_content(other, stored).keys() <= kept.keys():
+            if (
+                final != cache
+                and has_outputs_of(identity, stored)
+                and rows_by_content(other, stored).keys() <= kept.keys()
+            ):
                 other.unlink()

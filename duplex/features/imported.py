@@ -240,7 +240,7 @@ def check_features(
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
-    """Raise `UsageError`, ending with `advice`, if an encoder's features have another width than those in `file`."""
+    """Raise `UsageError`, ending with `advice`, unless the encoder's features are as wide as those in `file`."""
     if encoder == IMPORTED:
         return
     width = next((entry.dim for entry in find_family(encoder).catalog() if entry.name == encoder), None)

@@ -78,10 +78,7 @@ def read_stored(values: Sequence[NDArray[Any]]) -> Half:
 
 
 class MappedRows:
-    """One data set of a cache, mapped into memory: the system reads a row when it is used.
-
-    It is told which rows come next: a thread that reads ahead would take a core from training's matrix products.
-    """
+    """The rows of one array in a cache file; the operating system loads a row from the disk when it is read."""
 
     def __init__(self, file: Any, name: str, mapped: mmap.mmap) -> None:
         self.name = name

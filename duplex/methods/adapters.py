@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 from duplex.encoders.image_blocks import LastBlocks, TowerBlocks
 from duplex.errors import UsageError, require
-from duplex.methods.paths import Bottleneck
+from duplex.methods.layers import Bottleneck
 from duplex.options import FinetuneOptions
 from duplex.system.plugins import installed_plugins, load_plugin
 
@@ -31,18 +31,18 @@ class BlockAdapters(nn.ModuleList):
     """The trained parts of fine-tuned blocks; a subclass adds them to the blocks when it is made.
 
     blocks: the blocks to fine-tune, whose own parameters are frozen.
-    cut: names the modules of a transformer's block from which attention and MLP read, and those that they end in.
+    cut: names the modules of a transformer's block at which its attention and its MLP begin and end.
     channels: of each block's output.
     options: the options `finetune:`.
     """
 
     def __init__(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> None:
-        super().__init__(self.added(blocks, cut, channels, options))
+        super().__init__(self.attach(blocks, cut, channels, options))
 
-    def added(
+    def attach(
         self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions
     ) -> list[nn.Module]:
-        """Change the blocks; the modules whose parameters are trained."""
+        """Add to the blocks what is to be trained, and return the modules whose parameters are trained."""
         raise NotImplementedError
 
 
@@ -56,7 +56,7 @@ def find_adapters(name: str) -> type[BlockAdapters]:
 class Bottlenecks(BlockAdapters):
     """A bottleneck after the attention and the MLP of each block, or after each convolutional block."""
 
-    def added(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+    def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         adapters = []
         for block, width in zip(blocks, channels, strict=True):
             for module in [getattr(block[-1], name) for name in cut.branch_outputs] or [block[-1]]:
@@ -69,7 +69,7 @@ class Bottlenecks(BlockAdapters):
 class ParallelBottlenecks(BlockAdapters):
     """A bottleneck beside the attention and beside the MLP of each block of a transformer."""
 
-    def added(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+    def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
             raise UsageError("finetune.adapter: parallel needs a transformer; choose bottleneck")
         adapters = []
@@ -104,7 +104,7 @@ class LowRank(nn.Module):
 class LowRankUpdates(BlockAdapters):
     """A low-rank update of every matrix of the blocks."""
 
-    def added(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+    def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         updates = []
         for module in [module for block in blocks for module in block.modules()]:
             for name in [name for name, weight in module.named_parameters(recurse=False) if weight.ndim >= 2]:
@@ -115,7 +115,7 @@ class LowRankUpdates(BlockAdapters):
 
 
 class AllWeights(BlockAdapters):
-    """The blocks themselves."""
+    """All parameters of the blocks are trained; nothing is added."""
 
-    def added(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
+    def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         return [block.requires_grad_() for block in blocks]

@@ -27,7 +27,8 @@ from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import Composer, WordMethod, next_allowed_partner, score_in_chunks
-from duplex.methods.paths import CompositionIndex, Prototypes, unit
+from duplex.methods.layers import CompositionIndex, unit
+from duplex.methods.prompts import Prototypes
 from duplex.options import Count, NonNegative, Options, Positive
 
 
@@ -92,7 +93,7 @@ class Ade(WordMethod[AdeOptions]):
         loss_o, near_o = self.cross_losses(self.attend_o, z, tokens, y_o, n, shared.objects)
         far_s = self.map_distance(self.attend_s, z, tokens, y_o)
         far_o = self.map_distance(self.attend_o, z, tokens, y_s)
-        target = self.train_candidates.positions(batch.compositions)
+        target = self.train_candidates.positions_of_listed(batch.compositions)
         return {
             "composition": cross_entropy(self.options.scale * v_c @ shared.compositions.T, target),
             "state": loss_s,

@@ -31,7 +31,8 @@ from duplex.encoders.base import TextTower
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints, LabelSpace, World
 from duplex.methods.gaussian import FittedStatistics
-from duplex.methods.paths import TEMPLATE, Paths, Prompts, Prototypes, copy_to_device, unit
+from duplex.methods.layers import copy_to_device, unit
+from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import FinetuneOptions, Options
 
 if TYPE_CHECKING:
@@ -65,16 +66,6 @@ class Inspectable:
     @property
     def present_fields(self) -> tuple[str, ...]:
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
-
-
-def inspect_paths(paths: Paths) -> Inspectable:
-    """What a method with prompts shows of its features."""
-    factors = paths.factors
-    return Inspectable(
-        features=lambda inputs: paths.adapt(inputs["cls"]),
-        semantic=paths.semantic,
-        factors=None if factors is None else lambda inputs: factors(paths.adapt(inputs["cls"])),
-    )
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import TextMethod
-from duplex.methods.paths import TEMPLATE, Adapter, CompositionIndex, Prompts, Prototypes, unit
+from duplex.methods.layers import Adapter, CompositionIndex, unit
+from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import Count, Options, Positive, Rate, Template
 
 
@@ -81,18 +82,23 @@ class Caila(TextMethod[CailaOptions]):
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         z = self.images.images(unit(batch.cls))
         logits = (self.scale * f @ t.T for f, t in zip(z, shared, strict=True))
-        losses = self.cross_entropies(("composition", "state", "object"), logits, batch.compositions)
+        losses = self.three_path_losses(
+            names=("composition", "state", "object"), logits=logits, compositions=batch.compositions
+        )
         if self.options.shift:
             losses["shift"] = self.shift_loss(*z[1:], batch.compositions, shared.compositions)
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """Mean cross-entropy of the artificial images whose composition is seen, or 0."""
+        """Mean cross-entropy of artificial images: each image's state feature plus the object feature of the next one.
+
+        Only those whose composition is seen count; 0 if there is none.
+        """
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)
         label = m * len(self.labels.objects) + n.roll(-1, 0)
         seen = self.is_seen[label]
-        target = torch.where(seen, self.train_candidates.positions(label), 0).clamp(max=len(t) - 1)
+        target = torch.where(seen, self.train_candidates.positions_of_listed(label), 0).clamp(max=len(t) - 1)
         terms = cross_entropy(self.scale * images @ t.T, target, reduction="none")
         return torch.where(seen, terms, 0.0).sum() / seen.sum().clamp(min=1)
 

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy, relu
 
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import WordMethod
-from duplex.methods.paths import CompositionIndex, Mlp, unit
+from duplex.methods.layers import CompositionIndex, Mlp, unit
 from duplex.options import Count, Natural, Options, Positive, Rate, Share
 
 CHUNK = 2**14  # compositions embedded at once
@@ -102,7 +102,7 @@ class Canet(WordMethod[CanetOptions]):
         return {
             "state": cross_entropy(scale * d_s, m) / 2,
             "object": cross_entropy(scale * d_o, n) / 2,
-            "composition": cross_entropy(scale * d_c, self.train_candidates.positions(batch.compositions)),
+            "composition": cross_entropy(scale * d_c, self.train_candidates.positions_of_listed(batch.compositions)),
         }
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ from torch.nn.functional import softplus
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import ThreePathOptions, ThreePaths
-from duplex.methods.paths import CompositionIndex, Mlp, Prototypes
+from duplex.methods.layers import CompositionIndex, Mlp
+from duplex.methods.prompts import Prototypes
 from duplex.options import Count, NonNegative
 
 
@@ -39,7 +40,7 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """Three paths whose term `p(s|x) p(o|x)` is larger the more specific a state is to its object."""
+    """Scores by prompts of pairs, states and objects; `p(s|x) p(o|x)` is raised for states specific to their object."""
 
     more_specific: Tensor
     less_specific: Tensor
@@ -76,17 +77,20 @@ class Cds(ThreePaths[CdsOptions]):
             yield factors * (1 + self.options.specificity * self.specificity_logits(t, candidates).sigmoid())
 
 
-def diversity(labels: LabelSpace) -> Tensor:
-    """Specificity d(s) of each state [M]."""
+def state_specificity(labels: LabelSpace) -> Tensor:
+    """Specificity d(s) of each state [M]: from 1 for a state seen with no object down to 0 for one seen with all."""
     seen = torch.as_tensor(labels.state_of(labels.pairs["train"]))
     counts = seen.bincount(minlength=len(labels.states)).to(torch.float64)
     return 1 - (1 + counts).log() / torch.tensor(1.0 + len(labels.objects), dtype=torch.float64).log()
 
 
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """Positions in `labels.pairs["train"]` of pairs with one object: the more specific state [R] and the less [R]."""
+    """All R choices of two seen pairs of one object: positions of the one with the more specific state, of the other.
+
+    Positions are those in `labels.pairs["train"]`.
+    """
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)
-    d = diversity(labels)[seen // n]
+    d = state_specificity(labels)[seen // n]
     ranked = ((seen[:, None] % n == seen % n) & (d[:, None] > d)).nonzero()
     return ranked[:, 0], ranked[:, 1]

@@ -33,7 +33,7 @@ from torch.nn.functional import dropout, relu
 from duplex.labels import Ints, contains_sorted
 from duplex.methods.base import MethodContext
 from duplex.methods.families import EmbeddingHead
-from duplex.methods.paths import CompositionIndex, Mlp, unit
+from duplex.methods.layers import CompositionIndex, Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
 
@@ -94,7 +94,7 @@ class GraphNetwork(nn.Module):
     def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
         """Embeddings [C, out] of any compositions, given the result of `forward`."""
         listed = self.graph.columns.compositions
-        place = self.graph.columns.positions(columns.compositions).clamp(max=len(listed) - 1)
+        place = self.graph.columns.positions_of_listed(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
             return features[-1].compositions.index_select(0, place)
         rows = mean_pairs(features[0].states, features[0].objects, columns)

@@ -27,7 +27,7 @@ from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.cge import CgeOptions, GraphHead
 from duplex.methods.codebook import Codebook, Logits
 from duplex.methods.duplex import FactorNodes, Message, RefinedPrototypes, refine
-from duplex.methods.paths import CompositionIndex, Factors, Fusion, copy_to_device, unit
+from duplex.methods.layers import CompositionIndex, Factors, Fusion, copy_to_device, unit
 from duplex.options import Count, Positive, Share
 
 MESSAGES: tuple[Message, ...] = ("state", "object", "counterfactual")

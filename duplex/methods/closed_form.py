@@ -21,16 +21,7 @@ import torch
 from torch import Tensor
 
 from duplex.labels import Ints
-from duplex.methods.base import (
-    Batch,
-    Inputs,
-    Inspectable,
-    Method,
-    MethodContext,
-    ScoreTerms,
-    inspect_paths,
-    tuned_weights,
-)
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, tuned_weights
 from duplex.methods.gaussian import (
     ClassStatistics,
     ClosedForm,
@@ -38,7 +29,8 @@ from duplex.methods.gaussian import (
     FittedStatistics,
     GroupPosterior,
 )
-from duplex.methods.paths import PathOptions, Paths, unit
+from duplex.methods.layers import unit
+from duplex.methods.paths import PathOptions, Paths, inspect_paths
 from duplex.methods.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
 from duplex.methods.score_formula import FLOOR, LEAST
 from duplex.options import NonNegative, Positive

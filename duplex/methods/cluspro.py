@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import ThreePathOptions, ThreePaths
-from duplex.methods.paths import Prototypes
+from duplex.methods.prompts import Prototypes
 from duplex.options import Count, NonNegative, Positive, Share
 
 SHARPNESS = 0.05  # weight of the entropy in Sinkhorn-Knopp
@@ -45,7 +45,7 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """Three paths, with state and object features trained towards clusters."""
+    """Scores by prompts of pairs, states and objects; training pulls image features towards clusters of each word."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
@@ -96,13 +96,13 @@ class ClusPro(ThreePaths[ClusProOptions]):
 
 
 def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
-    """Squared norm of the cross-covariance of `x` and `y` [B, d]; 0 for a single image."""
+    """Squared Frobenius norm of the cross-covariance matrix of `x` and `y` [B, d]; 0 for a single image."""
     a, b = x - x.mean(0), y - y.mean(0)
     return ((a.T @ b) / max(len(a) - 1, 1)).square().sum()
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """Prototypes [G, K, d]: K evenly spaced images' features per group; `rows` where it has none."""
+    """First prototypes [G, K, d]: features of K evenly spaced images of each group; its `rows` if it has no image."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -112,7 +112,10 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """The prototype [B], among the K of its group, to which optimal transport assigns each image."""
+    """The prototype to which optimal transport assigns each image: its number from 0 to K - 1 in the image's group [B].
+
+    `z`: features [B, d]; `groups`: the state (or object) of each image [B]; `rows`: prototypes of all groups [G, K, d].
+    """
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 
@@ -128,7 +131,10 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """Prototypes `rows` [G, K, d] moved by momentum to mean features; `cluster`: each image's, within its group [B]."""
+    """A new tensor of prototypes [G, K, d]: `rows` moved towards the mean features of the images assigned to them.
+
+    `cluster`: number of each image's prototype in its group [B]; `momentum`: weight of the old prototype.
+    """
     count, clusters, dim = rows.shape
     place = groups * clusters + cluster
     sums = rows.new_zeros(count * clusters, dim).index_add(0, place, z.to(rows))

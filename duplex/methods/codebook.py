@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from duplex.labels import Ints, LabelSpace
-from duplex.methods.paths import copy_to_device
+from duplex.methods.layers import copy_to_device
 
 Unseen = Literal["compose", "random"]  # initial prototypes of compositions without training images
 Logits = Callable[[Tensor, float], Tensor]  # features z [B, d], 1 / tau -> z . h / tau [B, C]

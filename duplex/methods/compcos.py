@@ -25,7 +25,7 @@ from torch import Tensor
 
 from duplex.methods.base import MethodContext
 from duplex.methods.families import Composer, EmbeddingHead
-from duplex.methods.paths import Mlp, unit
+from duplex.methods.layers import Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
 

@@ -31,7 +31,8 @@ from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import CrossBlock, TextMethod, score_in_chunks
-from duplex.methods.paths import TEMPLATE, CompositionIndex, Prototypes, unit, zero_initialised
+from duplex.methods.layers import CompositionIndex, unit, zero_initialised
+from duplex.methods.prompts import TEMPLATE, Prototypes
 from duplex.options import Count, NonNegative, Options, Share, Template
 
 
@@ -54,7 +55,7 @@ class DfspOptions(Options):
 
 
 class Dfsp(TextMethod[DfspOptions]):
-    """A soft prompt whose text features are fused with the image's tokens."""
+    """Scores by prompts with a learned prefix; attention fuses text and image features, as `fusion` says."""
 
     def __init__(self, context: MethodContext, options: DfspOptions) -> None:
         super().__init__(context, options)
@@ -91,7 +92,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Logits [B, C] after fusion, or without `tokens` before it."""
+        """Logits of the candidates [B, C] after text and image features were fused; without `tokens`, before fusion."""
         tokens = None if tokens is None else tokens.to(z.dtype)
         x = self.fused_images(z, t, tokens) if self.options.to_image and tokens is not None else z
         if not self.options.to_text or tokens is None:
@@ -101,7 +102,7 @@ class Dfsp(TextMethod[DfspOptions]):
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         z = unit(batch.cls)
         m, n = self.primitives(batch.compositions)
-        target = self.train_candidates.positions(batch.compositions)
+        target = self.train_candidates.positions_of_listed(batch.compositions)
         logits = self.fused_logits(z, shared, self.train_candidates, batch.inputs.get("patch"))
         losses = {"fused": cross_entropy(logits, target)}
         if self.options.primitives:

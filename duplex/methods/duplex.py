@@ -24,18 +24,11 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 from duplex.labels import CandidateSet, Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreBlocks, ScoreTerms
 from duplex.methods.codebook import Codebook, TrainedCodebook
-from duplex.methods.paths import (
-    FactorPosteriors,
-    Fusion,
-    PathOptions,
-    Paths,
-    Prototypes,
-    copy_to_device,
-    mean_over,
-    unit,
-)
+from duplex.methods.layers import Fusion, copy_to_device, mean_over, unit
+from duplex.methods.paths import FactorPosteriors, PathOptions, Paths
 from duplex.methods.portable import portable_paths, prototype_means
-from duplex.methods.prompts import PathMethod
+from duplex.methods.prompt_method import PathMethod
+from duplex.methods.prompts import Prototypes
 from duplex.options import Count, Options, Share
 
 BLOCK_BYTES = {"cpu": 2**20}  # elsewhere 256 MiB
@@ -99,7 +92,9 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """With `u = r / |r|`, `r = relu(a_i + b_j)` and the gradient `g` of an output: `dw = g.u`, and
+        """The gradients of `a`, `b` and the weights.
+
+        With `u = r / |r|`, `r = relu(a_i + b_j)` and the gradient `g` of an output: `dw = g.u`, and
         `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.
         """
         a, b, w, i, j, cell = ctx.saved_tensors

@@ -2,13 +2,6 @@
 
 Methods compare image features with encoded prompts (`TextMethod`), with three paths of prompts, of compositions,
 states and objects (`ThreePaths`), or with embedded word vectors (`WordMethod`, `EmbeddingHead`).
-
-The feasibility of compositions by word vectors serves margins in losses and open-world evaluation:
-
-    f(s, o) = 1/2 [max cos(o, o') over o' != o seen with s + max cos(s, s') over s' != s seen with o]
-
-A state is feasible with an object if it was seen with a similar one (CompCos, Mancini et al., CVPR 2021); a missing
-neighbour counts -1.
 """
 
 from __future__ import annotations
@@ -19,36 +12,23 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from duplex.errors import DuplexError, UsageError
-from duplex.labels import Ints, LabelSpace
-from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer, inspect_paths
-from duplex.methods.paths import (
-    TEMPLATE,
-    CompositionIndex,
-    FactorPosteriors,
-    PathOptions,
-    Paths,
-    Prompts,
-    Prototypes,
-    unit,
-    zero_initialised,
-)
+from duplex.labels import Ints
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer
+from duplex.methods.layers import CompositionIndex, unit, zero_initialised
+from duplex.methods.paths import FactorPosteriors, PathOptions, Paths, inspect_paths
+from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
+from duplex.methods.word_feasibility import feasibility
 from duplex.options import Count, Options, Template
 
 INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 LOSSES = ("state", "object", "semantic")
 TERMS = ("semantic", "factors")
 CHUNK = 2**24  # numbers in memory at once in inference
-NO_NEIGHBOUR = -1.0
-BLOCK = 1 << 20  # compositions whose feasibility is computed at a time
-TABLE = 1 << 12  # states (or objects) up to which the table of all their cosines is stored
-Floats = NDArray[np.float64]
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
@@ -68,9 +48,15 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         """Scores [B, C] for C candidates, given what `prepare` returned for these."""
         raise DuplexError(f"{type(self).__name__} must define score()")
 
-    def cross_entropies(self, names: Iterable[str], logits: Iterable[Tensor], own: Tensor) -> dict[str, Tensor]:
-        """Three cross-entropies of logits [B, C], [B, M] and [B, N] for the compositions `own` [B], under `names`."""
-        targets = (self.train_candidates.positions(own), *self.primitives(own))
+    def three_path_losses(
+        self, *, names: Iterable[str], logits: Iterable[Tensor], compositions: Tensor
+    ) -> dict[str, Tensor]:
+        """The cross-entropies of B images' compositions, states and objects, under three `names`.
+
+        `logits`: of the training candidates [B, C], all states [B, M] and all objects [B, N]; `compositions`: the
+        labels [B].
+        """
+        targets = (self.train_candidates.positions_of_listed(compositions), *self.primitives(compositions))
         return {name: cross_entropy(path, target) for name, path, target in zip(names, logits, targets, strict=True)}
 
     @torch.no_grad()
@@ -201,7 +187,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
         logits = self.logits(self.embed_images(batch.cls), shared[0])
         if self.margins is not None:
             logits = logits - self.margins[self.train_candidates.compositions]
-        return {"composition": cross_entropy(logits, self.train_candidates.positions(batch.compositions))}
+        return {"composition": cross_entropy(logits, self.train_candidates.positions_of_listed(batch.compositions))}
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         return self.logits(self.embed_images(inputs["cls"]), prepared)
@@ -297,75 +283,23 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """Scores [B, C] in chunks that fit into memory; `width`: count of numbers that `score` holds per image."""
+    """The scores [B, C] that `score` computes from features and tokens, by chunks of images that fit into memory.
+
+    `width`: how many numbers `score` holds at once per image.
+    """
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 
 
 def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Each image's next partner [B] of those `allowed` [B, B], wrapping around, or itself; and which have one [B]."""
+    """Index of the next image in the batch that is an allowed partner of each image [B], and whether it has one [B].
+
+    Behind the last image the search goes on at the first; an image without a partner gets its own index.
+    `allowed`: mask [B, B]; whether the image of a row may have the image of a column as its partner.
+    """
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)
     after = (place[None] - place[:, None]) % count  # 0 is the image itself
     free = allowed & (after > 0)
     has_partner = free.any(1)
     return torch.where(has_partner, after.masked_fill(~free, count).argmin(1), place), has_partner
-
-
-def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Floats:
-    """Feasibility of each composition [M*N], by word vectors [M, w] and [N, w]; +inf for seen ones."""
-    return np.concatenate([values for _, values in Feasibility(states, objects, labels).blocks()])
-
-
-class Feasibility:
-    """Feasibility of all compositions, in blocks of states; no table is stored."""
-
-    def __init__(self, states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> None:
-        self.labels = labels
-        self._states = Cosines(states, len(labels.states), "state")
-        self._objects = Cosines(objects, len(labels.objects), "object")
-        self._seen = np.asarray(labels.pairs["train"], dtype=np.int64)
-
-    def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield, per block of states, the index of its first composition and its compositions' feasibility."""
-        step = max(1, BLOCK // len(self.labels.objects))  # states
-        m, n = self.labels.state_of(self._seen), self.labels.object_of(self._seen)
-        by_n = np.argsort(n, kind="stable")
-        states, objects = len(self.labels.states), len(self.labels.objects)
-        for first in range(0, states, step):
-            last = min(first + step, states)
-            a, b = np.searchsorted(m, [first, last])  # the seen pairs of these states
-            by_object = _nearest(self._states.of(slice(first, last))[:, m[by_n]], n[by_n], objects)  # [S, N]
-            by_state = _nearest(self._objects.to(n[a:b]), m[a:b] - first, last - first).T  # [S, N]
-            values: Floats = ((by_object + by_state) / 2).ravel()
-            # a state or object counts as its own neighbour only in seen compositions, whose values are overwritten
-            values[self._seen[a:b] - first * objects] = np.inf
-            yield first * objects, values
-
-
-class Cosines:
-    """Cosines between all states' or objects' word vectors; stored as a table if there are few."""
-
-    def __init__(self, vectors: ArrayLike, count: int, kind: str) -> None:
-        rows = np.asarray(vectors, dtype=np.float64)
-        if rows.ndim != 2 or len(rows) != count or not np.isfinite(rows).all():
-            raise DuplexError(f"word vectors of {kind}s have shape {rows.shape}; expected {count} finite rows")
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        self._rows: Floats = rows / np.where(lengths > 0, lengths, 1.0)
-        self._table: Floats | None = self._rows @ self._rows.T if count <= TABLE else None
-
-    def of(self, some: slice) -> Floats:
-        """Cosines of a slice of the words with all [S, count]."""
-        return self._rows[some] @ self._rows.T if self._table is None else self._table[some]
-
-    def to(self, some: Ints) -> Floats:
-        """Cosines of all words with those at the indices `some` [count, S]."""
-        return self._rows @ self._rows[some].T if self._table is None else self._table[:, some]
-
-
-def _nearest(cosines: Floats, partners: Ints, others: int) -> Floats:
-    largest = np.full((len(cosines), others), NO_NEIGHBOUR)
-    distinct, starts = np.unique(partners, return_index=True)
-    nearest = np.maximum.reduceat(cosines, starts, axis=1)  # [A, distinct]
-    largest[:, distinct] = np.maximum(nearest, NO_NEIGHBOUR)
-    return largest

@@ -129,7 +129,7 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
-    """`function` of inputs, without gradients, with the blocks' CLS features."""
+    """A function that calls `function`, without gradients, on inputs with the CLS features that the blocks compute."""
     return torch.no_grad()(lambda inputs: function(FinetunedInputs(inputs, blocks)))
 
 

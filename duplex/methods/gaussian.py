@@ -57,7 +57,7 @@ LEAST = 1e-300  # smallest support
 Guess = tuple[float, float]  # log10 v, log10 tau
 FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
 WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
-Part = TypeVar("Part", bound="TensorRecord")
+Part = TypeVar("Part", bound="MovableTensors")
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class AdditiveEffects:
     state: Tensor  # a [M, d]
     object: Tensor  # b [N, d]
 
-    def at(self, states: Tensor, objects: Tensor) -> Tensor:
+    def of_pairs(self, states: Tensor, objects: Tensor) -> Tensor:
         return self.mean + self.state[states] + self.object[objects]
 
 
@@ -212,7 +212,7 @@ class KernelFactors:
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def features(self, states: Tensor, objects: Tensor) -> Tensor:
-        """The regressors `U_m (x) V_n` of P pairs' interactions [P, r s]."""
+        """Kronecker products of each pair's state factor and object factor [P, r * s]."""
         return (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
 
 
@@ -229,22 +229,22 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions(KernelFactors):
-    """Vectors `gamma_mn` [d] by which pairs' means depart from their effects' sum."""
+    """By how much the mean of a pair departs from the sum of its state's and its object's effects: `gamma_mn` [d]."""
 
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
-    def at(self, states: Tensor, objects: Tensor) -> Tensor:
+    def of_pairs(self, states: Tensor, objects: Tensor) -> Tensor:
         return self.features(states, objects) @ self.core.flatten(0, 1)
 
     def project(self, x: Tensor) -> Tensor:
-        """`U (x . G)` [B, M, s] of features `x` [B, d]; times `V^T` it is `x . gamma_mn`."""
+        """A tensor [B, M, s] whose product with `V^T` [s, N] is `x . gamma_mn` for all pairs (features `x` [B, d])."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
 def compose(effects: AdditiveEffects, interactions: Interactions | None, states: Tensor, objects: Tensor) -> Tensor:
     """Predicted means [K, d] of the pairs of K states and objects."""
-    rows = effects.at(states, objects)
-    return rows if interactions is None else rows + interactions.at(states, objects)
+    rows = effects.of_pairs(states, objects)
+    return rows if interactions is None else rows + interactions.of_pairs(states, objects)
 
 
 class NormalEquations:
@@ -279,7 +279,7 @@ class NormalEquations:
             self.log_prior = phi.shape[1] * math.log(tau)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """`X^T rows` [1 + M + N, d]: sums of `rows` [P, d] over all pairs, by state and by object."""
+        """Sums of the pairs' `rows` [P, d]: over all pairs, per state and per object, stacked [1 + M + N, d]."""
         m, n = self.seen.shape
         by_s = rows.new_zeros(m, rows.shape[1]).index_add_(0, self.seen.states, rows)
         by_o = rows.new_zeros(n, rows.shape[1]).index_add_(0, self.seen.objects, rows)
@@ -297,13 +297,13 @@ class NormalEquations:
         return h
 
     def solve(self) -> tuple[AdditiveEffects, Tensor]:
-        """The effects, and the coefficients G [r s, d]; a word without images gets the effect 0."""
+        """The effects, and the interactions' coefficients G [r s, d]; a word without images gets the effect 0."""
         beta = torch.cholesky_inverse(torch.linalg.cholesky(self.matrix)) @ self.right
         m, n = self.seen.shape
         return AdditiveEffects(beta[0], beta[1 : 1 + m], beta[1 + m : 1 + m + n]), beta[1 + m + n :]
 
     def log_likelihood(self) -> float:
-        """Log-likelihood of the pairs' mean features, with `beta` integrated out:
+        """Log-likelihood of the pairs' mean features, with the effects and coefficients (`beta`) integrated out:
 
         -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
         """
@@ -315,7 +315,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The `v` with the highest marginal likelihood, of `10^(k/8)` for whole k."""
+    """The variance `v` of interactions that makes the pairs' means most likely, as a power of 10^(1/8)."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()
@@ -331,7 +331,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> tuple[float, float]:
-    """`v` and `tau` with the highest marginal likelihood of the most frequent pairs, to a factor of `10^(1/8)`."""
+    """`v` and `tau` that make the means of the 1,024 most frequent pairs most likely, to a factor of `10^(1/8)`."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
@@ -358,7 +358,10 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 
 
 def choose_added_variance(statistics: ClassStatistics, settings: FitSettings, words: WordEmbeddings | None) -> float:
-    """The share of the mean variance to add with which held-out pairs are predicted best; 0 if there are none."""
+    """The share of the mean variance which, added to the covariance's diagonal, predicts held-out pairs best.
+
+    0 if no pair can be held out.
+    """
     rivals = [expected_rivals(statistics, added, settings, words) for added in ADDED]
     return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
 
@@ -366,7 +369,10 @@ def choose_added_variance(statistics: ClassStatistics, settings: FitSettings, wo
 def expected_rivals(
     statistics: ClassStatistics, added: float, settings: FitSettings, words: WordEmbeddings | None
 ) -> float:
-    """How many held-out pairs are expected to score higher on an image than its label."""
+    """The expected number of held-out pairs that score higher on an image than its label does.
+
+    `added`: share of the mean variance that is added to the covariance's diagonal.
+    """
     groups = statistics.by_pair()
     whitening = shared_whitening(groups, added)
     spread = whitening.T @ within_group_covariance(groups)[0] @ whitening  # W^T S W [d, d]
@@ -416,8 +422,8 @@ class FitSettings:
     added_variance: float | None = 0.0  # share of the mean variance added to the covariance; None: by held-out pairs
 
 
-class TensorRecord:
-    """Base class of dataclasses of tensors, which may be nested."""
+class MovableTensors:
+    """Base class of dataclasses of tensors, also nested ones, that `to` copies to another precision or device."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
         """A copy with floating-point tensors in `dtype` and all on `device`."""
@@ -434,7 +440,7 @@ class TensorRecord:
 
 
 @dataclass(frozen=True)
-class ClosedForm(TensorRecord):
+class ClosedForm(MovableTensors):
     """Linear classifier of compositions, fitted in float64; `to` sets the precision of scoring."""
 
     settings: FitSettings
@@ -502,7 +508,7 @@ class ClosedForm(TensorRecord):
         return positions, place[positions]
 
     def log_support(self) -> Tensor:
-        """How plausible each composition is [M, N], by training images with similar states and objects:
+        """The logarithm of how plausible each composition is [M, N], by training images of similar states and objects:
 
             log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4)
 
@@ -574,7 +580,7 @@ class ClosedForm(TensorRecord):
             return (a * a).sum(1)[:, None] + (b * b).sum(1) + 2 * a @ b.T
         objects, table = torch.arange(len(b), device=b.device), a.new_empty(self.shape)
         for m in range(len(a)):  # to save memory
-            rows = a[m] + b + self.interactions.at(torch.full_like(objects, m), objects)
+            rows = a[m] + b + self.interactions.of_pairs(torch.full_like(objects, m), objects)
             table[m] = (rows * rows).sum(1)
         return table
 
@@ -606,7 +612,7 @@ class FittedStatistics:
 
 
 @dataclass(frozen=True)
-class GroupPosterior(TensorRecord):
+class GroupPosterior(MovableTensors):
     """Linear discriminant analysis: log-posteriors [B, G] over all states, or all objects, with its own covariance."""
 
     weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images

@@ -28,7 +28,8 @@ from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Inspectable, MethodContext
 from duplex.methods.cge import CompositionGraph, GraphNetwork
 from duplex.methods.families import TextMethod
-from duplex.methods.paths import TEMPLATE, CompositionIndex, Prompts, Prototypes, Source, unit
+from duplex.methods.layers import CompositionIndex, unit
+from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes, Source
 from duplex.options import Count, Options, Rate, Template
 
 
@@ -78,7 +79,7 @@ class Gipcol(TextMethod[GipcolOptions]):
         return prototypes
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        target = self.train_candidates.positions(batch.compositions)
+        target = self.train_candidates.positions_of_listed(batch.compositions)
         return {"semantic": cross_entropy(self.logits(batch.cls, shared.compositions), target)}
 
     def prepare(self, candidates: CompositionIndex) -> Tensor:

@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import Composer, WordMethod, next_allowed_partner
-from duplex.methods.paths import CompositionIndex, Mlp, unit
+from duplex.methods.layers import CompositionIndex, Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
 
@@ -61,19 +61,22 @@ class PrimitiveHead(nn.Module):
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
 
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses `CE + CE'`, `L_d + L_d'`, `L_grad` of the states (or objects) `labels`; `domains`: the others."""
+        """The losses `CE + CE'`, `L_d + L_d'` and `L_grad` (see the module) of images with the features `f`.
+
+        `labels`: their states [B] and `domains` their objects, or the other way round.
+        """
         partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
         h, mask = self.head(f), self.channel_mask(labels)
         h_partner = h[partner]
         plain = cross_entropy(self.classify(h), labels)
-        plain = plain + weighted_cross_entropy(self.classify_partner(h_partner), labels, weights)
+        plain = plain + cross_entropy_sum(self.classify_partner(h_partner), labels, weights)
         h, h_partner = h * mask, h_partner * mask
         logits, logits_partner = self.classify(h), self.classify_partner(h_partner)
-        again = weighted_cross_entropy(logits, labels, weights)
-        again = again + weighted_cross_entropy(logits_partner, labels, weights)
-        e = weights[:, None] * errors(logits, labels)  # [B, M]
-        e_partner = weights[:, None] * errors(logits_partner, labels)
+        again = cross_entropy_sum(logits, labels, weights)
+        again = again + cross_entropy_sum(logits_partner, labels, weights)
+        e = weights[:, None] * probability_errors(logits, labels)  # [B, M]
+        e_partner = weights[:, None] * probability_errors(logits_partner, labels)
         grad = (e.T @ h - e_partner.T @ h_partner).square().sum() + (e - e_partner).sum(0).square().sum()
         return plain, again, grad / 2
 
@@ -95,7 +98,7 @@ class Ivr(WordMethod[IvrOptions]):
         d_c = unit(f) @ shared[0].T
         plain_s, again_s, grad_s = self.of_states(f, m, n)
         plain_o, again_o, grad_o = self.of_objects(f, n, m)
-        target = self.train_candidates.positions(batch.compositions)
+        target = self.train_candidates.positions_of_listed(batch.compositions)
         return {
             "composition": cross_entropy(self.options.scale * d_c, target),
             "state": plain_s,
@@ -111,11 +114,11 @@ class Ivr(WordMethod[IvrOptions]):
         return torch.add(p_s[:, candidates.states] * p_o[:, candidates.objects], unit(f) @ prepared.T)
 
 
-def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+def cross_entropy_sum(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Sum of B images' cross-entropies times their weights."""
     return cross_entropy(logits, labels, reduction="none") @ weights
 
 
-def errors(logits: Tensor, labels: Tensor) -> Tensor:
+def probability_errors(logits: Tensor, labels: Tensor) -> Tensor:
     """`softmax(logits) - onehot(labels)` [B, M], the gradient of the cross-entropy."""
     return logits.softmax(-1).scatter_add(1, labels[:, None], -torch.ones_like(logits[:, :1]))

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import SeenMethod
-from duplex.methods.paths import CompositionIndex, Mlp, unit
+from duplex.methods.layers import CompositionIndex, Mlp, unit
 from duplex.options import Count, Natural, Options, Rate
 
 

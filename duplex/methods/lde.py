@@ -28,7 +28,8 @@ from torch.nn.functional import normalize
 
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import TextMethod
-from duplex.methods.paths import TEMPLATE, CompositionIndex, Prompts, unit
+from duplex.methods.layers import CompositionIndex, unit
+from duplex.methods.prompts import TEMPLATE, Prompts
 from duplex.options import Options, Template
 
 SMALL = 1e-7
@@ -43,7 +44,7 @@ class LdeOptions(Options):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """p(c|x) by vectors composed of ideal words."""
+    """Scores p(c|x) by text vectors composed of one ideal vector per state and per object."""
 
     centre: Tensor
     states: Tensor

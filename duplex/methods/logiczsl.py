@@ -29,7 +29,7 @@ from duplex.errors import UsageError, require
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import ThreePathOptions, ThreePaths
-from duplex.methods.paths import Prototypes
+from duplex.methods.prompts import Prototypes
 from duplex.options import NonNegative
 
 LINE = re.compile(r"(state|object):\s*(.+?)\s+(excludes|implies)\s+(.+?)\s*")
@@ -37,7 +37,7 @@ FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `obj
 
 
 class RuleTables(NamedTuple):
-    """`excludes[a, b]` and `implies[a, b]` are 1 where such a rule holds between states (or objects)."""
+    """Rules between states (or between objects) as tables: 1 at [a, b] where a excludes b, or a implies b; else 0."""
 
     excludes: Tensor
     implies: Tensor
@@ -125,5 +125,8 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """Rule violation of each image [B], by tables of 0 and 1."""
+    """By how much each image's probabilities break the rules [B].
+
+    `p`, `q`: probabilities [B, N] of the words on the left and on the right of a rule; the tables are `RuleTables`.
+    """
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

@@ -33,7 +33,8 @@ from torch.nn.functional import cross_entropy
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext
 from duplex.methods.families import TextMethod
-from duplex.methods.paths import TEMPLATE, CompositionIndex, Factors, Prompts, unit
+from duplex.methods.layers import CompositionIndex, Factors, unit
+from duplex.methods.prompts import TEMPLATE, Prompts
 from duplex.options import Count, NonNegative, Options, Template
 
 Templates = Annotated[tuple[Template, ...], Field(min_length=2)]
@@ -100,7 +101,7 @@ class Plid(TextMethod[PlidOptions]):
 
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
-        """Text features [C, D, d] of D descriptions per composition."""
+        """Text features of each composition in each of the D templates [C, D, d]."""
         labels, tower = self.labels, self.context.tower
         prompts = [Prompts(labels, tower, paths="composition", template=words) for words in self.options.templates]
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
@@ -129,7 +130,7 @@ class Plid(TextMethod[PlidOptions]):
     def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
         x, index = unit(batch.cls), self.train_candidates
         z = (x, *self.factors(x))
-        targets = (index.positions(batch.compositions), *self.primitives(batch.compositions))
+        targets = (index.positions_of_listed(batch.compositions), *self.primitives(batch.compositions))
         c, s, o = self.path_logits(z, shared.means)
         b = self.draw_mix(x) if self.training else self.options.mix
         logits = [(1 - b) * c + b * (s[:, index.states] + o[:, index.objects]), s, o]
@@ -146,7 +147,10 @@ class Plid(TextMethod[PlidOptions]):
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """Margin m_k [B, C]: half the variance, over `deviations` [C, D, d], of a logit minus the label's."""
+        """What the loss adds to the logit of each class [B, C]: half the variance of that logit minus the label's.
+
+        The variance is over the D `deviations` [C, D, d] of the classes' text features; `target`: the labels [B].
+        """
         squares = x**2
         spread = squares @ deviations.square().sum(1).T  # [B, C]
         together = (squares[:, None] * deviations[target]).flatten(1) @ deviations.flatten(1).T  # [B, C]
@@ -170,6 +174,10 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """Deviations [C, D, d] of the samples `normalise(mean + described)` from their mean."""
+    """How far each described text feature departs from its class's mean [C, D, d].
+
+    A class (composition, state or object) has the text feature `mean` [C, d] and D descriptions `described` [C, D, d].
+    Its samples are `normalise(mean + described)`; returned is each sample minus the mean of the class's samples.
+    """
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

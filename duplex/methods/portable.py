@@ -32,7 +32,8 @@ from duplex.labels import Ints, LabelSpace
 from duplex.methods import score_formula
 from duplex.methods.codebook import group_means
 from duplex.methods.gaussian import ClosedForm, GroupPosterior, Interactions
-from duplex.methods.paths import Paths, unit
+from duplex.methods.layers import unit
+from duplex.methods.paths import Paths
 
 Tensors = Mapping[str, Tensor]
 KINDS = ("states", "objects")
@@ -62,7 +63,7 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
-    """An export's `state_of` and `object_of`."""
+    """The tensors `state_of` and `object_of` of an export: index of each candidate's state and object."""
     numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
     return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
 
@@ -102,7 +103,7 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
     if "interactions.core" in t:
         interactions = Interactions(t["interactions.states"], t["interactions.objects"], t["interactions.core"])
         both = (states >= 0) & (objects >= 0)
-        rows[both] += interactions.at(states[both], objects[both])
+        rows[both] += interactions.of_pairs(states[both], objects[both])
     return rows
 
 
@@ -113,7 +114,7 @@ def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """Tensors of a product of K exported models."""
+    """One model's tensors from those of the K members of a product, named `members.0.NAME`, `members.1.NAME`, ..."""
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value

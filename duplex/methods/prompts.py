@@ -1,99 +1,152 @@
-"""Prompts encoded by a frozen text tower: CLIP, CoOp, CSP and three paths, by options.
+"""Text prompts of compositions, states and objects, encoded by a frozen text tower (the Duplex paper's Eq. 1-2, 6-7).
 
-    S = p(c|x) + p(s|x) p(o|x), or one of these terms
-
-CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context, CSP (Nayak et
-al., 2023) the vectors of the names; three paths add prompts and image features of states and of objects.
+The method kind `prompts`, which scores with them, is in `prompt_method`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import reduce
-from typing import Any, ClassVar, Generic, Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from duplex.labels import Ints
-from duplex.methods.base import (
-    Batch,
-    Inputs,
-    Inspectable,
-    Method,
-    MethodContext,
-    OptionsT,
-    Scorer,
-    ScoreTerms,
-    inspect_paths,
-)
-from duplex.methods.paths import PathOptions, Paths, Prototypes
-from duplex.methods.portable import normalised_mixture, portable_paths
+from duplex.encoders.base import TextTower
+from duplex.encoders.prompt_tree import PromptTree
+from duplex.labels import Ints, LabelSpace, prompt_name
+from duplex.methods.layers import unit
+
+Source = Literal["learned", "fixed"]
+PathsOption = Literal["composition", "three"]
+TEMPLATE = "a photo of"
 
 
-@dataclass(frozen=True)
-class PromptOptions(PathOptions):
-    """Options of `kind: prompts`."""
+class Prototypes(NamedTuple):
+    """Semantic prototypes (text features or embedded words) of listed compositions, all states and all objects."""
 
-    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
-    inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
-
-    def rules(self) -> Iterable[tuple[object, str]]:
-        yield from super().rules()
-        yield from self.path_rules(self.losses, self.inference)
+    compositions: Tensor  # t^c [C, d]
+    states: Tensor  # t^s [M, d]; empty without the state path
+    objects: Tensor  # t^o [N, d]; empty without the object path
 
 
-class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Methods whose score sums posteriors, some by prompts; the options `losses` and `inference` list the terms."""
+class Prompts(nn.Module):
+    """Text prompts, and their encoding by the frozen text tower.
 
-    required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
-    options: Any
-    paths: Paths
+    A prompt is K context vectors and names, `P^c = [v^c_1..v^c_K, s_m, o_n]`, `P^s = [v^s.., s_m]`,
+    `P^o = [v^o.., o_n]`, as rows of one lexicon `[V, width]`.
 
-    def groups(self) -> list[dict[str, Any]]:
-        return super().groups() if self.options.losses else []
+    context: "learned" trains context vectors of each path, initialised with the template; "fixed" uses the template.
+    vocabulary: "learned" trains one vector per name, at first its tokens' mean, for all paths; "fixed" uses its tokens.
+    paths: "composition" (prompts of compositions only) or "three" (prompts of states and of objects as well).
+    """
 
-    def shared(self) -> Prototypes:
-        return self.paths.prototypes(self.options.losses, self.checkpointing)
+    frozen_rows: Tensor
+    tower: TextTower
 
-    def scorer(self, candidates: Ints) -> Scorer:
-        terms = self.score_terms(candidates)
-        assert terms is not None
-        # added in place to save memory
-        return torch.no_grad()(lambda inputs: reduce(Tensor.add_, (term for _, term in terms(inputs))).float())
+    def __init__(
+        self,
+        labels: LabelSpace,
+        tower: TextTower,
+        *,
+        context: Source = "fixed",
+        vocabulary: Source = "fixed",
+        paths: PathsOption = "three",
+        template: str = TEMPLATE,
+    ) -> None:
+        super().__init__()
+        self.labels = labels
+        self.paths = ("composition", "state", "object") if paths == "three" else ("composition",)
+        self.vocabulary = vocabulary
+        self.__dict__["tower"] = tower  # no attribute of a module, so that the frozen tower is not part of the state
+        words = tower.embedding(torch.tensor(tower.tokens(template)))  # [K, width]
+        names = [tower.tokens(prompt_name(name)) for name in (*labels.states, *labels.objects)]
 
-    def probabilities(self, scores: Tensor) -> Tensor:
-        return normalised_mixture(scores)
+        ends = tower.embedding(torch.tensor([tower.start, tower.end]))  # [2, width]
+        frozen, learned = [ends], list[Tensor]()
+        if context == "fixed":
+            frozen.append(words)
+        else:
+            learned.append(words.repeat(len(self.paths), 1))
+        if vocabulary == "fixed":
+            lengths = list(map(len, names))
+            frozen.append(torch.cat([tower.embedding(torch.tensor(ids)) for ids in names]))
+        else:
+            lengths = [1] * len(names)
+            learned.append(torch.stack([tower.embedding(torch.tensor(ids)).mean(0) for ids in names]))
+        self.register_buffer("frozen_rows", torch.cat(frozen), persistent=False)
+        self.learned_rows = nn.Parameter(torch.cat(learned)) if learned else None
 
-    def inspectable(self) -> Inspectable:
-        return inspect_paths(self.paths)
+        # frozen rows (ends, context, names) come before learned ones (contexts, names); paths share a fixed context
+        first = 2 if context == "fixed" else len(self.frozen_rows)
+        starts = [first + (0 if context == "fixed" else i * len(words)) for i in range(len(self.paths))]
+        self.context_rows = {
+            path: list(range(start, start + len(words))) for path, start in zip(self.paths, starts, strict=True)
+        }
+        first_name = 2 if vocabulary == "fixed" else len(self.frozen_rows)
+        if context == vocabulary:
+            first_name = starts[-1] + len(words)
+        offsets, tokens = first_name + np.cumsum([0, *lengths[:-1]]), np.arange(max(lengths))
+        # [M + N, longest]
+        self.name_rows = np.where(tokens < np.array(lengths)[:, None], offsets[:, None] + tokens, -1)
+        self._tree: tuple[tuple[object, ...], PromptTree] | None = None
+        self._encoded: Tensor | None = None  # features of the tree's prompts, if none of them is learned
 
+    def lexicon(self) -> Tensor:
+        if self.learned_rows is None:
+            return self.frozen_rows
+        return torch.cat([self.frozen_rows, self.learned_rows])
 
-class PromptMethod(PathMethod[PromptOptions]):
-    """Prompts without visual prototypes."""
+    def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
+        """Rows of the lexicon of P prompts `[P, L]`, padded with -1: start, context, names, end.
 
-    def __init__(self, context: MethodContext, options: PromptOptions) -> None:
-        super().__init__(context, options)
-        self.paths = Paths(context.labels, context.tower, options, context.world)
+        names: one array [P] per name in a prompt, of indices into the list of all states followed by all objects.
+        """
+        count = len(names[0])
+        head = np.tile(np.array([0, *self.context_rows[path]], dtype=np.int64), (count, 1))
+        body = np.concatenate([head, *(self.name_rows[column] for column in names)], axis=1)
+        body = np.concatenate([body, np.ones((count, 1), dtype=np.int64)], axis=1)  # row 1 is the end token
+        return np.take_along_axis(body, np.argsort(body < 0, axis=1, kind="stable"), axis=1)  # padding comes last
 
-    def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        names = self.options.losses
-        losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
-        return {name: losses[name] for name in names}
+    def all_sequences(self, compositions: Ints) -> Ints:
+        m, n = self.labels.state_of(compositions), self.labels.object_of(compositions)
+        states = len(self.labels.states)
+        blocks = [self.sequences("composition", [m, n + states])]
+        if "state" in self.paths:
+            blocks.append(self.sequences("state", [np.arange(states)]))
+            blocks.append(self.sequences("object", [np.arange(states, len(self.name_rows))]))
+        longest = max(block.shape[1] for block in blocks)
+        return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
+
+    def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
+        """Semantic prototypes with gradients; features of fixed prompts are cached."""
+        if not len(compositions) and "state" not in self.paths:
+            return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
+        key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
+        if self._tree is None or self._tree[0] != key:
+            self._tree = (key, PromptTree.of(self.all_sequences(compositions)))
+            self._encoded = None
+        if self._encoded is not None:
+            return self._split(self._encoded, len(compositions))
+        encoded = unit(self.tower.encode(self._tree[1], self.lexicon(), checkpoint=checkpointing))
+        if self.learned_rows is None:
+            self._encoded = encoded
+        return self._split(encoded, len(compositions))
 
     @torch.no_grad()
-    def score_terms(self, candidates: Ints) -> ScoreTerms:
-        names, device = self.options.inference, self.paths.negatives.device
-        prototypes = self.paths.encode(candidates, names)
-        states, objects = self.primitives(torch.as_tensor(candidates, device=device))
+    def encode(self, compositions: Ints) -> Prototypes:
+        """Semantic prototypes without gradients, in batches."""
+        if not len(compositions) and "state" not in self.paths:
+            return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
+        encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
+        return self._split(unit(encoded), len(compositions))
 
-        @torch.no_grad()
-        def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-            yield from self.paths.score_terms(self.paths.adapt(inputs["cls"]), prototypes, states, objects, names)
+    def _split(self, encoded: Tensor, count: int) -> Prototypes:
+        states = count + len(self.labels.states)
+        return Prototypes(encoded[:count], encoded[count:states], encoded[states:])
 
-        return terms
 
-    @torch.no_grad()
-    def portable(self, candidates: Ints) -> dict[str, Tensor]:
-        return portable_paths(self.paths, candidates, self.options.inference)
+def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
+    """A text tower's features of "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
+    _, states, objects = Prompts(labels, tower).encode(np.empty(0, dtype=np.int64))
+    return states, objects

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import Composer, EmbeddingHead, next_allowed_partner
-from duplex.methods.paths import Mlp, unit
+from duplex.methods.layers import Mlp, unit
 from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
 
 STATE_WEIGHT = 0.4  # of L_s
@@ -68,7 +68,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         m, n = self.primitives(batch.compositions)
         logits = self.logits(unit(self.fuse(torch.cat([h_s, h_o], dim=-1))), shared[0])
         return {
-            "composition": cross_entropy(logits, self.train_candidates.positions(batch.compositions)),
+            "composition": cross_entropy(logits, self.train_candidates.positions_of_listed(batch.compositions)),
             "state": STATE_WEIGHT * cross_entropy(self.classify_s(h_s), m),
             "object": OBJECT_WEIGHT * cross_entropy(self.classify_o(h_o), n),
             "state_contrast": self.options.contrast * self.contrast(h_s, m, n),
@@ -76,7 +76,10 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """L_ts of embeddings `h` [B, e]; L_to with the labels `same` and `other` exchanged."""
+        """The contrastive loss of embeddings `h` [B, e]: L_ts if `same` are states and `other` objects.
+
+        Exchanged, they give L_to. Each image is drawn to one with the same label, away from those with only the other.
+        """
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]
         counted = paired & negative.any(1)

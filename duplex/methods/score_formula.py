@@ -26,7 +26,7 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 
 def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield log probabilities [B, C]: `visual`, `semantic` and `factors` (Eq. 21), if the model has them."""
+    """Yield (name, log probabilities [B, C]) of those terms `visual`, `semantic`, `factors` that the model has."""
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
@@ -42,7 +42,10 @@ def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any
 
 
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield log p_g(c|x), `gaussian`, and log p_g(s|x) p_g(o|x), `gaussian_factors` [B, C], if the model has them."""
+    """Yield (name, tensor [B, C]): log probabilities of the candidates by class means, of the terms that the model has.
+
+    `gaussian` is log p_g(c|x), of compositions; `gaussian_factors` is log p_g(s|x) p_g(o|x), of states times objects.
+    """
     if "likelihood.rows" in t:
         whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
         yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
@@ -64,7 +67,10 @@ def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any
 
 
 def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
-    """The summand `name`: its weight times `exp(log_p)`, or times `log_p` if terms multiply."""
+    """What the term `name` adds to the score [B, C]: its probabilities times the model's weight of this term.
+
+    If the model multiplies its terms (a product), the log probabilities `log_p` are used instead of probabilities.
+    """
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
 

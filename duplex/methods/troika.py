@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import CrossAttention, ThreePathOptions, ThreePaths, score_in_chunks
-from duplex.methods.paths import CompositionIndex, Prototypes, unit
+from duplex.methods.layers import CompositionIndex, unit
+from duplex.methods.prompts import Prototypes
 from duplex.options import Count
 
 
@@ -68,7 +69,7 @@ class Traction(nn.Module):
 
 
 class Troika(ThreePaths[TroikaOptions]):
-    """Three paths with cross-modal traction."""
+    """Scores by prompts of compositions, states and objects, whose text features attention pulls towards each image."""
 
     def __init__(self, context: MethodContext, options: TroikaOptions) -> None:
         super().__init__(context, options)
@@ -79,7 +80,7 @@ class Troika(ThreePaths[TroikaOptions]):
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
     def path_logits(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> list[Tensor]:
-        """Logits [B, C], [B, M], [B, N]; without `tokens` there is no traction."""
+        """Logits of compositions [B, C], states [B, M], objects [B, N]; without `tokens` texts stay as they are."""
         assert self.paths.factors is not None
         features = (z, *self.paths.factors(z))
         if self.traction is None or tokens is None:
@@ -90,7 +91,9 @@ class Troika(ThreePaths[TroikaOptions]):
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         tokens = batch.inputs["patch"] if self.traction is not None else None
         logits = self.path_logits(self.paths.adapt(batch.cls), shared, tokens)
-        return self.cross_entropies(("semantic", "state", "object"), logits, batch.compositions)
+        return self.three_path_losses(
+            names=("semantic", "state", "object"), logits=logits, compositions=batch.compositions
+        )
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
         if self.traction is None:

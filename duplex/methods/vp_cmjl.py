@@ -25,7 +25,8 @@ from torch.nn.functional import kl_div
 
 from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import CrossBlock, ThreePathOptions, ThreePaths
-from duplex.methods.paths import CompositionIndex, Prototypes, unit, word_vectors
+from duplex.methods.layers import CompositionIndex, unit
+from duplex.methods.prompts import Prototypes, word_vectors
 from duplex.options import Count, Share
 
 
@@ -61,7 +62,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         return self.paths.logits(z, t.compositions), s, o
 
     def visual_logits(self, z: Tensor, candidates: CompositionIndex) -> Logits:
-        """l_v of compositions, states and objects."""
+        """Logits l_v by visual proxies: of compositions [B, C], states [B, M] and objects [B, N]."""
         assert self.paths.factors is not None
         z_s, z_o = self.paths.factors(z)
         states, objects = self.states @ self.from_state.T, self.objects @ self.from_object.T
@@ -76,8 +77,14 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         text, visual = self.text_logits(z, shared), self.visual_logits(z, self.train_candidates)
         joint = kl_div(visual[0].log_softmax(-1), text[0].log_softmax(-1), reduction="batchmean", log_target=True)
         return {
-            **self.cross_entropies(("semantic", "state", "object"), text, batch.compositions),
-            **self.cross_entropies(("composition_proxy", "state_proxy", "object_proxy"), visual, batch.compositions),
+            **self.three_path_losses(
+                names=("semantic", "state", "object"), logits=text, compositions=batch.compositions
+            ),
+            **self.three_path_losses(
+                names=("composition_proxy", "state_proxy", "object_proxy"),
+                logits=visual,
+                compositions=batch.compositions,
+            ),
             "joint": joint,
         }
 

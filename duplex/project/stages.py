@@ -80,7 +80,7 @@ def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
 
 
 def images_remedy(dataset: str, root: Path) -> str:
-    """What to do where the images of a data set are missing from the folder `root`."""
+    """Advice, as text, for an error message about images that are missing from the folder `root`."""
     benchmark = next((name for name in (dataset, root.name) if name in BENCHMARKS), None)
     download = "copy them there" if benchmark is None else f"`duplex data download {benchmark}`"
     return f"{download}, or correct its root in params.yaml"
@@ -107,7 +107,7 @@ def _encode_images(
     params: Params, dataset: str, paths: ArtifactPaths, out: Path, options: dict[str, Any], is_whole: bool
 ) -> ExtractionReport:
     entry = params.dataset(dataset).encoder
-    images, settings = extraction_settings(params, dataset, paths)
+    images, settings = prepare_extraction(params, dataset, paths)
     if entry.name == IMPORTED:
         raise UsageError(
             f"the features of {dataset} were imported and cannot be encoded here; run `duplex cache import FILE "
@@ -144,13 +144,13 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
     dataset = dataset or places.get(path.resolve())
     if dataset is None:
         raise UsageError(f"{path} is not the cache of a data set in params.yaml; name the data set with --dataset")
-    images, settings = extraction_settings(params, dataset, paths)
+    images, settings = prepare_extraction(params, dataset, paths)
     encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
     return verify(path, encoder, images, settings["root"], settings["manifest_sha256"], sample=sample, seed=seed)
 
 
-def extraction_settings(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """A data set's image paths, and keyword arguments for encoding them; first draws images that `shapes` lacks."""
+def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
+    """Draw images that the data set `shapes` lacks; return the image paths and keyword arguments for encoding them."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     stamps.require_data(params, dataset, paths, ("prepare",))

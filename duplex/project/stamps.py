@@ -23,7 +23,7 @@ from duplex.options import FinetuneOptions
 from duplex.system.code import code_hash
 from duplex.system.files import replace_folder, sha256, sha256_once, write_json
 from duplex.system.plugins import installed_plugins, module_of
-from duplex.training.inputs import require_inputs
+from duplex.training.inputs import require_configured_inputs
 
 Stamp = dict[str, Any]
 
@@ -274,7 +274,7 @@ def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
             for stage in RUN_STAGES:
                 records[f"{dataset}/{method}/{stage}"] = settings(params, dataset, stage, method, paths)
             try:
-                require_inputs(params, dataset, method)  # which also checks the options
+                require_configured_inputs(params, dataset, method)  # which also checks the options
             except BrokenMethod as error:
                 print(error, file=sys.stderr)
     with replace_folder(paths.plan) as scratch:

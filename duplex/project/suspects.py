@@ -28,7 +28,7 @@ from duplex.features.file import ROOT, Features, read_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.finetuned import WithFinetuning
-from duplex.methods.paths import unit
+from duplex.methods.layers import unit
 from duplex.project.runs import best_run, folder_difference
 from duplex.project.stamps import require_data
 from duplex.recognition.recognizer import Recognizer

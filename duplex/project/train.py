@@ -21,7 +21,7 @@ from duplex.options import AutoFinetune, CombinedOptions
 from duplex.project import stamps
 from duplex.system.files import json_digest, sole_writer, write_json
 from duplex.training.checkpoint import load_members, read_checkpoint
-from duplex.training.inputs import LoadInputs, load_inputs, require_inputs
+from duplex.training.inputs import LoadInputs, load_inputs, require_configured_inputs
 from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.run import MethodSpec, reproducible, train_run
@@ -42,7 +42,7 @@ def train_stage(
     """
     out = out or paths.run(dataset, method, seed)
     stamps.require_data(params, dataset, paths)
-    require_inputs(params, dataset, method)
+    require_configured_inputs(params, dataset, method)
     spec = MethodSpec.of(params, dataset, method)
     device = torch.device(resolve_device(params.device))
     with reproducible(spec.training.threads):

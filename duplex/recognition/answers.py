@@ -38,7 +38,7 @@ from duplex.features.tokens import Examples
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods import portable, score_formula
 from duplex.methods.base import Inputs, Method, Scorer, ScoreTerms
-from duplex.methods.paths import unit
+from duplex.methods.layers import unit
 from duplex.training.scoring import NoveltyDetector, ScoringTask
 
 Pair = tuple[str, str]
@@ -106,7 +106,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class UnreadableImage:
-    """Result for a file that cannot be read as an image."""
+    """What stands in place of an answer for a file that cannot be read as an image."""
 
     reason: str
 

@@ -36,7 +36,7 @@ from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatisti
 from duplex.recognition import numpy_example
 from duplex.recognition.trained import MODEL, TrainedModel, code_changed, first_line
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
-from duplex.training.checkpoint import digest, read_header, read_tensors, with_checksum, write_model
+from duplex.training.checkpoint import read_header, read_tensors, tensor_digest, with_checksum, write_model
 
 SCORE_TERMS = {  # with the tensor that each needs
     "visual": "visual",
@@ -161,7 +161,7 @@ FIELDS = ("pairs", "counts", "sums", "moment")
 
 def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
     """Write fit.json into the folder of a model, with the digest of the model's tensors."""
-    write_json(folder / FIT, with_checksum({"format": FIT_FORMAT, **record, "model": digest(model)}))
+    write_json(folder / FIT, with_checksum({"format": FIT_FORMAT, **record, "model": tensor_digest(model)}))
 
 
 @as_usage_error()
@@ -216,7 +216,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
     """Write statistics of the training features into a model's folder."""
     statistics = fitted.statistics
     fields = {
-        "model": digest(model),
+        "model": tensor_digest(model),
         "shape": [statistics.states, statistics.objects],
         "settings": asdict(fitted.settings),
     }

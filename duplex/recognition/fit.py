@@ -120,7 +120,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
         if missing is None:
             return EncoderChoice(entry, f"{why}, weights on disk")
         absent[name] = entry, missing
-    if not unknown_words(PACKAGED, words(labels)):
+    if not unknown_words(PACKAGED, prompt_words(labels)):
         return EncoderChoice(EncoderParams(name=PACKAGED), "the packaged encoder knows all words")
     for entry, missing in absent.values():
         if is_reachable(missing.address):
@@ -142,7 +142,7 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
         raise UsageError(f"--encoder {name}: {error}") from None
     if is_random(weights):
         raise UsageError(f"the weights {weights} are random, for trials of a project; name pretrained ones")
-    check_words(name, words(labels))
+    check_words(name, prompt_words(labels))
     return EncoderChoice(EncoderParams(name=name, weights=weights), "named")
 
 
@@ -152,7 +152,7 @@ def check_words(name: str, texts: Sequence[str], advice: str = "choose another -
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; {advice}")
 
 
-def words(labels: LabelSpace) -> Sequence[str]:
+def prompt_words(labels: LabelSpace) -> Sequence[str]:
     """The names of all states and objects as they are written in prompts."""
     return [prompt_name(name) for name in (*labels.states, *labels.objects)]
 
@@ -391,14 +391,13 @@ class FolderRecipes:
         inputs = Data(data.manifest, data.labels, features, entry, str(self.device), skip_frozen_blocks=True)
         return EncodedFolder(inputs, room.depth, frozenset(each.row for each in bad))
 
-    @cached_property
-    def readable(self) -> LabelledFolder:
-        """The data set without unreadable images; to find these, images that are not in the cache are encoded first."""
+    def encode_readable(self) -> LabelledFolder:
+        """Encode images that are not in the cache; returns the data set without those that cannot be encoded."""
         kept = ~np.isin(np.arange(len(self.data.manifest)), list(self.encoded.bad))
         return replace(self.data, manifest=self.data.manifest[kept], digests=list(compress(self.data.digests, kept)))
 
     @cached_property
-    def runs(self) -> Trials:
+    def trials(self) -> Trials:
         """Store of the trainings to choose from, in a folder named by a digest of labels, features, code and device."""
         kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, PROMPTS)]
         is_gpu = self.device.type == "cuda"
@@ -428,7 +427,7 @@ class FolderRecipes:
         prompts = [Trial(f"prompts, rate {rate:g}", self._spec(PROMPTS, rate)) for rate in PROMPT_RATES]
         yield prompts
         beside_blocks = prompts[0]  # with blocks that train, prompts may train fast
-        schedule = stored_schedule(self.runs.folder, self.minutes, lambda: self._schedule(beside_blocks, began))
+        schedule = stored_schedule(self.trials.folder, self.minutes, lambda: self._schedule(beside_blocks, began))
         self.say(f"fine-tuning: {schedule.reason}")
         training = replace(beside_blocks.spec.training, threads=torch.get_num_threads())
         yield from finetuned_recipes(replace(beside_blocks.spec, training=training), schedule.depths, schedule.rates)
@@ -453,7 +452,7 @@ class FolderRecipes:
         splits = self.data.manifest["split"].value_counts()
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
         left = 60 * self.minutes - (time.monotonic() - began)
-        epoch = self.runs.result(prompts).seconds_per_epoch
+        epoch = self.trials.result(prompts).seconds_per_epoch
         return make_schedule(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:
@@ -463,7 +462,7 @@ class FolderRecipes:
 
     def final_files(self, recipe: Trial) -> RunPaths:
         """The files of the final training, on all labelled images, with the settings `recipe`."""
-        return RunPaths(self.runs.files(recipe).root / "all")
+        return RunPaths(self.trials.files(recipe).root / "all")
 
     def all_images(self, recipe: Trial) -> RunInputs:
         """The data of the final training: every image is in the training split."""
@@ -476,9 +475,9 @@ def fit_chosen(recipes: FolderRecipes, recipe: Trial) -> Run:
 
     The run is saved in the folder `all` beside the recipe's; an interrupted training continues from there.
     """
-    record, method, _ = recipes.runs.load(recipe)
+    record, method, _ = recipes.trials.load(recipe)
     files = recipes.final_files(recipe)
-    resume = ResumePoint("all images", files.unfinished_training, recipes.runs.files(recipe).root.name)
+    resume = ResumePoint("all images", files.unfinished_training, recipes.trials.files(recipe).root.name)
     inputs = recipes.all_images(recipe)
     run = train_on_all_images(recipe.spec, record, method.chosen_options(), inputs, recipes.device, resume)
     run.write(files)
@@ -517,7 +516,7 @@ def fit_folder(
     out = with_own_name(out)
     refuse_existing_model(out, force=force)
     refuse_existing(page_file(out), force=force)
-    data = read_labelled_folder(source, images, known_pixels=load_pixel_digests(cache_folder(out)))
+    data = read_labelled_folder(source, images, known_pixels=load_pixel_digests(cache_beside(out)))
     refuse_lost_updates(out, data.contents)
     describe(data, say)
     if encoder is None:
@@ -531,11 +530,11 @@ def fit_folder(
             f"{len(long):,} pairs have a longer prompt than {choice.entry.name} reads, the first {long[0]!r}; shorten "
             "the names of their states or objects"
         )
-    with reproducible(), sole_writer(cache_folder(out) / "fit", "fit", "or give this one another --out"):
-        return _fit(FolderRecipes(data, choice, cache_folder(out), minutes, say), out, force)
+    with reproducible(), sole_writer(cache_beside(out) / "fit", "fit", "or give this one another --out"):
+        return _fit(FolderRecipes(data, choice, cache_beside(out), minutes, say), out, force)
 
 
-def cache_folder(out: Path) -> Path:
+def cache_beside(out: Path) -> Path:
     """`MODEL.cache`, the folder beside a model's folder for what the fit has trained."""
     return out.with_name(f"{out.name}.cache")
 
@@ -549,7 +548,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
     say = recipes.say
     save_pixel_digests(recipes.cache, recipes.data.pixels)
     recipes.encoded  # noqa: B018 encodes what is missing, before the time for training begins
-    choice = search_recipes(recipes.levels(time.monotonic()), recipes.runs.result, say)
+    choice = search_recipes(recipes.levels(time.monotonic()), recipes.trials.result, say)
     say(f"chosen: {choice.recipe.name}")
     measured, answers = _measure(recipes, choice.recipe)
     say(
@@ -558,13 +557,13 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
         f"with training images, {measured['accuracy_unseen']:.1f} % for new pairs), calibration error "
         f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
     )
-    say(f"fitting all {len(recipes.readable.manifest):,} labelled images")
+    say(f"fitting all {len(recipes.encode_readable().manifest):,} labelled images")
     run = fit_chosen(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
         refuse_lost_updates(out, recipes.data.contents)  # an update may have ended during the fit
         _write_model(out, recipes, run, choice, measured, force)
     for other in recipes.cache.glob("recipes-*"):
-        if other != recipes.runs.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
+        if other != recipes.trials.folder and re.fullmatch("recipes-[0-9a-f]+", other.name):  # of other labels
             shutil.rmtree(other, ignore_errors=True)
     data = recipes.data
     examples = recipes.encoded.data.read().examples
@@ -577,7 +576,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
 
 def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], AnsweredImages]:
     # on the test images, which had no part in training or any choice
-    record, method, inputs = recipes.runs.load(recipe)
+    record, method, inputs = recipes.trials.load(recipe)
     test = inputs.examples["test"].to(recipes.device)
     inputs = replace(inputs, examples={**inputs.examples, "test": test})
     answers = listed_answers(method, test, inputs.labels, record.confidence, recipes.world)
@@ -602,10 +601,11 @@ def _write_model(
     out: Path, recipes: FolderRecipes, run: Run, choice: RecipeChoice, measured: dict[str, Any], force: bool
 ) -> None:
     trained = TrainedRun(recipes.final_files(choice.recipe).checkpoint, recipes.device)
-    counts = count_dataset(recipes.readable.labels, recipes.readable.manifest).to_dict()
+    readable = recipes.encode_readable()
+    counts = count_dataset(readable.labels, readable.manifest).to_dict()
     facts = RunFacts(out.name, metrics=measured["metrics"], counts=counts, remark=REMARK)
     fitted = run.method.fitted_statistics()
-    images = recipes.readable.manifest["split"].value_counts()
+    images = readable.manifest["split"].value_counts()
     record = {  # without dates or durations, so that equal fits have equal files
         "encoder": recipes.choice.entry.model_dump(exclude_defaults=True),
         "counts": counts,
@@ -613,7 +613,7 @@ def _write_model(
         "recipes": list(choice.table),
         "chosen": choice.recipe.name,
         "measured": measured,
-        "contents": recipes.readable.contents,  # which an update does not count twice
+        "contents": readable.contents,  # which an update does not count twice
     }
 
     def add_files(folder: Path, tensors: dict[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from duplex.recognition.numpy_example import load_model, require_exported
 RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
-def pixels(image: Any, preprocess: Any) -> Any:
+def resize_and_crop(image: Any, preprocess: Any) -> Any:
     """The encoder's input for an RGB image, uint8 [3, R, R]: shorter side resized to R, centre cropped.
 
     preprocess: the encoder's preprocessing, with `size` (R) and `interpolation`.
@@ -35,7 +35,7 @@ def pixels(image: Any, preprocess: Any) -> Any:
     return np.asarray(image.crop((left, top, left + size, top + size))).transpose(2, 0, 1)
 
 
-def rgb(image: Any) -> Any:
+def to_rgb(image: Any) -> Any:
     """Convert an image to RGB; raise ValueError for pixels wider than 16 bits.
 
     Sixteen-bit grey is scaled first: Pillow would clip it to white.
@@ -56,7 +56,7 @@ def open_image(name: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            return rgb(ImageOps.exif_transpose(Image.open(name)))
+            return to_rgb(ImageOps.exif_transpose(Image.open(name)))
     except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
         sys.exit(f"see.py: {name} cannot be read as an image: {error}")
 
@@ -69,7 +69,7 @@ def main() -> None:
     files = [require_exported(folder / name, header) for name in ("encoder.onnx", "trained.onnx")]
     tower, trained = map(onnxruntime.InferenceSession, files)
     preprocess = json.loads(header["encoder"]["preprocessing"])
-    batch = np.stack([pixels(open_image(name), preprocess) for name in sys.argv[1:]])
+    batch = np.stack([resize_and_crop(open_image(name), preprocess) for name in sys.argv[1:]])
     (features,) = tower.run(None, {"pixels": batch})
     (scores,) = trained.run(None, {"features": features})
     ranked = answer_logits(t, scores.astype(np.float64), header["confidence"]["temperature"], np)

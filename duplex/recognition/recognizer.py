@@ -238,7 +238,10 @@ class Recognizer:
             yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """The model's inputs for the `pixels` of images after the encoder's `image_transform`, uint8 [3, R, R] each."""
+        """Encode images: what the model needs of each, such as `{"cls": features [B, d]}`.
+
+        pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` returns it.
+        """
         return encode(self.encoder, torch.stack(list(pixels)), **self._encoding)
 
     @property

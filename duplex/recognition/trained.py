@@ -21,8 +21,8 @@ from torch import Tensor
 from duplex.encoders.base import Encoder, family_code, load_encoder
 from duplex.encoders.image_blocks import block_input_shape
 from duplex.errors import UsageError, as_usage_error, shown
-from duplex.evaluation.feasibility import read_word_vectors
 from duplex.evaluation.probabilities import Confidence
+from duplex.evaluation.word_vectors import read_word_vectors
 from duplex.features.encode import OutputSpec
 from duplex.features.file import IMPORTED
 from duplex.labels import LabelSpace, World
@@ -35,7 +35,7 @@ from duplex.methods.finetuned import (
     finetuned_blocks_factory,
     with_finetuned_features,
 )
-from duplex.methods.paths import word_vectors
+from duplex.methods.prompts import word_vectors
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions
 from duplex.recognition.answers import Candidates, portable_terms, sum_of
@@ -113,12 +113,12 @@ class TrainedModel(ABC):
     @property
     def outputs(self) -> OutputSpec:
         """What the image tower must return besides CLS features: patch tokens, inputs of the last blocks."""
-        blocks = int(self.backbone.record["block_inputs"]) if self.reads_block_inputs else 0
+        blocks = int(self.backbone.record["block_inputs"]) if self.has_finetuned_blocks else 0
         return OutputSpec("patch" in self.needs, blocks, int(self.backbone.record.get("bits", 16)))
 
     @property
-    def reads_block_inputs(self) -> bool:
-        """Whether the model has fine-tuned blocks, which compute features from their inputs."""
+    def has_finetuned_blocks(self) -> bool:
+        """Whether the model has fine-tuned blocks of the image tower, whose inputs it then needs as well."""
         return self.finetuned is not None
 
     @abstractmethod
@@ -184,7 +184,7 @@ class TrainedRun(TrainedModel):
         self.novelty = read_novelty(checkpoint, device)
 
     @property
-    def reads_block_inputs(self) -> bool:
+    def has_finetuned_blocks(self) -> bool:
         return self.record.finetune is not None
 
     @cached_property

@@ -28,8 +28,9 @@ from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Inputs
 from duplex.methods.finetuned import with_finetuned_features
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FittedStatistics, GroupPosterior
-from duplex.methods.paths import unit, word_vectors
+from duplex.methods.layers import unit
 from duplex.methods.portable import portable_closed_form
+from duplex.methods.prompts import word_vectors
 from duplex.recognition.answers import find_or_append, with_rows
 from duplex.recognition.export import (
     ONNX_EXAMPLE,
@@ -199,7 +200,7 @@ def updated_model(
         pairs = np.stack([enlarged.state_of(missing), enlarged.object_of(missing)], axis=1)
         tensors = with_rows(tensors, labels, (states, objects), pairs, trained.backbone.tower("text").text)
     candidates = np.concatenate([present, missing])
-    tensors |= closed_form_tensors(trained, total, enlarged, candidates, tensors)
+    tensors |= refitted_closed_form(trained, total, enlarged, candidates, tensors)
     seen = enlarged.is_seen(candidates)
     feasible = np.concatenate([tensors["feasible"].numpy(), np.ones(len(missing), dtype=bool)]) | seen
     tensors |= {"seen": torch.from_numpy(seen), "feasible": torch.from_numpy(feasible)}
@@ -209,14 +210,17 @@ def updated_model(
     return UpdatedModel(enlarged, {name: value.contiguous() for name, value in tensors.items()}, total)
 
 
-def closed_form_tensors(
+def refitted_closed_form(
     trained: ExportedModel,
     fitted: FittedStatistics,
     labels: LabelSpace,
     candidates: np.ndarray,
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """Tensors to export: visual prototypes of candidates in closed form, and posteriors if the model has them."""
+    """The tensors to export of the closed form, fitted again: visual prototypes of `candidates`, posteriors of words.
+
+    The posteriors only if `tensors`, those exported so far, have them.
+    """
     words = None
     if fitted.settings.interactions != 0:
         states, objects = word_vectors(labels, trained.backbone.tower("text").text)

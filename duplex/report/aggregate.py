@@ -21,7 +21,8 @@ import pandas as pd
 from duplex.artifacts import RunPaths
 from duplex.errors import DuplexError
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.metrics import METRICS, Curve, Margins
+from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.metrics import METRICS
 from duplex.labels import GROUPS, WORLDS
 
 Tree = dict[str, Any]
@@ -130,11 +131,11 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     """A run's open-world metrics with a feasibility threshold on `words` or `likelihood`; empty without one."""
     other: Mapping[str, Any] = record.get(source, {})
-    return record if used_source(record) == source else other
+    return record if feasibility_source(record) == source else other
 
 
-def used_source(record: Mapping[str, Any]) -> str | None:
-    """The source of a run's feasibility threshold in the open world: `words`, `likelihood` or None."""
+def feasibility_source(record: Mapping[str, Any]) -> str | None:
+    """What a run's feasibility threshold in the open world is by: `words`, `likelihood`; None without a threshold."""
     if "threshold" not in record:
         return None
     return "likelihood" if "by_likelihood" in record else "words"

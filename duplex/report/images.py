@@ -108,7 +108,7 @@ class RetrievalContext:
         return image_features(self.method, self.test)
 
     @property
-    def has_prototypes(self) -> bool:
+    def can_retrieve(self) -> bool:
         has_any = self.method.semantic or self.method.visual
         return self.features.z is not None and bool(has_any)
 
@@ -137,7 +137,7 @@ class Hit:
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
     """The `top` test images nearest to each kind of prototype of a composition; `UsageError` without prototypes."""
-    if not context.has_prototypes:
+    if not context.can_retrieve:
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
     for kind, prototype in context.prototypes(np.array([composition])).items():
@@ -186,7 +186,7 @@ def _shares_table(
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
     """Test images nearest to each prototype, and the numbers that the blocks cite from the JSON file `file`."""
-    if not context.has_prototypes:
+    if not context.can_retrieve:
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
     shares = {}

@@ -35,7 +35,7 @@ from duplex.evaluation.probabilities import NEW_SHARE, AnsweredImages, fit_proba
 from duplex.features.tokens import Examples
 from duplex.labels import SPLITS, Bools, Ints, LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, NormalEquations, PairMeans
-from duplex.methods.paths import unit
+from duplex.methods.layers import unit
 from duplex.report.answers import accuracy_parts, answers_of, confusion_parts, probability_part, wrong_answers_part
 from duplex.report.blocks import (
     Block,
@@ -193,7 +193,7 @@ class NextImages:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
-        """Ranked by the image counts of all splits and the closed form's errors on validation images."""
+        """Rank the pairs by image counts of all splits and by the closed form's errors on validation images."""
         answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
         model = answers.model
         ridge = model.settings.ridge

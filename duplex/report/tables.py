@@ -29,7 +29,7 @@ from duplex.report.aggregate import (
     RunRecord,
     Tree,
     at_threshold,
-    used_source,
+    feasibility_source,
 )
 from duplex.report.blocks import (
     Block,
@@ -283,7 +283,7 @@ def feasibility_table(data: DatasetResults) -> Table | None:
     rows = []
     for method, runs in data.runs.items():
         worlds = [run.metrics.get("open", {}) for run in runs.values()]
-        used = [used_source(world) for world in worlds]
+        used = [feasibility_source(world) for world in worlds]
         for source in sorted(SOURCES, key=used.count, reverse=True):
             if not all(at_threshold(world, source) for world in worlds):
                 continue

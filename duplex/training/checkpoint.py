@@ -64,7 +64,7 @@ def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapp
     stored = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    header = {"format": FORMAT, "holds": kind, "tensors": digest(stored), **fields}
+    header = {"format": FORMAT, "holds": kind, "tensors": tensor_digest(stored), **fields}
     text = json.dumps({**header, "checksum": json_digest(header)}, ensure_ascii=False)
     write_tensors(path, stored, {KEY: text})
 
@@ -98,12 +98,12 @@ def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DuplexError(f"{header.path} cannot be read ({error}); {REMEDIES[header.kind]}") from error
-    if digest(tensors) != header.digest:
+    if tensor_digest(tensors) != header.digest:
         raise DuplexError(f"{header.path} is damaged: its tensors were changed; {REMEDIES[header.kind]}")
     return tensors
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
     """The sha256 of the names, types, shapes and values of tensors on the CPU."""
     sha256 = hashlib.sha256()
     for name in sorted(tensors):

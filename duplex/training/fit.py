@@ -25,8 +25,9 @@ from duplex.data.sources import detect_source, load_source
 from duplex.data.tables import from_rows
 from duplex.encoders.base import encoder_identity, is_random, load_encoder, resolve_device, unknown_words
 from duplex.errors import DuplexError, UsageError, require, require_type, require_whole, shown
-from duplex.evaluation.comparison import compare_seeds
-from duplex.evaluation.metrics import METRICS, OPEN_METRICS, Curve, Margins
+from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.intervals import compare_seeds
+from duplex.evaluation.metrics import METRICS, OPEN_METRICS
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import IMPORTED
 from duplex.features.imported import FEATURES, checked_features

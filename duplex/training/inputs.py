@@ -34,13 +34,12 @@ from duplex.data.tables import (
 from duplex.encoders.base import PACKAGED, TextTower, find_family, load_encoder, resolve_device
 from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.feasibility import read_word_vectors
 from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, read_features
 from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
 from duplex.methods.finetuned import FinetunedBlocks, finetuned_blocks_factory
-from duplex.methods.paths import TEMPLATE, word_vectors
+from duplex.methods.prompts import TEMPLATE, word_vectors
 from duplex.methods.registry import find_method
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.system.files import sha256
@@ -90,6 +89,8 @@ class RunInputs:
     def words(self) -> PrimitiveVectors | None:
         """Word vectors of all states and objects: from the GloVe file, else from the text tower; else None."""
         if self.glove is not None:
+            from duplex.evaluation.word_vectors import read_word_vectors
+
             table = read_word_vectors(self.glove, [*self.labels.states, *self.labels.objects])
             if table.missing:
                 print(f"{self.glove} has no vector for: {', '.join(table.missing)}", file=sys.stderr)
@@ -369,7 +370,7 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
     return [need for need in lacking if lacking[need] and need in needs]
 
 
-def require_inputs(params: Params, dataset: str, method: str) -> None:
+def require_configured_inputs(params: Params, dataset: str, method: str) -> None:
     """Raise `UsageError` if, by params.yaml, a data set lacks an input that a method needs."""
     missing = missing_needs(params, dataset, method)
     if not missing:

@@ -362,7 +362,7 @@ Validate = Callable[[Method[Any]], float | Mapping[str, float]]  # AUC, or metri
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """File from which a killed run continues."""
+    """The file in which unfinished training is saved, and from which a killed run continues."""
 
     label: str = "training"  # for progress and messages
     path: Path | None = None  # written after each epoch; a killed run continues from it bit-identically

@@ -31,16 +31,8 @@ from torch import Tensor
 from duplex.artifacts import RunPaths
 from duplex.config.params import EvaluationParams, MethodEntry, Params
 from duplex.errors import UsageError, require
-from duplex.evaluation.metrics import (
-    METRICS,
-    Curve,
-    Margins,
-    Metrics,
-    group_table,
-    harmonic_mean,
-    measure,
-    sampled_from_margins,
-)
+from duplex.evaluation.curve import Curve, Margins, harmonic_mean
+from duplex.evaluation.metrics import METRICS, Metrics, group_table, measure, sampled_from_margins
 from duplex.features.tokens import Examples
 from duplex.labels import WORLDS, Bools, LabelSpace, World, frequency_groups
 from duplex.methods.base import Batch, Method, MethodContext
@@ -62,6 +54,7 @@ from duplex.training.scoring import (
     ScoringTask,
     Validation,
     calibrate,
+    count_unseen_pairs,
     defined_auc,
     feasible_compositions,
     fit_confidence,
@@ -69,7 +62,6 @@ from duplex.training.scoring import (
     score_split,
     score_term_sums,
     tune,
-    unseen_pairs,
 )
 
 _one_thread = threading.RLock()  # PyTorch's settings and its random generators are those of the process
@@ -330,7 +322,7 @@ def finish(
     if "open" in spec.worlds:
         if rule == "likelihood" and method.composition_plausibility() is None:
             print(f"{spec.name} has no likelihood of compositions; feasibility is from word vectors", file=sys.stderr)
-        if rule == "auto" and (pairs := unseen_pairs(val, labels)) < FEWEST_PAIRS:
+        if rule == "auto" and (pairs := count_unseen_pairs(val, labels)) < FEWEST_PAIRS:
             few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
             needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
             print(f"{few}, {needed}: all pairs stay candidates", file=sys.stderr)

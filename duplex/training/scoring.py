@@ -27,6 +27,7 @@ from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import Floats, ScoreAccumulator
+from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.feasibility import (
     BucketNumbers,
     FeasibilityValues,
@@ -36,14 +37,14 @@ from duplex.evaluation.feasibility import (
     largest_clear_gain,
     thresholds,
 )
-from duplex.evaluation.metrics import Components, Curve, Margins
+from duplex.evaluation.intervals import Components
 from duplex.evaluation.probabilities import Confidence, fit_probabilities, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, ScoreBlocks, Scorer
-from duplex.methods.families import Feasibility
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
-from duplex.methods.paths import unit
+from duplex.methods.layers import unit
+from duplex.methods.word_feasibility import Feasibility
 
 BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
 BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_SCORES
@@ -332,7 +333,7 @@ def calibrate(
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
     sources: dict[FeasibilitySource, FeasibilityValues] = {}
-    if world == "open" and rule != "none" and not (rule == "auto" and unseen_pairs(val, labels) < FEWEST_PAIRS):
+    if world == "open" and rule != "none" and not (rule == "auto" and count_unseen_pairs(val, labels) < FEWEST_PAIRS):
         both = feasibility_by_words(labels, words), feasibility_by_likelihood(method)
         sources = {name: values for name, values in zip(FEASIBILITY_SOURCES, both, strict=True) if values is not None}
     if not sources:
@@ -368,7 +369,7 @@ def calibrate(
     return replace(chosen, alternatives=tuple(calibrations.values())), margins_all
 
 
-def unseen_pairs(val: Examples, labels: LabelSpace) -> int:
+def count_unseen_pairs(val: Examples, labels: LabelSpace) -> int:
     """The number of unseen compositions with validation images."""
     compositions = np.unique(val.compositions.cpu().numpy())
     return int((~labels.is_seen(compositions)).sum())

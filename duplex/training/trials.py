@@ -39,7 +39,8 @@ from duplex.config.params import EvaluationParams
 from duplex.encoders.base import Encoder, load_encoder
 from duplex.encoders.image_blocks import block_input_shape, last_blocks
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.metrics import Components, Margins
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.intervals import Components
 from duplex.features.encode import OutputSpec
 from duplex.features.file import row_bytes
 from duplex.features.tokens import Examples
@@ -282,7 +283,8 @@ def finetuned_recipes(
 ) -> list[list[Trial]]:
     """Recipes that train a method and the image tower's last blocks together: one list per depth, a recipe per rate.
 
-    Of the method's training options they change only the schedule.
+    The learning rate of the blocks is the recipe's; the method keeps its own, but trains 6 epochs along half a cosine,
+    without warm-up, and stops after 3 epochs without a better validation AUC.
     """
     training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
     levels = []

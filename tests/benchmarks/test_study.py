@@ -12,7 +12,7 @@ from benchmarks.study import Bench, difference, margins, measured, results, run_
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import load_params
 from duplex.errors import UsageError
-from duplex.evaluation.comparison import compare_splits
+from duplex.evaluation.intervals import compare_splits
 from tests.subprocesses import ROOT
 
 GAINS = {"clip": 0.0, "duplex": 0.4, "duplex_open": 0.2, "dual": 1.0, "cso": 0.5, "dual*cso": 0.5, "clip*dual": 0.5}

@@ -12,8 +12,8 @@ from duplex.artifacts import ArtifactPaths
 from duplex.cli import app
 from duplex.config.params import write_dataset
 from duplex.errors import DuplexError
-from duplex.evaluation.comparison import Difference, compare, compare_splits
-from duplex.evaluation.metrics import Margins
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.intervals import Difference, compare, compare_splits
 from duplex.project.stages import _write
 
 IMAGES = 120

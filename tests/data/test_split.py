@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from duplex.data.contents import _divide, _hold_out, make_split
 from duplex.data.sources import load_source
-from duplex.data.tables import from_rows, resplit, shares
+from duplex.data.tables import from_rows, resplit, split_options_of
 from duplex.errors import DuplexError, UsageError
 from duplex.options import SourceOptions, SplitOptions
 from tests.data.makers import make_folder, make_standard, make_table
@@ -148,7 +148,7 @@ def test_fractions_are_carried_to_the_next_pair_but_large_pairs_do_not_make_up_f
 def test_resplits_keep_shares_and_primitives(grid: dict[tuple[int, int], int], number: int, seed: int) -> None:
     try:
         data = from_rows(frame_of(grid), SplitOptions(seed), "here")
-        shares(data.manifest, 0)
+        split_options_of(data.manifest, 0)
         again = resplit(data, number)
     except (DuplexError, UsageError) as error:
         assume("held out" not in str(error) and "this data set lacks some" not in str(error))

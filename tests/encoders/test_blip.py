@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from duplex.encoders.base import encoder_identity, load_encoder
 from duplex.errors import DuplexError
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.paths import Prompts
-from duplex.methods.prompts import PromptMethod, PromptOptions
+from duplex.methods.prompt_method import PromptMethod, PromptOptions
+from duplex.methods.prompts import Prompts
 from duplex.testing import small_labels
 from tests.encoders.small import noise_image
 

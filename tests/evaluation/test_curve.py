@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator, TopCompetitors
-from duplex.evaluation.metrics import Curve, Margins, Metrics, measure
+from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.metrics import Metrics, measure
 from tests.evaluation.twins import Problem, is_right, naive, problem
 
 

@@ -7,7 +7,7 @@ from duplex.errors import DuplexError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.feasibility import buckets, choose_threshold, is_feasible, thresholds
 from duplex.evaluation.metrics import measure
-from duplex.methods.families import Feasibility, feasibility
+from duplex.methods.word_feasibility import Feasibility, feasibility
 from tests.methods.test_word_feasibility import space
 
 
@@ -52,7 +52,7 @@ def test_feasibility_in_blocks_equals_the_whole_table(seed: int, block: int, cou
     vectors = rng.standard_normal((5, 3)), rng.standard_normal((6, 3))
     whole = feasibility(*vectors, labels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("duplex.methods.families.BLOCK", block)
+        patch.setattr("duplex.methods.word_feasibility.BLOCK", block)
         blocks = Feasibility(*vectors, labels)
         steps = thresholds(blocks, labels.seen, count)
         assert np.array_equal(steps, thresholds(whole, labels.seen, count))

@@ -6,7 +6,9 @@ import pytest
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
-from duplex.evaluation.metrics import Margins, Metrics, bootstrap, group_table, measure
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.intervals import bootstrap
+from duplex.evaluation.metrics import Metrics, group_table, measure
 from duplex.labels import GROUPS, FrequencyGroups, frequency_groups
 from tests.evaluation.twins import problem
 

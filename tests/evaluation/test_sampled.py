@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
-from duplex.evaluation.metrics import (
-    BlockSource,
-    Margins,
-    Metrics,
-    _tensor,
-    measure,
-    sampled_from_margins,
-    sampled_metrics,
-)
+from duplex.evaluation.curve import Margins
+from duplex.evaluation.metrics import BlockSource, Metrics, _tensor, measure, sampled_from_margins, sampled_metrics
 from duplex.system.threads import threads
 from tests.evaluation.twins import Problem, problem, published_sweep
 

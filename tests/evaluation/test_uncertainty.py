@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.evaluation.comparison import _normal_p, bootstrap_p, compare
-from duplex.evaluation.metrics import Components, Curve, Margins, bootstrap, percentiles
+from duplex.evaluation.curve import Curve, Margins
+from duplex.evaluation.intervals import Components, _normal_p, bootstrap, bootstrap_p, compare, percentiles
 from tests.evaluation.twins import literal_components
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from duplex.methods.caila import Caila
-from duplex.methods.prompts import PromptMethod
+from duplex.methods.prompt_method import PromptMethod
 from tests.methods.field import CLIP, SEEN, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, cross_entropy, linear, products, softmax, unit
 

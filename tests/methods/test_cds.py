@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from duplex.methods.cds import Cds, diversity
+from duplex.methods.cds import Cds, state_specificity
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, scores
 from tests.methods.loops import close, mlp, softmax
 
@@ -18,7 +18,7 @@ def specificity(m):
 def test_losses_and_scores_by_loops():
     method, images = build(Cds, **ROW), batch(4)
     t = method.shared()
-    close(diversity(LABELS), [specificity(m) for m in range(M)])
+    close(state_specificity(LABELS), [specificity(m) for m in range(M)])
 
     def logit(c):
         return float(mlp(method.ranker, torch.cat([t.states[c // N], t.objects[c % N]]).detach())[0])

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from duplex.methods.cge import Cge, CoCge, CompositionGraph, GraphNetwork
-from duplex.methods.families import feasibility
-from duplex.methods.paths import CompositionIndex
+from duplex.methods.layers import CompositionIndex
+from duplex.methods.word_feasibility import feasibility
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, context, scores
 from tests.methods.loops import close, convolved, cross_entropy, dot, mlp, products, unit
 

@@ -7,7 +7,7 @@ import torch
 
 from duplex.methods.cge import Cge
 from duplex.methods.cge_visual import MESSAGES, CgeVisual
-from duplex.methods.paths import CompositionIndex
+from duplex.methods.layers import CompositionIndex
 from tests.methods import twin
 from tests.methods.field import LABELS, N, batch, build, check_losses, scores
 from tests.methods.loops import close, cross_entropy, dot, linear, products, softmax, unit

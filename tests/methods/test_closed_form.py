@@ -11,8 +11,8 @@ from duplex.methods import portable
 from duplex.methods.base import Batch, PrimitiveVectors
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, GroupPosterior
-from duplex.methods.paths import unit
-from duplex.methods.prompts import PromptMethod, PromptOptions
+from duplex.methods.layers import unit
+from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import make_method
 from duplex.options import OptionError
 from duplex.recognition import numpy_example

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from duplex.methods.compcos import CompCos
-from duplex.methods.families import feasibility
+from duplex.methods.word_feasibility import feasibility
 from tests.methods.field import LABELS, SEEN, M, N, batch, build, check_losses, scores
 from tests.methods.loops import close, composed, cross_entropy, dot, mlp, unit
 

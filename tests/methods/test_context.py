@@ -7,7 +7,8 @@ import torch
 from duplex.encoders.base import load_encoder
 from duplex.labels import LabelSpace
 from duplex.methods.base import MethodContext
-from duplex.methods.paths import Prompts, unit
+from duplex.methods.layers import unit
+from duplex.methods.prompts import Prompts
 from duplex.options import TrainingOptions
 
 SETTINGS = TrainingOptions(learning_rate=0.01, batch_size=8, epochs=1)

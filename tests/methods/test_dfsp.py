@@ -5,7 +5,7 @@ import torch
 
 from duplex.errors import UsageError
 from duplex.methods.dfsp import Dfsp, DfspOptions
-from duplex.methods.prompts import PromptMethod
+from duplex.methods.prompt_method import PromptMethod
 from tests.methods.field import SEEN, SOFT, N, batch, build, check_losses, context, primitive_means, scores, targets
 from tests.methods.loops import close, cross_block, cross_entropy, dot, linear, products, softmax, unit
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from duplex.errors import UsageError
 from duplex.methods.duplex import Duplex, FactorNodes, refine
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.methods.paths import Prototypes
+from duplex.methods.prompts import Prototypes
 from tests.methods import twin
 from tests.methods.world import (
     every_row,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from duplex.methods.codebook import Codebook
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.methods.paths import Prototypes
+from duplex.methods.prompts import Prototypes
 from tests.methods import twin
 from tests.methods.test_duplex import twin_features, twin_refined
 from tests.methods.world import DIM, batch_of, every_row, features, random_labels, small_labels, small_method, step_of

@@ -337,7 +337,7 @@ def test_means_equal_the_gaussian_processes() -> None:
     additive, mixed, _, _ = _fit_means(seen, settings, embedded)
     assert mixed is not None
     pairs = torch.arange(m * n)
-    found = additive.at(pairs // n, pairs % n) + mixed.at(pairs // n, pairs % n)
+    found = additive.of_pairs(pairs // n, pairs % n) + mixed.of_pairs(pairs // n, pairs % n)
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-8)
 
 
@@ -428,7 +428,7 @@ def naive_rivals(statistics: ClassStatistics, added: float) -> float:
             (statistics.states, statistics.objects),
         )  # fmt: skip
         effects, _ = NormalEquations(means, 0.5, 0.1).solve()
-        h = effects.at(statistics.state_of[held], statistics.object_of[held]).numpy()
+        h = effects.of_pairs(statistics.state_of[held], statistics.object_of[held]).numpy()
         for i, pair in enumerate(held.tolist()):
             root = math.sqrt(float(groups.counts[pair]))
             weight += root

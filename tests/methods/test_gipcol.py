@@ -4,8 +4,8 @@ import torch
 
 from duplex.encoders.prompt_tree import PromptTree
 from duplex.methods.gipcol import Gipcol
-from duplex.methods.paths import unit as unit_rows
-from duplex.methods.prompts import PromptMethod
+from duplex.methods.layers import unit as unit_rows
+from duplex.methods.prompt_method import PromptMethod
 from tests.methods.field import LABELS, SEEN, SOFT, M, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, convolved, cross_entropy, products, softmax, unit
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from duplex.methods.families import CrossAttention, WordTable, next_allowed_partner
-from duplex.methods.paths import Bottleneck, CompositionIndex, Mlp, copy_to_device, mean_over, unit
+from duplex.methods.layers import Bottleneck, CompositionIndex, Mlp, copy_to_device, mean_over, unit
 from tests.methods.loops import attend, close, mlp
 from tests.methods.world import features
 from tests.pretended import Pretended

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from duplex.methods.layers import CompositionIndex
 from duplex.methods.lde import Lde
-from duplex.methods.paths import CompositionIndex, Prompts
+from duplex.methods.prompts import Prompts
 from tests.methods.field import LABELS, M, N, batch, build, scores
 from tests.methods.loops import close, dot, softmax, unit
 from tests.methods.world import features, small_tower

@@ -3,8 +3,8 @@ from typing import Any
 
 import torch
 
-from duplex.methods.paths import Prompts
 from duplex.methods.plid import Plid
+from duplex.methods.prompts import Prompts
 from tests.methods.field import LABELS, SEEN, N, batch, build, check_losses, primitive_means, scores, targets
 from tests.methods.loops import close, cross_entropy, dot, linear, products, unit
 from tests.methods.world import DIM, small_tower

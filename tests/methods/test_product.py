@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from duplex.methods.closed_form import ClosedFormMethod
 from duplex.methods.compcos import CompCos
 from duplex.methods.product import ProductMethod, ProductOptions
-from duplex.methods.prompts import PromptMethod
+from duplex.methods.prompt_method import PromptMethod
 from duplex.options import OptionError
 from tests.methods.field import LABELS, batch, build, context
 

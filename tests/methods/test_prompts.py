@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.duplex import DuplexOptions
-from duplex.methods.prompts import PromptOptions
+from duplex.methods.prompt_method import PromptOptions
 from duplex.options import OptionError
 from tests.methods import twin
 from tests.methods.field import CLIP, SOFT

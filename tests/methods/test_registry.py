@@ -13,7 +13,7 @@ from duplex.errors import DISTRIBUTION, UsageError
 from duplex.methods.base import Method
 from duplex.methods.duplex import Duplex, DuplexOptions
 from duplex.methods.finetuned import WithFinetuning
-from duplex.methods.prompts import PromptMethod, PromptOptions
+from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import BrokenMethod, describe_method, find_method, installed_methods, make_method
 from duplex.options import Options
 from duplex.system import plugins
@@ -24,7 +24,7 @@ from tests.methods.world import small_context
 def test_kinds_are_found_by_name_or_by_class():
     assert find_method("duplex") is Duplex
     assert {"duplex", "prompts"} <= set(installed_methods())
-    assert find_method("duplex.methods.prompts:PromptMethod") is PromptMethod
+    assert find_method("duplex.methods.prompt_method:PromptMethod") is PromptMethod
 
 
 def test_an_unknown_kind_lists_the_known_ones():
@@ -32,7 +32,7 @@ def test_an_unknown_kind_lists_the_known_ones():
         find_method("duplx")
 
 
-@pytest.mark.parametrize("kind", ["nowhere.at_all:Method", "duplex.methods.prompts:PromptOptions"])
+@pytest.mark.parametrize("kind", ["nowhere.at_all:Method", "duplex.methods.prompt_method:PromptOptions"])
 def test_a_broken_kind_is_described_by_its_error(kind):
     with pytest.raises(BrokenMethod) as caught:
         find_method(kind)
@@ -72,13 +72,13 @@ def test_a_built_in_kind_wins_and_one_of_two_distributions_is_refused(monkeypatc
     others = [EntryPoint(*pair, "duplex.methods") for pair in (("prompts", "alien:A"), ("b", "z:Z"), ("b", "alien:B"))]
     points = [*others, *plugins.entry_points(group="duplex.methods")]
     monkeypatch.setattr(plugins, "entry_points", lambda group, name=None: [p for p in points if name in (None, p.name)])
-    assert module_of(installed_methods()["prompts"]) == "duplex.methods.prompts"
+    assert module_of(installed_methods()["prompts"]) == "duplex.methods.prompt_method"
     with pytest.raises(BrokenMethod, match=r"^method kind 'b' comes from both alien and z; uninstall one of them, or"):
         find_method("b")
 
 
 def test_only_module_and_class_are_looked_up_in_the_current_folder(tmp_path, monkeypatch):
-    (tmp_path / "home_made.py").write_text("from duplex.methods.prompts import PromptMethod as Made\n")
+    (tmp_path / "home_made.py").write_text("from duplex.methods.prompt_method import PromptMethod as Made\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = list(sys.path)

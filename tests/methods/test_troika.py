@@ -7,7 +7,7 @@ from duplex.methods import families
 from duplex.methods.base import Batch
 from duplex.methods.cds import Cds
 from duplex.methods.logiczsl import LogicZsl
-from duplex.methods.prompts import PromptMethod
+from duplex.methods.prompt_method import PromptMethod
 from duplex.methods.troika import Troika
 from duplex.methods.vp_cmjl import VpCmjl
 from tests.methods.field import N, batch, build, check_losses, scores, targets

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from duplex.methods.paths import word_vectors
+from duplex.methods.prompts import word_vectors
 from duplex.methods.vp_cmjl import VpCmjl
 from tests.methods.field import SEEN, M, N, batch, build, check_losses, scores, targets
 from tests.methods.loops import close, cross_block, cross_entropy, dot, products, softmax, sums_of_posteriors, unit

@@ -11,7 +11,7 @@ import torch
 
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.finetuned import WithFinetuning, finetuned_blocks_factory
-from duplex.methods.prompts import PromptMethod, PromptOptions
+from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import make_method, parse_options
 from duplex.options import FinetuneOptions, TrainingOptions
 from duplex.testing import small_batch, small_context

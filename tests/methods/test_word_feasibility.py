@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.labels import LabelSpace
-from duplex.methods.families import Feasibility, feasibility
+from duplex.methods.word_feasibility import Feasibility, feasibility
 
 
 def space(rng: np.random.Generator, states: int, objects: int, seen: float) -> LabelSpace:
@@ -49,10 +49,10 @@ def test_blocks_of_states_concatenate_to_the_whole(seed: int, seen: float, block
     vectors = rng.standard_normal((len(labels.states), 4)), rng.standard_normal((len(labels.objects), 5))
     whole = feasibility(*vectors, labels)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("duplex.methods.families.BLOCK", block)
+        patch.setattr("duplex.methods.word_feasibility.BLOCK", block)
         parts = list(Feasibility(*vectors, labels).blocks())
         assert [first for first, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)])[:-1].tolist()
         assert max(len(part) for _, part in parts) <= max(block, len(labels.objects))
         assert np.array_equal(np.concatenate([part for _, part in parts]), whole)
-        patch.setattr("duplex.methods.families.TABLE", 0)
+        patch.setattr("duplex.methods.word_feasibility.TABLE", 0)
         np.testing.assert_allclose(feasibility(*vectors, labels), whole, atol=1e-12)

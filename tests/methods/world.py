@@ -12,7 +12,7 @@ from duplex.encoders.text import ClipTextTower
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.duplex import Duplex, DuplexOptions
-from duplex.methods.prompts import PromptMethod, PromptOptions
+from duplex.methods.prompt_method import PromptMethod, PromptOptions
 from duplex.methods.registry import installed_methods
 from duplex.options import Options
 

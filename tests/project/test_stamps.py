@@ -28,7 +28,7 @@ from tests.features.conftest import update_checksums
 from tests.projects import inside, make_project
 from tests.subprocesses import ROOT
 
-PLUGIN = "from duplex.methods.prompts import PromptMethod\n\n\nclass Mine(PromptMethod):\n    pass\n"
+PLUGIN = "from duplex.methods.prompt_method import PromptMethod\n\n\nclass Mine(PromptMethod):\n    pass\n"
 CSP = ArtifactPaths().run("own", "csp", 0)
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from duplex import Recognizer, read_features
 from duplex.errors import UsageError
-from duplex.training.checkpoint import digest, with_checksum
+from duplex.training.checkpoint import tensor_digest, with_checksum
 from tests.recognition.hub import Hub
 
 pytestmark = pytest.mark.slow  # five models are exported, some with their encoders
@@ -134,7 +134,7 @@ def spoil(folder: Path, change: Change, *, right: bool = False) -> Path:
     tensors = load_file(path)
     change(header, tensors)
     if right:
-        header = with_checksum({**header, "tensors": digest(tensors)})
+        header = with_checksum({**header, "tensors": tensor_digest(tensors)})
     save_file(tensors, path, {"duplex": json.dumps(header)})
     return path
 
@@ -200,11 +200,11 @@ def test_the_image_tower_in_onnx(trained, exported):
 def test_the_onnx_script_reads_sixteen_bit_grey_like_the_library(tmp_path):
     pytest.importorskip("onnxruntime")
     from duplex.data.images import read_image
-    from duplex.recognition.onnx_example import rgb
+    from duplex.recognition.onnx_example import to_rgb
 
     Image.fromarray(np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)).save(tmp_path / "grey.png")
     wanted = np.asarray(read_image(tmp_path / "grey.png"))
-    np.testing.assert_array_equal(np.asarray(rgb(Image.open(tmp_path / "grey.png"))), wanted)
+    np.testing.assert_array_equal(np.asarray(to_rgb(Image.open(tmp_path / "grey.png"))), wanted)
 
 
 def test_an_export_that_fails_at_its_onnx_files_leaves_the_earlier_one(trained, exported, tmp_path):

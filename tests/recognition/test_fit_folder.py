@@ -113,8 +113,8 @@ def test_a_killed_fit_ends_in_the_bytes_of_an_undisturbed_one(fitted, drawn, tmp
 def test_a_damaged_file_of_a_recipe_is_one_line_that_says_what_to_delete(fitted, drawn, tmp_path, name, content):
     model, _ = fitted
     out = tmp_path / "model"
-    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
-    for path in fit.cache_folder(out).glob(f"recipes-*/**/{name}"):
+    shutil.copytree(fit.cache_beside(model), fit.cache_beside(out))
+    for path in fit.cache_beside(out).glob(f"recipes-*/**/{name}"):
         path.unlink()
         if content is not None:
             path.write_bytes(content)
@@ -126,7 +126,7 @@ def test_a_damaged_file_of_a_recipe_is_one_line_that_says_what_to_delete(fitted,
 def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monkeypatch):
     model, _ = fitted
     out = Path(shutil.copytree(model, tmp_path / "model"))
-    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
+    shutil.copytree(fit.cache_beside(model), fit.cache_beside(out))
     fit_chosen, update = fit.fit_chosen, partial(duplex, "update", out, tmp_path / "more", "--in-place")
     draw_pair(tmp_path / "more", "red", "star", range(8, 11))
 
@@ -143,7 +143,7 @@ def test_an_update_that_ends_during_a_fit_is_kept(fitted, drawn, tmp_path, monke
 def test_an_update_and_the_end_of_a_fit_exclude_each_other(fitted, drawn, tmp_path, monkeypatch):
     model, _ = fitted
     out = Path(shutil.copytree(model, tmp_path / "model"))
-    shutil.copytree(fit.cache_folder(model), fit.cache_folder(out))
+    shutil.copytree(fit.cache_beside(model), fit.cache_beside(out))
     before, write = model_bytes(out), fit._write_model
     draw_pair(tmp_path / "more", "red", "star", range(8, 11))
     refused = []
@@ -228,7 +228,7 @@ def test_a_page_of_someone_else_is_not_replaced(drawn, tmp_path, monkeypatch):
 
 def test_folders_that_are_no_recipes_stay_in_the_cache(fitted, drawn):
     model, _ = fitted
-    cache = fit.cache_folder(model)
+    cache = fit.cache_beside(model)
     (cache / "recipes-of-grandma").mkdir()
     (cache / "recipes-0123abcd").mkdir()
     fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)

@@ -60,10 +60,10 @@ def test_the_server_gives_the_same_answers(server: RunningServer, turned: list[P
 
 def test_the_script_of_an_export_reads_the_same_pixels(trained, turned: list[Path]) -> None:
     pytest.importorskip("onnxruntime")
-    from duplex.recognition.onnx_example import pixels
+    from duplex.recognition.onnx_example import resize_and_crop
 
     preprocess = {"size": 40, "interpolation": "bicubic"}
-    first, *others = (pixels(ImageOps.exif_transpose(Image.open(path)), preprocess) for path in turned)
+    first, *others = (resize_and_crop(ImageOps.exif_transpose(Image.open(path)), preprocess) for path in turned)
     assert all(np.array_equal(first, other) for other in others)
 
 

@@ -15,7 +15,8 @@ from duplex.errors import DuplexError, UsageError
 from duplex.features.extract import encode_shared, user_cache
 from duplex.features.file import read_features
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, GroupPosterior
-from duplex.methods.paths import unit, word_vectors
+from duplex.methods.layers import unit
+from duplex.methods.prompts import word_vectors
 from duplex.recognition import fit, update
 from duplex.recognition.export import STATISTICS, read_fit, read_statistics
 from duplex.recognition.update import update_model

@@ -9,7 +9,7 @@ import torch
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import ReportParams
 from duplex.errors import UsageError
-from duplex.evaluation.comparison import NAMES
+from duplex.evaluation.intervals import NAMES
 from duplex.labels import LabelSpace
 from duplex.project import report, runs, stamps
 from duplex.report.blocks import Note

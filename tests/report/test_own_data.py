@@ -14,7 +14,7 @@ from duplex.evaluation.metrics import MISSING
 from duplex.evaluation.probabilities import AnsweredImages, fit_probabilities
 from duplex.labels import LabelSpace
 from duplex.methods.gaussian import ClassStatistics, ClosedForm
-from duplex.methods.paths import unit
+from duplex.methods.layers import unit
 from duplex.report.answers import WRONG, answers_of, most_confused, primitive_table, wrong_answers_part
 from duplex.report.own import (
     DRAWS,

@@ -13,7 +13,7 @@ from duplex.system import code as hashing
 from duplex.system.code import UNKNOWN_CODE, code_files, code_hash, plugin_files, plugin_hash
 from tests.subprocesses import ROOT
 
-METHODS = ("duplex", "prompts", "closed_form")
+METHODS = ("duplex", "prompt_method", "closed_form")
 TRAIN = {f"train {method}" for method in METHODS}
 
 
@@ -57,7 +57,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("methods/base", {*TRAIN, "evaluate duplex", "report"}),
         ("methods/finetuned", {*TRAIN, "evaluate duplex", "report"}),
         ("methods/duplex", {"train duplex", "evaluate duplex", "report"}),
-        ("methods/prompts", {"train duplex", "train prompts", "evaluate duplex", "report"}),  # which duplex extends
+        (
+            "methods/prompt_method",
+            {"train duplex", "train prompt_method", "evaluate duplex", "report"},
+        ),  # which duplex extends
         ("methods/closed_form", {"train closed_form", "report"}),
         ("methods/troika", set()),
         ("methods/codebook", {*TRAIN, "evaluate duplex", "report"}),
@@ -138,7 +141,7 @@ def test_a_plugin_method_depends_on_the_layers_of_this_package_that_it_imports(t
     (tmp_path / "my_kind.py").write_text("from duplex.methods import duplex\n")
     monkeypatch.chdir(tmp_path)
     assert {"my_kind.py", "duplex/methods/duplex.py"} <= set(code_files("train", modules=["my_kind"]))
-    assert plugin_hash("duplex.methods.prompts") is None
+    assert plugin_hash("duplex.methods.prompt_method") is None
 
 
 @pytest.fixture

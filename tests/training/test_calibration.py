@@ -15,14 +15,14 @@ from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
 from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.methods.families import feasibility
+from duplex.methods.word_feasibility import feasibility
 from duplex.training import scoring
 from duplex.training.scoring import (
     Calibration,
+    count_unseen_pairs,
     feasibility_by_likelihood,
     feasibility_by_words,
     feasible_compositions,
-    unseen_pairs,
 )
 from tests.methods.field import words
 from tests.methods.world import features, scores_of, small_context, small_labels, small_method
@@ -120,7 +120,7 @@ def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.Mo
     mask = feasible_compositions(swept, words(), at_once)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_COLUMNS", 6)
-    monkeypatch.setattr("duplex.methods.families.BLOCK", 3)
+    monkeypatch.setattr("duplex.methods.word_feasibility.BLOCK", 3)
     monkeypatch.setattr("duplex.evaluation.accumulate.CACHED_COLUMNS", 1)
     found = calibrate(swept, VAL, LABELS, "open", words(), 7, "words")
     assert found.threshold == at_once.threshold
@@ -186,7 +186,7 @@ def test_auto_lets_all_compositions_compete_without_two_unseen_validation_pairs(
     unseen = LABELS.pairs["val"][~LABELS.seen[LABELS.pairs["val"]]]
     for pairs, count in (([*seen, unseen[0]], 1), (seen, 0)):
         images = Examples(np.arange(8), {"cls": features(8, 4)}, torch.as_tensor(np.resize(pairs, 8)))
-        assert unseen_pairs(images, LABELS) == count
+        assert count_unseen_pairs(images, LABELS) == count
         found = calibrate(method(), images, LABELS, "open", words(), 50)
         assert found == Calibration(found.bias)
 

@@ -15,7 +15,7 @@ from duplex.errors import DuplexError
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.methods.prompts import PromptOptions
+from duplex.methods.prompt_method import PromptOptions
 from duplex.options import Options as MethodOptions
 from duplex.options import TrainingOptions
 from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.encoders.base import load_encoder
-from duplex.evaluation.metrics import Margins
+from duplex.evaluation.curve import Margins
 from duplex.methods.registry import parse_options
 from duplex.options import TrainingOptions
 from duplex.training.run import MethodSpec

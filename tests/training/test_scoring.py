@@ -13,8 +13,10 @@ import torch
 
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.evaluation.curve import Margins
 from duplex.evaluation.feasibility import CrossFitGain, Threshold
-from duplex.evaluation.metrics import Components, Margins, Metrics, measure
+from duplex.evaluation.intervals import Components
+from duplex.evaluation.metrics import Metrics, measure
 from duplex.features.tokens import Examples
 from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
 from duplex.methods.duplex import DuplexOptions as Options

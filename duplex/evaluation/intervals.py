@@ -1,8 +1,13 @@
-"""Differences of two methods on the same images, with 95 % intervals and p-values.
+"""95 % confidence intervals: of single metrics, and of differences between two methods on the same images.
 
-With one seed each, AUC is compared by DeLong's variance; everything else is bootstrapped. Over seeds and splits the
-bootstrap is hierarchical: each round draws splits, and for each of them seeds and images, the same ones for both
-methods, and averages the metrics over the drawn runs.
+Over `N_s` images `i` of seen pairs and `N_u` images `j` of unseen pairs with margins `d`, ties counting one half,
+`AUC = #{(i, j): d_i > d_j} / (N_s N_u)`. This is a Mann-Whitney statistic, so its variance follows from one number per
+image (DeLong et al., 1988). S, U and HM are bootstrapped over images, those of seen and of unseen pairs separately,
+because a test set fixes how many of each there are.
+
+With one seed each, two methods' AUC is compared by DeLong's variance; everything else is bootstrapped. Over seeds and
+splits the bootstrap is hierarchical: each round draws splits, and for each of them seeds and images, the same ones for
+both methods, and averages the metrics over the drawn runs.
 """
 
 from __future__ import annotations
@@ -16,22 +21,91 @@ import numpy as np
 
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import Floats
-from duplex.evaluation.metrics import (
-    METRICS,
-    NORMAL_95,
-    ROUNDS,
-    Components,
-    Curve,
-    Interval,
-    Margins,
-    bootstrap,
-    harmonic_mean,
-    number,
-    percentiles,
-)
+from duplex.evaluation.curve import Curve, Margins, harmonic_mean
 from duplex.labels import Ints
 
-NAMES = tuple(METRICS)
+Interval = tuple[float, float]
+NORMAL_95 = 1.959963984540054
+ROUNDS = 1000  # of a bootstrap
+NAMES = ("seen", "unseen", "hm", "auc")
+
+
+@dataclass(frozen=True)
+class Components:
+    """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
+
+    It is the share of the images of the other kind (of seen or of unseen pairs) for which some bias makes both images
+    right; ties count one half.
+    """
+
+    seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
+    unseen: Floats  # [N_u] V01_j, the mean over i
+
+    @classmethod
+    def of(cls, margins: Margins) -> Components:
+        if not margins.seen.size or not margins.unseen.size:
+            return cls(np.full(margins.seen.size, np.nan), np.full(margins.unseen.size, np.nan))
+        seen = np.sort(margins.seen[~np.isnan(margins.seen)])
+        unseen = np.sort(margins.unseen[~np.isnan(margins.unseen)])
+        below = _rank(unseen, margins.seen) / margins.unseen.size
+        above = (seen.size - _rank(seen, margins.unseen)) / margins.seen.size
+        return cls(
+            np.where(np.isnan(margins.seen), 0.0, below),  # NaN: never right
+            np.where(np.isnan(margins.unseen), 0.0, above),
+        )
+
+    @property
+    def auc(self) -> float | None:
+        """AUC as a fraction; None without images of seen or of unseen pairs."""
+        return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
+
+    @property
+    def standard_error(self) -> float | None:
+        """DeLong's; None with fewer than two images of seen or of unseen pairs."""
+        if min(self.seen.size, self.unseen.size) < 2:
+            return None
+        return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 % confidence interval of AUC, within [0, 1]."""
+        auc, error = self.auc, self.standard_error
+        if auc is None or error is None:
+            return None
+        return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
+
+    def minus(self, other: Components) -> Components:
+        """Each image's part of the difference in AUC: this method minus another one on the same images."""
+        return Components(self.seen - other.seen, self.unseen - other.unseen)
+
+
+def _rank(among: Floats, values: Floats) -> Floats:
+    # how many elements of the sorted array are smaller than each value; equal ones count one half
+    rank: Floats = (np.searchsorted(among, values, "left") + np.searchsorted(among, values, "right")) / 2
+    return rank
+
+
+def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
+    """S, U and best HM in each round [methods, rounds, 3]; a round draws the same images for all methods."""
+    rng = np.random.default_rng(seed)
+    curves = [Curve.of(margins) for margins in methods]
+    seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
+    drawn = np.full((len(methods), rounds, 3), np.nan)
+    for turn in range(rounds):
+        chosen_seen = rng.integers(0, seen_images, seen_images) if seen_images else slice(0)
+        chosen_unseen = rng.integers(0, unseen_images, unseen_images) if unseen_images else slice(0)
+        for method, curve in enumerate(curves):
+            seen, unseen = curve.resampled(chosen_seen, chosen_unseen)
+            drawn[method, turn] = seen[0], unseen[-1], harmonic_mean(seen, unseen).max()
+    return drawn
+
+
+def percentiles(draws: Floats) -> Interval | None:
+    """The interval that holds the middle 95 % of bootstrap values; None without values or if one is NaN."""
+    if not draws.size or np.isnan(draws).any():
+        return None
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -166,20 +240,8 @@ def compare_splits(
     )
 
 
-def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A metric as a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`; missing parts are left out."""
-    line = f"{name}{number(estimate['value']):>6}"
-    if estimate["interval"] is not None:
-        low, high = estimate["interval"]
-        line += f"   [{low:6.2f}, {high:6.2f}]"
-    p = estimate.get("p")
-    if p is None:
-        return line
-    return f"{line}   p < 0.001" if p < 0.001 else f"{line}   p = {p:.3f}"
-
-
-def to_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
-    """Differences as percentage points, of fractions; p-values stay probabilities."""
+def in_percentage_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
+    """Differences as JSON values: by metric `value` and `interval` in percentage points, and the p-value `p`."""
     return {
         name: {
             "value": 100 * gain.value,

@@ -1,0 +1,158 @@
+"""The exact seen–unseen curve, from the margin of each image.
+
+Chao et al. (2016) trace the curve of seen against unseen accuracy by trying biases on unseen pairs' scores. Here the
+bias `d` at which each image becomes right or wrong, its margin, is computed from its scores, and sorting the margins
+gives every point of the curve. At a bias `b`, an image of a seen pair is right iff `b < d`, one of an unseen pair iff
+`b > d`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from duplex.errors import UsageError, shown
+from duplex.evaluation.accumulate import Floats, TopCompetitors
+from duplex.labels import Bools, Ints
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Margins:
+    """The margin of each image: the bias on unseen scores at which it becomes right or wrong; NaN if it is never right.
+
+    An image is right when fewer than `k` other columns score at least as much as its label. A label that ties for the
+    last place is therefore wrong, and the order of columns cannot matter.
+    """
+
+    seen: Floats  # [N_s] +inf: right at every bias
+    unseen: Floats  # [N_u] -inf: right at every bias
+    is_seen: Bools  # [N] mask of the images of `seen`; the others are those of `unseen`
+
+    @classmethod
+    def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
+        """Margins for top-`k` accuracy; `k` is at most that of the accumulator."""
+        if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
+            raise UsageError(
+                f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
+            )
+        is_seen = competitors.is_seen
+        same = np.where(is_seen[:, None], competitors.seen, competitors.unseen)[:, :k]
+        other = np.where(is_seen[:, None], competitors.unseen, competitors.seen)[:, :k]
+        ahead = (same >= competitors.label[:, None]).sum(axis=1)  # a: in the label's group, which no bias moves
+        barrier = other[np.arange(is_seen.size), np.clip(k - 1 - ahead, 0, k - 1)]  # the (k - a)-th of the other group
+        with np.errstate(invalid="ignore", over="ignore"):
+            d = np.where(is_seen, competitors.label - barrier, barrier - competitors.label)
+        never = (ahead >= k) | (competitors.label == -np.inf) | (d == np.where(is_seen, -np.inf, np.inf))
+        d = np.where(never, np.nan, d)
+        return cls(d[is_seen], d[~is_seen], is_seen)
+
+    def right(self, bias: float = 0.0) -> Bools:
+        """Mask [N] of the images that are right if `bias` is added to unseen pairs' scores."""
+        right = np.empty(self.is_seen.size, dtype=bool)
+        right[self.is_seen] = bias < self.seen
+        right[~self.is_seen] = bias > self.unseen
+        return right
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seen–unseen curve: accuracy on images of seen and of unseen pairs at its points `p = 0 .. P`, by rising bias.
+
+    Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the interval of biases between
+    breakpoints `p - 1` and `p`. An image of a seen pair is right at the points up to `seen_until`, one of an unseen
+    pair from the point `unseen_from` on.
+    """
+
+    breakpoints: Floats  # [P] distinct biases at which an image becomes right or wrong, ascending
+    seen_until: Ints  # [N_s] -1: never
+    unseen_from: Ints  # [N_u] P + 1: never
+
+    @classmethod
+    def of(cls, margins: Margins) -> Curve:
+        """The curve of images with these `margins`."""
+        both = np.concatenate([margins.seen, margins.unseen])
+        breakpoints = np.unique(both[np.isfinite(both)])
+        seen_until = np.searchsorted(breakpoints, margins.seen, side="left")
+        unseen_from = np.searchsorted(breakpoints, margins.unseen, side="left") + 1
+        unseen_from = np.where(margins.unseen == -np.inf, 0, unseen_from)
+        never_seen, never_unseen = np.isnan(margins.seen), np.isnan(margins.unseen)
+        unseen_from = np.where(never_unseen, breakpoints.size + 1, unseen_from)
+        return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
+
+    def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
+        """Accuracies [P + 1] over `seen` and `unseen` images chosen by index; repeated indices count repeatedly."""
+        points = self.breakpoints.size
+        return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
+
+    @cached_property
+    def seen_accuracies(self) -> Floats:
+        """Accuracy on images of seen pairs [P + 1], falling; NaN without such images."""
+        return share_right_until(self.seen_until, self.breakpoints.size)
+
+    @cached_property
+    def unseen_accuracies(self) -> Floats:
+        """Accuracy on images of unseen pairs [P + 1], rising; NaN without such images."""
+        return share_right_from(self.unseen_from, self.breakpoints.size)
+
+    @cached_property
+    def harmonic(self) -> Floats:
+        """Harmonic mean of both accuracies [P + 1]."""
+        return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
+
+    def bias(self, point: int) -> float:
+        """A bias that leads to a `point` from 0 to P: the middle of its interval, or a value beyond the breakpoints."""
+        v = self.breakpoints
+        if not v.size:
+            return 0.0
+        if point == 0:
+            return float(v[0] - max(1.0, abs(v[0])))
+        if point == v.size:
+            return float(v[-1] + max(1.0, abs(v[-1])))
+        return float(v[point - 1] / 2 + v[point] / 2)
+
+    def table(self, limit: int | None = 500) -> pd.DataFrame:
+        """The curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
+
+        Args:
+            limit: approximate number of points, evenly spread, with the curve's ends and best HM; None: all points.
+        """
+        points = np.arange(self.breakpoints.size + 1)
+        if limit is not None and points.size > limit:
+            seen, unseen = np.nan_to_num(self.seen_accuracies), np.nan_to_num(self.unseen_accuracies)
+            travelled = unseen - seen  # rises along the curve
+            marks = np.searchsorted(travelled, np.linspace(travelled[0], travelled[-1], max(limit - 2, 2)))
+            best = 0 if np.isnan(self.harmonic).all() else int(np.nanargmax(self.harmonic))
+            points = np.unique(np.r_[marks, best])  # marks begin and end with the curve
+        import pandas as pd
+
+        accuracies = {"seen": self.seen_accuracies, "unseen": self.unseen_accuracies, "hm": self.harmonic}
+        columns = {name: values[points] for name, values in accuracies.items()}
+        return pd.DataFrame({"bias": [self.bias(int(p)) for p in points], **columns})
+
+
+def share_right_until(until: Ints, breakpoints: int) -> Floats:
+    """Share of images that are right at each of the P + 1 points, by the last point at which each is (-1: none)."""
+    counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
+    return _share(np.cumsum(counts[::-1])[::-1], until.size)
+
+
+def share_right_from(since: Ints, breakpoints: int) -> Floats:
+    """Share of images that are right at each of the P + 1 points, by the first point at which each is (P + 1: none)."""
+    return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
+
+
+def _share(counts: Ints, images: int) -> Floats:
+    return counts / images if images else np.full(counts.size, np.nan)
+
+
+def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
+    """The elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
+    total = seen + unseen
+    return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)

@@ -1,0 +1,86 @@
+"""Word vectors of states and objects from a text file of GloVe's format: a word and its numbers on each line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import rich.progress
+from rich.console import Console
+
+from duplex.errors import DuplexError
+from duplex.evaluation.accumulate import Floats
+from duplex.labels import prompt_name
+
+LISTED = 10  # names in an error message
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Word vectors of states or objects, one per name, and the words without a vector in the file."""
+
+    vectors: Floats  # [names, w]
+    missing: tuple[str, ...]
+
+
+def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
+    """Read a word vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
+
+    A hyphenated word that the file lacks counts as its parts, other such words are skipped; a name without any known
+    word raises `DuplexError`.
+    """
+    words = [prompt_name(name).split() for name in names]
+    wanted = set(chain.from_iterable(words))
+    table = _read(path, wanted.union(*(word.split("-") for word in wanted)))
+    missing: dict[str, None] = {}
+    rows = []
+    for name in words:
+        parts = [part for word in name for part in ([word] if word in table else word.split("-")) if part]
+        missing.update(dict.fromkeys(part for part in parts if part not in table))
+        known = [table[part] for part in parts if part in table]
+        rows.append(np.mean(known, axis=0) if known else None)
+    lost = [repr(name) for name, row in zip(names, rows, strict=True) if row is None]
+    if lost:
+        more = f" and {len(lost) - LISTED} more" if len(lost) > LISTED else ""
+        raise DuplexError(
+            f"{path} has no vector for any word of {', '.join(lost[:LISTED])}{more}; "
+            "use another file or rename the labels"
+        )
+    return WordVectors(np.array(rows, dtype=np.float64), tuple(missing))
+
+
+def _read(path: Path, wanted: set[str]) -> dict[str, Floats]:
+    table: dict[str, Floats] = {}
+    console = Console(stderr=True)
+    hidden = not console.is_terminal
+    try:
+        with rich.progress.open(
+            path, "r", encoding="utf-8", errors="replace", description=path.name, console=console, disable=hidden
+        ) as lines:
+            for number, line in enumerate(lines, start=1):
+                word, _, rest = line.rstrip().partition(" ")
+                if word in wanted and (vector := _numbers(rest, f"{path}, line {number}")) is not None:
+                    table.setdefault(word, vector)
+    except OSError as error:
+        raise DuplexError(f"{path} cannot be read: {error.strerror}") from error
+    lengths = {vector.size for vector in table.values()}
+    if len(lengths) > 1:
+        raise DuplexError(f"{path} has vectors of several lengths: {', '.join(map(str, sorted(lengths)))}")
+    return table
+
+
+def _numbers(text: str, place: str) -> Floats | None:
+    try:
+        float(text.partition(" ")[0])
+    except ValueError:  # of several words, such as "at a@b.com 0.3"; published files have a few such lines
+        return None
+    try:
+        vector = np.array(text.split(), dtype=np.float64)
+    except ValueError as error:
+        raise DuplexError(f"{place} is not a word followed by numbers, as in a GloVe file") from error
+    if not np.isfinite(vector).all():
+        raise DuplexError(f"{place} holds a number that is NaN or infinite")
+    return vector

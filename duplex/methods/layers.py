@@ -1,0 +1,151 @@
+"""Layers and tensor functions that several methods use: bottlenecks, MLPs, disentanglers, fusion, means by group."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, normalize, relu
+
+from duplex.labels import Ints
+
+
+def unit(z: Tensor) -> Tensor:
+    """`z` with rows of unit length; half precision becomes float32."""
+    return normalize(z.to(torch.float32) if z.dtype in (torch.float16, torch.bfloat16) else z, dim=-1)
+
+
+def zero_initialised(layer: nn.Linear) -> nn.Linear:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Bottleneck(nn.Module):
+    """`Up(dropout(relu(Down(y))))`, zero before training, of features [B, d], tokens [B, T, w] or maps [B, w, H, W]."""
+
+    def __init__(self, channels: int, width: int, rate: float) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(channels, width), zero_initialised(nn.Linear(width, channels))
+        self.rate = rate
+
+    def forward(self, y: Tensor) -> Tensor:
+        cells = y.movedim(1, -1) if y.ndim == 4 else y
+        update: Tensor = self.up(dropout(relu(self.down(cells)), self.rate, self.training))
+        return update.movedim(-1, 1) if y.ndim == 4 else update
+
+
+class Adapter(Bottleneck):
+    """`z + scale * Up(dropout(relu(Down(z))))`, at first z."""
+
+    def __init__(self, dim: int, width: int, rate: float, scale: float) -> None:
+        super().__init__(dim, width, rate)
+        self.scale = scale
+
+    def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
+        return z + self.scale * super().forward(z)
+
+
+class Mlp(nn.Sequential):
+    """`layers` times (linear, layer norm, relu, dropout), then a linear map; features do not depend on the batch."""
+
+    def __init__(self, inside: int, width: int, out: int, layers: int, dropout: float) -> None:
+        sizes = [inside, *[width] * layers]
+        parts: list[nn.Module] = []
+        for a, b in pairwise(sizes):
+            parts += [nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU(), nn.Dropout(dropout)]
+        super().__init__(*parts, nn.Linear(sizes[-1], out))
+
+
+class Disentangler(nn.Module):
+    """Two-layer MLP that extracts a feature's state or object part; `residual` adds the feature."""
+
+    def __init__(self, dim: int, width: int, residual: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(dim, width), nn.Linear(width, dim)
+        self.residual = residual
+
+    def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
+        out = self.second(relu(self.first(z)))
+        return normalize(z + out if self.residual else out, dim=-1)
+
+
+class Factors(nn.Module):
+    """Split features [B, d] into state and object factors [B, d] of unit length."""
+
+    def __init__(self, dim: int, width: int, residual: bool) -> None:
+        super().__init__()
+        self.state, self.object = Disentangler(dim, width, residual), Disentangler(dim, width, residual)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return self.state(z), self.object(z)
+
+
+class Fusion(nn.Module):
+    """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), without the relu unless `rectified`.
+
+    rank: of `M_s` and of `M_o`, each then a product of two matrices; None: full matrices.
+    """
+
+    def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
+        super().__init__()
+        self.rectified = rectified
+        self.state, self.object = _matrix(dim, rank), _matrix(dim, rank)
+
+    def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
+        """Projections of factors [B, d], each image's once; fusion adds and normalises them."""
+        return self.state(z_s), self.object(z_o)
+
+    def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
+        state, object = self.project(z_s, z_o)
+        joined = state + object
+        return normalize(relu(joined) if self.rectified else joined, dim=-1)
+
+
+def _matrix(dim: int, rank: int | None) -> nn.Module:
+    if rank is None:
+        return nn.Linear(dim, dim, bias=False)
+    return nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False))
+
+
+class CompositionIndex(nn.Module):
+    """A sorted list of compositions on a device, with their states and objects."""
+
+    compositions: Tensor
+    states: Tensor
+    objects: Tensor
+
+    def __init__(self, compositions: Ints, n_objects: int) -> None:
+        super().__init__()
+        self.compositions_np = compositions  # on the host
+        rows = torch.as_tensor(compositions)
+        for name, value in (("compositions", rows), ("states", rows // n_objects), ("objects", rows % n_objects)):
+            self.register_buffer(name, value, persistent=False)
+
+    def positions_of_listed(self, compositions: Tensor) -> Tensor:
+        """Positions of `compositions`, all of which must be in the list; those of others are meaningless."""
+        return torch.searchsorted(self.compositions, compositions)
+
+    def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
+        """Means of `rows` [C, ...] by state [M, ...] and object [N, ...]; zero where there are none."""
+        return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
+
+
+def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
+    """Mean of the `rows` of each group [count, ...]; zero for an empty group."""
+    sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
+    sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
+    return sums / sizes.view(-1, *[1] * (rows.ndim - 1))
+
+
+def copy_to_device(device: torch.device, *arrays: Ints) -> tuple[Tensor, ...]:
+    """Index arrays as tensors on a device, by one asynchronous copy."""
+    if device.type == "cpu":
+        return tuple(torch.as_tensor(array) for array in arrays)
+    whole = torch.from_numpy(np.concatenate(arrays))
+    if torch.cuda.is_available():
+        whole = whole.pin_memory()
+    copied = whole.to(device, non_blocking=True)
+    return tuple(torch.split(copied, [len(array) for array in arrays]))

@@ -1,0 +1,90 @@
+"""Prompts encoded by a frozen text tower: CLIP, CoOp, CSP and three paths, by options.
+
+    S = p(c|x) + p(s|x) p(o|x), or one of these terms
+
+CLIP (Radford et al., 2021) scores with hand-written prompts; CoOp (Zhou et al., 2022) learns the context, CSP (Nayak et
+al., 2023) the vectors of the names; three paths add prompts and image features of states and of objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, ClassVar, Generic, Literal
+
+import torch
+from torch import Tensor
+
+from duplex.labels import Ints
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer, ScoreTerms
+from duplex.methods.paths import PathOptions, Paths, inspect_paths
+from duplex.methods.portable import normalised_mixture, portable_paths
+from duplex.methods.prompts import Prototypes
+
+
+@dataclass(frozen=True)
+class PromptOptions(PathOptions):
+    """Options of `kind: prompts`."""
+
+    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
+    inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        yield from super().rules()
+        yield from self.path_rules(self.losses, self.inference)
+
+
+class PathMethod(Method[OptionsT], Generic[OptionsT]):
+    """Methods whose score sums posteriors, some by prompts; the options `losses` and `inference` list the terms."""
+
+    required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
+    options: Any
+    paths: Paths
+
+    def groups(self) -> list[dict[str, Any]]:
+        return super().groups() if self.options.losses else []
+
+    def shared(self) -> Prototypes:
+        return self.paths.prototypes(self.options.losses, self.checkpointing)
+
+    def scorer(self, candidates: Ints) -> Scorer:
+        terms = self.score_terms(candidates)
+        assert terms is not None
+        # added in place to save memory
+        return torch.no_grad()(lambda inputs: reduce(Tensor.add_, (term for _, term in terms(inputs))).float())
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return normalised_mixture(scores)
+
+    def inspectable(self) -> Inspectable:
+        return inspect_paths(self.paths)
+
+
+class PromptMethod(PathMethod[PromptOptions]):
+    """Prompts without visual prototypes."""
+
+    def __init__(self, context: MethodContext, options: PromptOptions) -> None:
+        super().__init__(context, options)
+        self.paths = Paths(context.labels, context.tower, options, context.world)
+
+    def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
+        names = self.options.losses
+        losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
+        return {name: losses[name] for name in names}
+
+    @torch.no_grad()
+    def score_terms(self, candidates: Ints) -> ScoreTerms:
+        names, device = self.options.inference, self.paths.negatives.device
+        prototypes = self.paths.encode(candidates, names)
+        states, objects = self.primitives(torch.as_tensor(candidates, device=device))
+
+        @torch.no_grad()
+        def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+            yield from self.paths.score_terms(self.paths.adapt(inputs["cls"]), prototypes, states, objects, names)
+
+        return terms
+
+    @torch.no_grad()
+    def portable(self, candidates: Ints) -> dict[str, Tensor]:
+        return portable_paths(self.paths, candidates, self.options.inference)
