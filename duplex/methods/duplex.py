@@ -517,4 +517,5 @@ class Duplex(PathMethod[DuplexOptions]):
         return replace(super().inspectable(), visual=torch.no_grad()(self.codebook.prototypes), fuse=self.fusion)
 
     def summary(self) -> dict[str, int]:
-        return {**super().summary(), "codebook_rows": self.labels.size}
+        values = 0 if isinstance(self.codebook, TrainedCodebook) else self.labels.size * self.codebook.dim
+        return {**super().summary(), "codebook_rows": self.labels.size, "codebook_values": values}

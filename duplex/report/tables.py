@@ -496,7 +496,7 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
         seeds = list(runs.values())
         closed = data.summary.get(method, {}).get("closed", {})
         place = (results.metrics_file, data.name, method, "closed")
-        counts = ("parameters", "finetuned_blocks", "codebook_rows")
+        counts = ("parameters", "finetuned_blocks", "codebook_rows", "codebook_values")
         cells = [
             *(run_cell(seeds, (name,), "{:,.0f}", "timing") for name in counts),
             run_cell(seeds, ("peak_bytes",), "{:,.0f} MB", "timing", 1e-6),
@@ -504,10 +504,12 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
             run_cell(seeds, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
         ]
         rows.append(TableRow([text_cell(method), *cells, *metric_cells(closed, place, ("hm", "auc"))]))
-    titles = ("trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "test split")
+    sizes = ("trained parameters", "fine-tuned blocks", "prototypes", "untrained codebook values")
+    titles = (*sizes, "peak memory", "epoch", "test split")
     note = (
-        "Mean over seeds. Memory is the peak of the process in training. Times depend on the machine; they include the "
-        "fine-tuned blocks of the encoder, but not its frozen ones."
+        "Mean over seeds. A codebook that gradients train is among the trained parameters; the values of one that only "
+        "refinement changes are listed apart. Memory is the peak of the process in training. Times depend on the "
+        "machine; they include the fine-tuned blocks of the encoder, but not its frozen ones."
     )
     return Table(f"Cost and result: {data.name}, closed world", columns("method", *titles, "HM", "AUC"), rows, note)
 

@@ -7,6 +7,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from duplex import options
+from duplex.methods.duplex import Reading
 from duplex.methods.registry import find_method, parse_options
 from duplex.options import OptionError
 from tests.methods.field import batch, build, scores
@@ -66,6 +67,16 @@ def test_a_method_without_losses_trains_nothing(kind):
     assert method.groups() == [] and method.summary()["parameters"] == 0
     rows = {"duplex": method.labels.size, "closed_form": len(method.labels.pairs["train"])}
     assert method.summary().get("codebook_rows") == rows.get(kind)
+
+
+@pytest.mark.parametrize("codebook", ["buffer", "trained"])
+def test_a_codebook_counts_once_in_the_sizes(codebook):
+    by_refinement = build(find_method("duplex"), width=6).summary()
+    method = build(find_method("duplex"), width=6, reading=Reading(codebook=codebook)).summary()
+    assert by_refinement["codebook_values"] > 0
+    assert (method["codebook_values"] == 0) == (codebook == "trained")
+    both = method["parameters"] + method["codebook_values"]
+    assert both == by_refinement["parameters"] + by_refinement["codebook_values"]
 
 
 @pytest.mark.parametrize("kind", ["compcos", "co_cge"])

@@ -83,7 +83,13 @@ def test_published_numbers_are_the_papers():
 
 
 def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
-    timing = {"parameters": 416_320, "codebook_rows": 192, "peak_bytes": 5e8, "seconds_per_epoch": 1.5}
+    timing = {
+        "parameters": 416_320,
+        "codebook_rows": 192,
+        "codebook_values": 24_576,
+        "peak_bytes": 5e8,
+        "seconds_per_epoch": 1.5,
+    }
     deep = {"parameters": 726_592, "finetuned_blocks": 2, "peak_bytes": 6e8, "seconds_per_epoch": 3.25}
     files = {part: f"{part}.json" for part in ("timing", "evaluation_timing")}
     runs = {
@@ -94,9 +100,11 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     table = tables.efficiency_table(Results((data,)), data)
     titles = [column.title for column in table.columns]
     said = {row[0]: dict(zip(titles, row, strict=True)) for row in texts(table)}
-    asked = ("trained parameters", "fine-tuned blocks", "prototypes", "peak memory", "epoch", "AUC")
-    assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "500 MB", "1.50 s", "20.0"]
-    assert [said["dual_finetuned"][title] for title in asked] == ["726,592", "2", "–", "600 MB", "3.25 s", "30.0"]
+    asked = ("trained parameters", "fine-tuned blocks", "prototypes", "untrained codebook values", "epoch", "AUC")
+    assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "24,576", "1.50 s", "20.0"]
+    assert [said["dual_finetuned"][title] for title in asked] == ["726,592", "2", "–", "–", "3.25 s", "30.0"]
+    memory = [row["peak memory"] for row in said.values()]
+    assert memory == ["500 MB", "600 MB"]
 
 
 def test_counts_include_the_size_of_the_cache():
