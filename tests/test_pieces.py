@@ -28,8 +28,15 @@ def test_every_name_is_there(row):
         assert hasattr(importlib.import_module(module), one), f"{module}.{one}"
 
 
-def test_evaluation_alone_is_light():
-    heavy = "{'torch', 'dvc', 'open_clip'}"
-    script = f"import sys, duplex.evaluation.metrics; print(*({heavy} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("duplex", "torch numpy pandas open_clip"),
+        ("duplex.cli", "torch PIL h5py open_clip"),
+        ("duplex.evaluation.metrics", "torch dvc open_clip"),
+    ],
+)
+def test_a_module_loads_nothing_heavy(module, heavy):
+    script = f"import sys, {module}; print(*set({heavy.split()}) & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=True)
     assert not done.stdout.split()

@@ -96,14 +96,6 @@ def test_two_files_are_compared_image_by_image(tmp_path: Path, arrays: dict[str,
     assert "second - first" in run(*paths)
 
 
-def test_text_has_metrics_top_k_and_counts(tmp_path: Path, arrays: dict[str, Any]) -> None:
-    path = save(tmp_path / "a.npz", arrays | {"k": [1, 5], "state": np.arange(20) % 4})
-    shown = run(path)
-    assert "auc" in shown and "top-5" in shown and "seen and" in shown and "[" in shown
-    lone = run(save(tmp_path / "b.npz", arrays | {"seen": np.ones(20, bool)}))
-    assert "unseen         –" in lone
-
-
 INVALID = {
     "no scores": (lambda a: {"logits": a["scores"]}, "has no 'scores', 'target', 'seen'; it holds ['logits']"),
     "no images": (lambda a: a | {"scores": a["scores"][:0], "target": a["target"][:0]}, "'scores' must be numbers"),

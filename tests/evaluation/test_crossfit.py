@@ -14,7 +14,6 @@ from duplex.evaluation.feasibility import (
     Threshold,
     buckets,
     choose_threshold,
-    largest_clear_gain,
     pair_halves,
     thresholds,
 )
@@ -113,14 +112,3 @@ def test_a_threshold_that_rules_out_a_pair_left_out_does_not_pay() -> None:
 def test_one_pair_has_a_gain_without_standard_error_that_never_pays() -> None:
     chosen = choose(np.array([[1, 0, 2.0], [0, 1, 2]]), [0, 1], np.array([np.inf, 1.0, 0.0]), 2)
     assert chosen.gain == CrossFitGain(0.0, None, 1) and not chosen.gain.is_clear
-
-
-def test_the_largest_gain_beyond_twice_its_standard_error_is_found() -> None:
-    gains = [
-        CrossFitGain(0.2, 0.08, 5),
-        CrossFitGain(0.3, 0.2, 5),  # not twice its standard error
-        CrossFitGain(0.25, 0.1, 5),
-        CrossFitGain(0.9, None, 1),
-    ]
-    assert largest_clear_gain(gains) == 2 and largest_clear_gain(gains[:1]) == 0
-    assert largest_clear_gain(gains[1:2]) is None and largest_clear_gain([]) is None

@@ -3,8 +3,6 @@
 import io
 import os
 import struct
-import subprocess
-import sys
 import warnings
 import zlib
 from collections.abc import Callable
@@ -20,7 +18,6 @@ from PIL import Image, ImageOps
 from benchmarks.measure import begin_peak, memory
 from duplex.data.images import MAX_PIXELS, BadImageFile, as_rgb, decode_image, read_image
 from duplex.features.file import REASONS, read_features
-from tests.subprocesses import ENVIRONMENT, ROOT
 
 RANDOM = np.random.default_rng(0)
 
@@ -183,8 +180,3 @@ def test_a_folder_of_hostile_files(run, encoder, tmp_path: Path) -> None:
     for row in RANDOM.choice(np.flatnonzero(~features.bad), 20, replace=False):
         alone = encoder.encode_images(encoder.image_transform(read_image(tmp_path / "hostile" / names[row]))[None])
         assert np.allclose(features.cls[row], alone[0].numpy(), atol=5e-3)
-
-
-def test_importing_the_cli_imports_no_image_library() -> None:
-    code = "import sys, duplex.cli; sys.exit(any(m in sys.modules for m in ('torch', 'PIL', 'h5py', 'open_clip')))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, check=False).returncode == 0

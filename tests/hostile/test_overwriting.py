@@ -9,9 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from duplex.errors import UsageError
 from duplex.recognition.answers import UnreadableImage
-from duplex.recognition.export import refuse_existing_model
 from tests.encoders.small import write_folder
 from tests.hostile.conftest import Command
 
@@ -92,20 +90,6 @@ def test_predict_replaces_a_file_with_force_alone(fake_model: Path, command: Com
     assert command(*words, "mine", "--force").code == 3
     assert "00000.jpg" in (fake_model / "mine").read_text()
     assert not (fake_model / "target").exists() or (fake_model / "target").read_text() == "precious"
-
-
-def test_a_model_is_replaced_with_force_alone_and_other_files_never(tmp_path: Path) -> None:
-    out = tmp_path / "mine"
-    refuse_existing_model(out, force=False)
-    out.mkdir()
-    refuse_existing_model(out, force=False)
-    (out / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"mine exists; .*--force"):
-        refuse_existing_model(out, force=False)
-    refuse_existing_model(out, force=True)
-    (out / "notes.txt").write_text("precious")
-    with pytest.raises(UsageError, match=r"mine holds other files than a model's, such as notes\.txt"):
-        refuse_existing_model(out, force=True)
 
 
 def test_an_edited_list_of_suspects_is_replaced_with_force_alone(ranked: Path, command: Command) -> None:

@@ -107,17 +107,6 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     assert memory == ["500 MB", "600 MB"]
 
 
-def test_counts_include_the_size_of_the_cache():
-    noted = {"rows": 4902, "bytes": 46_441_902, "bad": 3}
-    for extraction, size in ((noted, "46.4 MB"), ({"rows": 4902, "bad": 3}, "–")):
-        data = DatasetResults("shapes", {}, statistics={"states": 12}, extraction=extraction, extraction_file="e.json")
-        table = tables.statistics_table(data)
-        assert isinstance(table, Table)
-        said = {row.cells[0].text: row.cells[1] for row in table.rows}
-        assert (said["feature cache"].text, said["unreadable images"].text) == (size, "3")
-    assert said["unreadable images"].source == "e.json#/bad"
-
-
 def test_the_best_two_numbers_of_a_column_are_marked():
     rows = [TableRow([TableCell("a", "a"), TableCell(str(v), v)]) for v in (1.0, 3.0, 3.0, 2.0)]
     rows.append(TableRow([TableCell("b"), TableCell("–")]))

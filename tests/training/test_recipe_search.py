@@ -47,6 +47,12 @@ def attempts(aucs: dict[str, float]):
     return attempt, tried
 
 
+def mixed(result: TrialResult, random: np.random.Generator) -> TrialResult:
+    """Let a recipe be right on other images, so that a gain of one point is smaller than its error."""
+    parts = [random.permutation(each) for each in (result.margins.seen, result.margins.unseen)]
+    return replace(result, margins=Margins(*parts, result.margins.is_seen))
+
+
 def levels(depths=(1, 2, 4)):
     return [[Trial("nothing", SPEC)], *finetuned_recipes(SPEC, depths)]
 
@@ -71,12 +77,9 @@ def test_a_higher_rate_is_taken_only_if_it_pays():
     random = np.random.default_rng(0)
 
     def noisy(recipe: Trial) -> TrialResult:
-        """The higher rate is right on other images, so that its gain of one point is smaller than its error."""
+        """The higher rate is right on other images."""
         result = attempt(recipe)
-        if recipe.name != names(1)[1]:
-            return result
-        mixed = [random.permutation(each) for each in (result.margins.seen, result.margins.unseen)]
-        return replace(result, margins=Margins(*mixed, result.margins.is_seen))
+        return mixed(result, random) if recipe.name == names(1)[1] else result
 
     choice = search_recipes(levels(), noisy, print)
     assert tried == ["nothing", *names(1), names(2)[0], names(4)[0]]
@@ -84,21 +87,14 @@ def test_a_higher_rate_is_taken_only_if_it_pays():
 
 
 def test_more_blocks_are_taken_for_any_gain_but_the_first_only_beyond_the_error():
+    """Each recipe is right on other images."""
     random = np.random.default_rng(0)
-
-    def attempt_with(aucs: dict[str, float]):
-        def attempt(recipe: Trial) -> TrialResult:
-            """Each recipe is right on other images, so that a gain of one point is smaller than its error."""
-            exact = margins(aucs[recipe.name])
-            mixed = [random.permutation(each) for each in (exact.seen, exact.unseen)]
-            return TrialResult(recipe.name, Margins(*mixed, exact.is_seen), epoch=1)
-
-        return attempt
-
     one, two = names(1)[0], names(2)[0]
     levels_of_one_rate = [[Trial("nothing", SPEC)], *finetuned_recipes(SPEC, (1, 2), RATES[:1])]
     chosen = [
-        search_recipes(levels_of_one_rate, attempt_with(aucs), print).recipe.name
+        search_recipes(
+            levels_of_one_rate, lambda recipe, attempt=attempts(aucs)[0]: mixed(attempt(recipe), random), print
+        ).recipe.name
         for aucs in (
             {"nothing": 0.60, one: 0.61, two: 0.60},
             {"nothing": 0.50, one: 0.70, two: 0.71},
