@@ -186,11 +186,6 @@ def test_a_torchscript_archive_is_not_loaded_unconverted(architecture: str, arch
         load_encoder(architecture, str(archive[0]))
 
 
-def test_the_activation_is_checked(tmp_path: Path, architecture: str, archive: Archive) -> None:
-    with pytest.raises(UsageError, match="use the encoder 'small-quickgelu'"):
-        convert_weights(archive[0], tmp_path / "out", "small")
-
-
 def test_a_wrong_archive_leaves_no_folder_that_loads(tmp_path: Path, architecture: str) -> None:
     path = tmp_path / "other.pt"
     torch.save({"a": torch.zeros(2)}, path)

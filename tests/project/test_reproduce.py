@@ -1,7 +1,5 @@
 """`duplex reproduce`: the plan, the page of claims, and what an interrupted command leaves to do."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

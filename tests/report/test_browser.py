@@ -57,15 +57,6 @@ def test_tables_sort_by_the_clicked_column(page):
     assert page.run(f"[...{table}.tBodies[0].rows].map(r => r.cells[0].textContent)") == ["clip", "duplex"]
 
 
-def test_hover_text_appears_and_disappears(page):
-    page.click("document.querySelector('circle.dot')")
-    assert page.run("!document.getElementById('tip').hidden && document.getElementById('tip').textContent").startswith(
-        "duplex"
-    )
-    page.click("document.querySelector('h1')")
-    assert page.run("document.getElementById('tip').hidden")
-
-
 @pytest.mark.parametrize(("width", "media"), [(320, "screen"), (400, "screen"), (1200, "screen"), (720, "print")])
 @pytest.mark.parametrize("dark", [False, True])
 def test_both_themes_fit_every_width_and_print_is_dark_on_light(browser, project, width, media, dark):

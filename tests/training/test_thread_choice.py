@@ -1,6 +1,5 @@
 """Number of threads by timing: the faster one is taken, and training goes on as if nothing had been timed."""
 
-import dataclasses
 import time
 from pathlib import Path
 
@@ -60,9 +59,3 @@ def test_a_resumed_run_keeps_the_number_that_was_chosen(tmp_path: Path, monkeypa
     monkeypatch.setattr(loop, "choose_threads", lambda *_: pytest.fail("timed again"))
     result = loop.train(small_method(DUPLEX), examples(), SETTINGS, 0, lambda _: 0.5, ResumePoint(path=path))
     assert result.timing["threads"] == 1
-
-
-def test_a_given_number_is_used_without_timing(monkeypatch):
-    monkeypatch.setattr(loop, "choose_threads", lambda *_: pytest.fail("timed"))
-    _, outcome = run(settings=dataclasses.replace(SETTINGS, threads=1))
-    assert outcome.timing["threads"] == 1
