@@ -215,6 +215,7 @@ class TrainingOptions(Options):
 
 # Training options of a user's data set where neither params.yaml nor the caller sets them
 DEFAULT_TRAINING: dict[str, Any] = {"learning_rate": 0.0001, "batch_size": 64, "epochs": 15}
+Augmentation = Literal["crop", "flip", "perspective", "rotation"]
 DEFAULT_WIDTHS = {"bottleneck": 64, "parallel": 64, "lora": 8}
 
 
@@ -222,7 +223,7 @@ DEFAULT_WIDTHS = {"bottleneck": 64, "parallel": 64, "lora": 8}
 class FinetuneOptions(Options):
     """Options of `finetune:` in params.yaml: how many of the image tower's last blocks are fine-tuned, and how.
 
-    The feature cache must hold the activations that enter these blocks (`block_inputs`).
+    The feature cache must hold the activations that enter these blocks (`block_inputs`), or the images' `pixels`.
     """
 
     blocks: int | Literal["all"]  # number of the image tower's last blocks to fine-tune
@@ -230,6 +231,7 @@ class FinetuneOptions(Options):
     width: Count | None = None  # hidden units of a bottleneck (null: 64), rank of a low-rank update (null: 8)
     dropout: Rate = 0.1  # inside a bottleneck
     learning_rate: LearningRate | None = None  # of the fine-tuned blocks; null: the learning rate of training
+    augment: tuple[Augmentation, ...] = ()  # how training images are changed at random; needs pixels in the cache
 
     def rules(self) -> Iterable[tuple[object, str]]:
         is_some = self.blocks == "all" or self.blocks >= 1
@@ -239,6 +241,8 @@ class FinetuneOptions(Options):
         yield has_width, f"adapter: {self.adapter} has no width; leave it out"
         has_dropout = self.adapter not in ("lora", "full") or self.dropout == type(self).dropout
         yield has_dropout, f"adapter: {self.adapter} has no dropout; leave it out"
+        is_set = len(set(self.augment)) == len(self.augment)
+        yield is_set, f"augment is {list(self.augment)}; name each augmentation once"
 
     @property
     def depth(self) -> int:

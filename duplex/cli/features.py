@@ -51,6 +51,7 @@ def extract(
     tokens: Annotated[str | None, Option(help="Patch tokens to store besides the features: none or patch.")] = None,
     block_inputs: Annotated[int | None, Option(min=0, help="Last blocks whose inputs are stored to tune them.")] = None,
     bits: Annotated[int | None, Option(help="Bits per number of the stored block inputs: 16 or 8.")] = None,
+    pixels: Annotated[bool | None, Option(help="Store the images' pixels, to tune any number of blocks.")] = None,
     limit: Annotated[int | None, Option(min=1, help="Encode only this many images, the first ones.")] = None,
     shard: Annotated[str | None, Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
     out: CacheFile = None,
@@ -72,7 +73,7 @@ def extract(
     tag = weights if encoder is None or weights else ""
     overrides = {"name": encoder, "weights": tag, "precision": precision, "bits": bits}
     workers = int(num_workers) if num_workers is not None and num_workers.isdecimal() else num_workers
-    stored = {"tokens": tokens, "block_inputs": block_inputs}
+    stored = {"tokens": tokens, "block_inputs": block_inputs, "pixels": pixels}
     settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, **stored}
     params = load_params()
     _check_images(params, dataset, {**overrides, **stored, "shard": shard, "limit": limit})
@@ -229,7 +230,7 @@ def _override(
     encoder.update({key: None if value == "" else value for key, value in encoder_options.items() if value is not None})
     settings = {key: value for key, value in settings.items() if value is not None}
     record["extraction"].update(settings)
-    encoder["block_inputs"] = settings.get("block_inputs", encoder["block_inputs"])
+    encoder |= {key: settings[key] for key in ("block_inputs", "pixels") if key in settings}
     record["device"] = device or record["device"]
     try:
         return type(params).model_validate_json(json.dumps(record))

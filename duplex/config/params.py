@@ -118,6 +118,7 @@ class EncoderParams(ParamsSection):
     precision: Precision = "fp32"  # of the image tower
     block_inputs: Natural | None = None  # number of last blocks whose inputs are cached; null: extraction.block_inputs
     bits: Literal[8, 16] = 16  # bits per cached value of block inputs
+    pixels: bool | None = None  # cache the images' pixels, to fine-tune any number of blocks; null: extraction.pixels
 
 
 def _auto_as_table(value: Any) -> Any:
@@ -210,6 +211,7 @@ class ExtractionParams(ParamsSection):
     max_bad: Share = 0.01  # largest share of unreadable images; more is an error
     tokens: Literal["none", "patch"] = "none"  # patch: store patch tokens beside the CLS feature
     block_inputs: Natural = 0  # number of the image tower's last blocks whose inputs are cached, for fine-tuning
+    pixels: bool = False  # cache the images' pixels after resize and crop, to fine-tune any number of blocks
 
 
 class EvaluationParams(ParamsSection):
@@ -250,6 +252,11 @@ class Params(ParamsSection):
         """Number of last image tower blocks whose inputs a data set's cache stores, to fine-tune them."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
+
+    def pixels(self, dataset: str) -> bool:
+        """Whether a data set's cache stores pixels, to fine-tune any number of image tower blocks."""
+        wanted = self.dataset(dataset).encoder.pixels
+        return self.extraction.pixels if wanted is None else wanted
 
     def entry(self, name: str) -> MethodEntry:
         """The entry of a method. Raises UsageError for an unknown name."""

@@ -3,6 +3,7 @@
     with capture_block_input(encoder, 2) as inputs:    # extraction: the whole tower runs
         features = encoder.encode_images(pixels)
     last_blocks(encoder, 2)(inputs[0])                 # the same features, from the input of the last two blocks
+    last_blocks(encoder, 2)(stem(encoder)(pixels))     # if these two are all blocks
 
 A block is a residual block: of attention and MLP in a transformer, of convolutions elsewhere.
 """
@@ -10,7 +11,7 @@ A block is a residual block: of attention and MLP in a transformer, of convoluti
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -54,6 +55,45 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
     blocks, rest = select_blocks(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
     return LastBlocks(blocks, lambda x: project(layout.end(rest, x)), layout.branch_outputs, layout.branch_inputs)
+
+
+class BlockReached(Exception):
+    """Carries what enters the first block out of an image tower."""
+
+
+class Stop(nn.Module):
+    def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
+        raise BlockReached(x)
+
+
+def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
+    """The layers before the first block of an image tower, as a function of pixels [B, 3, R, R] uint8."""
+    first = select_blocks(encoder, block_count(encoder))[0][0]
+    [path] = [name for name, module in encoder.visual.named_modules() if module is first]
+    tower = _with_part(encoder.visual, path.split("."), Stop())
+
+    def block_input(pixels: Tensor) -> Tensor:
+        try:
+            tower(encoder.normalise(pixels))
+        except BlockReached as reached:
+            x: Tensor = reached.args[0]
+            return x
+        raise AssertionError("the tower has not run its first block")
+
+    return block_input
+
+
+def _with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Module:
+    # copies only the modules on the way, so that the encoder stays as it is in other threads
+    twin = copy.copy(module)
+    inner = part if len(path) == 1 else _with_part(module._modules[path[0]], path[1:], part)  # type: ignore[arg-type]
+    twin._modules = module._modules | {path[0]: inner}
+    return twin
+
+
+def cached_blocks(encoder: Any, record: Mapping[str, str]) -> int:
+    """Number of last blocks that run on what a cache holds, by its `record`: all on pixels, else on block inputs."""
+    return block_count(encoder) if "pixels" in record else int(record["block_inputs"])
 
 
 @contextmanager
@@ -107,7 +147,8 @@ def _trunk(encoder: Any) -> tuple[Any, TowerLayout]:
         if layout is not None:
             return trunk, layout
     raise UsageError(
-        f"encoder {encoder.name!r} has no blocks of a known kind in its image tower; set block_inputs to 0"
+        f"encoder {encoder.name!r} has no blocks of a known kind in its image tower; leave finetune out, and set "
+        "block_inputs to 0"
     )
 
 

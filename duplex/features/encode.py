@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from duplex.features.file import (
     ENCODED,
     FIRST_BAD,
     NOT_FINITE,
+    PIXELS,
     SCALES,
     SHA256,
     Statuses,
@@ -58,10 +59,18 @@ class OutputSpec:
     patches: bool = False  # patch tokens
     block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
     bits: int = 16  # per number of the block inputs
+    pixels: bool = False  # the images as they enter the encoder
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> OutputSpec:
+        """What a trained model reads, by the encoder in its checkpoint: `patches`, and inputs of `finetuned` blocks."""
+        pixels = finetuned and PIXELS in record
+        blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
+        return cls(patches, blocks, int(record.get("bits", 16)), pixels)
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
         """The data sets in which a cache stores the outputs, each with its shape per image, found on a blank image."""
-        if not self.patches and not self.block_inputs:
+        if not (self.patches or self.block_inputs or self.pixels):
             return {}
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
         values = encode_outputs(encoder, blank, self)
@@ -69,6 +78,8 @@ class OutputSpec:
         if self.block_inputs and self.bits == 8:
             shape = shapes[CODES] = shapes.pop("block_inputs")
             shapes[SCALES] = shape[1:] if len(shape) == 3 else shape[:1]  # of a feature map, or of tokens
+        if self.pixels:
+            shapes[PIXELS] = tuple(blank.shape[1:])
         return shapes
 
 
@@ -91,6 +102,7 @@ class LaunchedBatch:
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
+        kept = {PIXELS: pixels} if outputs.pixels else {}  # black for an image that cannot be read
         pixels = pixels.to(device, non_blocking=asynchronous)
         decoded = decoded.to(device, non_blocking=asynchronous)
         encoded = encode_outputs(encoder, pixels, outputs)
@@ -108,7 +120,7 @@ class LaunchedBatch:
         done = torch.cuda.Event() if asynchronous else None
         if done is not None:
             done.record(torch.cuda.current_stream(device))
-        return cls(start, statuses, {**values, CONTENTS: contents}, done)
+        return cls(start, statuses, {**values, **kept, CONTENTS: contents}, done)
 
     def result(self) -> tuple[int, Statuses, Values]:
         """Wait for the device: row of the first image, statuses [B], and outputs [B, ...] by data set."""

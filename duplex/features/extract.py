@@ -49,6 +49,7 @@ from duplex.features.file import (
     ENCODED,
     FIRST_BAD,
     PENDING,
+    PIXELS,
     REQUIRED,
     ROOT,
     SHA256,
@@ -79,7 +80,7 @@ from duplex.system.processes import ProgressBar
 if TYPE_CHECKING:
     from duplex.encoders.base import Encoder
 
-OWN = ("manifest", ROOT, "limit", "tokens", "block_inputs", "bits")  # settings that do not identify the encoder
+OWN = ("manifest", ROOT, "limit", "tokens", "block_inputs", "bits", PIXELS)  # settings that do not identify the encoder
 CHUNK = 2**26  # bytes copied at once
 LARGEST_CHOICE = 1024  # rows that h5py reads at once fast, if they are not neighbours
 TOKENS = ("none", "patch")
@@ -151,6 +152,7 @@ def extract(
     tokens: str = "none",
     block_inputs: int = 0,
     bits: int = 16,
+    pixels: bool = False,
     shard: tuple[int, int] | None = None,
     max_bad: float = 0.01,
     reuse: Sequence[Path] = (),
@@ -171,6 +173,7 @@ def extract(
         tokens: "patch" also stores patch tokens; "none" does not.
         block_inputs: also store what enters the last `block_inputs` blocks of the image tower, to train these.
         bits: 16 or 8 bits per number of the block inputs.
+        pixels: also store the images as they enter the encoder, to train any number of its blocks.
         shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
         max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
         fresh: encode all images, whatever was encoded before.
@@ -185,7 +188,7 @@ def extract(
     span, path = plan_shard(total, batch_size, shard, out)
     limited = total if total < len(images) else None
     identity = cache_identity(
-        encoder.identity.to_dict(), manifest_sha256, tokens, limited, block_inputs, bits, recorded_root
+        encoder.identity.to_dict(), manifest_sha256, tokens, limited, block_inputs, bits, recorded_root, pixels
     )
     job = ExtractionJob(
         path=path,
@@ -193,7 +196,7 @@ def extract(
         span=span,
         rows=ImageRows(images[span.start : span.stop], root, encoder.image_transform),
         encoder=encoder,
-        outputs=OutputSpec(tokens == "patch", block_inputs, bits),
+        outputs=OutputSpec(tokens == "patch", block_inputs, bits, pixels),
         batch_size=batch_size,
         num_workers=decoding_workers(num_workers),
         max_bad=max_bad,
@@ -433,7 +436,7 @@ def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bo
     Those are CLS features, patch tokens and block inputs; the images may differ.
     """
     same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
-    needed = [key for key in ("tokens", "block_inputs") if key in wanted]
+    needed = [key for key in ("tokens", "block_inputs", PIXELS) if key in wanted]
     if "block_inputs" in wanted:
         needed.append("bits")
     return same_encoder and all(identity.get(key) == wanted.get(key) for key in needed)

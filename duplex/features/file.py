@@ -5,6 +5,7 @@ patch               [N, T, w] float16, optional: patch tokens
 block_inputs        [N, T, w] or [N, C, H, W] float16, optional: inputs of the image tower's last blocks; instead
                     in eight bits (`features.tokens`): block_inputs_int8 of that shape and
                     block_inputs_scale [N, T] or [N, H, W] float16
+pixels              [N, 3, R, R] uint8, optional: the images after the encoder's resize and crop
 status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 checksums           [N, K] uint32: CRC-32 of each row of the K data sets of features and tokens, in the order of
                     `DATASETS`; the one of `cls` also covers the row's status
@@ -45,6 +46,7 @@ FORMATS = "duplex-features-"  # every version's name begins so
 FORMAT = FORMATS + "4"
 CODES = "block_inputs_int8"
 SCALES = "block_inputs_scale"
+PIXELS = "pixels"
 CHECKSUMS = "checksums"
 CONTENTS = "contents"
 HALF = np.dtype(np.float16)
@@ -55,6 +57,7 @@ DATASETS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {  # name: allowed 
     "block_inputs": ((3, 4), HALF),
     CODES: ((3, 4), np.dtype(np.int8)),
     SCALES: ((2, 3), HALF),
+    PIXELS: ((4,), np.dtype(np.uint8)),
     CHECKSUMS: ((2,), np.dtype(np.uint32)),
     CONTENTS: ((2,), np.dtype(np.uint8)),
 }
@@ -208,6 +211,7 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
     "tokens": "token choice",
     "block_inputs": "number of block inputs",
     "bits": "number of bits",
+    PIXELS: "choice of pixels",
 }
 
 
@@ -237,6 +241,7 @@ def cache_identity(
     block_inputs: int = 0,
     bits: int = 16,
     root: str | None = None,
+    pixels: bool = False,
 ) -> Identity:
     """All settings, unless at their default, that a cache's bytes depend on, and the images' folder `root`."""
     options = {
@@ -245,6 +250,7 @@ def cache_identity(
         "limit": limit,
         "block_inputs": block_inputs or None,
         "bits": bits if block_inputs and bits != 16 else None,
+        PIXELS: "true" if pixels else None,
     }
     return {**encoder, "manifest": manifest_sha256, **{k: str(v) for k, v in options.items() if v is not None}}
 

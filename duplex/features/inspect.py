@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.linalg import norm
+from numpy.typing import NDArray
 
 from duplex.errors import DuplexError, UsageError
 from duplex.features.encode import ImageRows, OutputSpec, encode_outputs
@@ -17,6 +18,7 @@ from duplex.features.file import (
     ENCODED,
     FIRST_BAD,
     PENDING,
+    PIXELS,
     check_identity,
     check_values,
     extract_command,
@@ -50,7 +52,7 @@ def inspect(path: Path) -> dict[str, Any]:
             nan += int((np.isnan(values).any(axis=1) & good[rows]).sum())
             norms[rows] = norm(values.astype(np.float32), axis=1)
             hashes[rows] = [hash(row.tobytes()) for row in values]  # two rows collide with chance 2^-64 or so
-        stored = {name: stored_names(file, name) for name in ("patch", "block_inputs")}
+        stored = {name: stored_names(file, name) for name in ("patch", "block_inputs", PIXELS)}
         shapes = {name: list(file[names[0]].shape[1:]) if names else None for name, names in stored.items()}
     finite = norms[good & np.isfinite(norms) & (norms > 0)]
     return {
@@ -97,8 +99,8 @@ def verify(
             raise UsageError(f"{path} has {span.total} rows and the manifest {len(images)}; {repair_hint(path)}")
         rows = np.sort(np.random.default_rng(seed).permutation(span.rows)[:sample])
         check_values(file)
-        names = [found for name in ("cls", "block_inputs") if (found := stored_names(file, name))]
-        stored = [read_stored([file[name][rows] for name in pair]) for pair in names]
+        names = {name: found for name in ("cls", "block_inputs", PIXELS) if (found := stored_names(file, name))}
+        stored = {name: read_stored([file[each][rows] for each in pair]) for name, pair in names.items()}
     decoder = ImageRows(images[span.start : span.stop], root, encoder.image_transform)
     outputs = OutputSpec(block_inputs=int(identity.get("block_inputs", 0)))
     remedy = f"`{extract_command(path)} --fresh` encodes all images again"
@@ -115,14 +117,21 @@ def verify(
             raise DuplexError(f"{path}: {image} (row {row}) is now {now}, but {then} in the cache; {remedy}")
         if statuses[row] != ENCODED:
             continue
-        encoded = encode_outputs(encoder, pixels[None].to(encoder.device), outputs)
-        again = [value.float().cpu().numpy().ravel() for value in encoded.values()]
-        cached = [values[number].astype(np.float32).ravel() for values in stored]
-        cosines = [float(a @ b / max(float(norm(a) * norm(b)), SMALL)) for a, b in zip(cached, again, strict=True)]
-        cosine = min(cosines)
-        errors += [float(norm(a - b) / max(float(norm(b)), SMALL)) for a, b in zip(cached[1:], again[1:], strict=True)]
+        encoded = encode_outputs(encoder, pixels[None].to(encoder.device), outputs) | {PIXELS: pixels}
+        again = {name: encoded[name].float().cpu().numpy().ravel() for name in stored}
+        cached = {name: values[number].astype(np.float32).ravel() for name, values in stored.items()}
+        cosine = min(_cosine(cached[name], again[name]) for name in stored)
+        if "block_inputs" in stored:
+            difference = cached["block_inputs"] - again["block_inputs"]
+            errors.append(float(norm(difference) / max(float(norm(again["block_inputs"])), SMALL)))
         worst = min(cosine, worst)
         if not cosine >= MIN_COSINE:  # NaN is not
             raise DuplexError(f"{path}: row {row} is not the feature of {image} (cosine {cosine:.4f}); {remedy}")
     error = {"block_inputs_error": float(np.mean(errors))} if errors else {}
     return {"path": str(path), "checked": len(rows), "worst_cosine": worst, **error}
+
+
+def _cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    if np.array_equal(a, b):  # a black image, too
+        return 1.0
+    return float(a @ b / max(float(norm(a) * norm(b)), SMALL))

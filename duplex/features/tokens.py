@@ -1,8 +1,8 @@
 """Cached features joined with labels, which training and evaluation work on, and the tokens of a cache.
 
-Tokens are patch tokens, or the inputs of blocks to fine-tune ("block inputs"). They are in memory if they fit, else
-read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then gets
-`DiskTokens` in place of a tensor; training reads images in shuffled groups and announces the next ones.
+Tokens are patch tokens, or what fine-tuned blocks are computed from: block inputs or pixels. They are in memory if they
+fit, else read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then
+gets `DiskTokens` in place of a tensor; training reads images in shuffled groups and announces the next ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from duplex.errors import DuplexError
 from duplex.features.file import (
     CODES,
+    PIXELS,
     SCALES,
     DamagedCache,
     Half,
@@ -46,21 +47,23 @@ CPU = torch.device("cpu")
 
 def read_tokens(
     path: Path, name: str = "patch", limit: int = IN_MEMORY, rows: Ints | None = None
-) -> Half | DiskTokens | None:
-    """The tokens `name` ("patch" or "block_inputs") of images of a cache, [N, ...] float16; None if it has none.
+) -> NDArray[Any] | DiskTokens | None:
+    """The tokens `name` of images of a cache, [N, ...]; None if it has none.
 
+    They are "patch" or "block_inputs" in float16, or "pixels" in uint8.
     They are zero for images that could not be read. Up to `limit` bytes are read into memory; more stay on the disk.
     """
     with open_cache(path) as file:
         names = stored_names(file, name)
         if not names:
             return None
-        if rows is None and file[names[0]].size * 2 <= limit:
+        size = 1 if name == PIXELS else 2  # bytes of a number in memory
+        if rows is None and file[names[0]].size * size <= limit:
             return read_stored([read_rows(file, each) for each in names])
     tokens = DiskTokens.open(path, name)
     if rows is not None:
         tokens = tokens.at(rows)
-        if int(np.prod(tokens.shape)) * 2 <= limit:
+        if int(np.prod(tokens.shape)) * size <= limit:
             return tokens[:].numpy()
     return tokens
 
@@ -72,9 +75,9 @@ def stored_names(file: Any, name: str) -> tuple[str, ...]:
     return (CODES, SCALES) if name == "block_inputs" and CODES in file else ()
 
 
-def read_stored(values: Sequence[NDArray[Any]]) -> Half:
-    """Tokens in float16 from the values of the data sets `stored_names`."""
-    return dequantize(values[0], values[1]) if len(values) == 2 else np.asarray(values[0], dtype=np.float16)
+def read_stored(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Tokens from the values of the data sets `stored_names`, codes as float16."""
+    return dequantize(values[0], values[1]) if len(values) == 2 else values[0]
 
 
 class MappedRows:
@@ -128,7 +131,7 @@ class DiskTokens:
 
     @classmethod
     def open(cls, path: Path, name: str = "patch") -> DiskTokens:
-        """The tokens `name` ("patch" or "block_inputs") of all images of a feature cache that stores them."""
+        """The tokens `name`, as in `read_tokens`, of all images of a feature cache that stores them."""
         with open_cache(path) as file:
             mapped = mmap.mmap(file.id.get_vfd_handle(), 0, access=mmap.ACCESS_READ)
             stored = tuple(MappedRows(file, each, mapped) for each in stored_names(file, name))

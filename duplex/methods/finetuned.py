@@ -1,6 +1,7 @@
 """Fine-tune an image tower's last blocks together with any method.
 
-The blocks compute the method's CLS features from cached block inputs, the activations that enter them. What is trained
+The blocks compute the method's CLS features from cached block inputs: the activations that enter them, or pixels, on
+which the tower's frozen layers before its first block run too. What is trained
 in the blocks is a plug-in (`duplex.methods.adapters`); batch norms keep their pretrained statistics.
 """
 
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as recompute
 
 from duplex.encoders.base import load_encoder
-from duplex.encoders.image_blocks import LastBlocks, block_input_shape, last_blocks
+from duplex.encoders.image_blocks import LastBlocks, block_count, block_input_shape, cached_blocks, last_blocks, stem
 from duplex.labels import Ints
 from duplex.methods.adapters import find_adapters
+from duplex.methods.augmentation import augment
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreBlocks, Scorer, ScoreTerms
 from duplex.methods.gaussian import FittedStatistics
 from duplex.options import FinetuneOptions, Options
@@ -35,9 +37,10 @@ def finetuned_blocks_factory(
 ) -> Callable[[], FinetunedBlocks]:
     """A function that builds the last blocks of a checkpoint's `encoder` as `FinetunedBlocks` with float32 weights."""
     tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
-    count = int(encoder["block_inputs"])
+    count = cached_blocks(tower, encoder)
     shape = block_input_shape(tower, count)
-    return partial(FinetunedBlocks, last_blocks(tower, count), options, shape, encoder["precision"])
+    begin = stem(tower) if count == block_count(tower) else None
+    return partial(FinetunedBlocks, last_blocks(tower, count), options, shape, encoder["precision"], begin)
 
 
 class FinetunedBlocks(nn.Module):
@@ -46,10 +49,16 @@ class FinetunedBlocks(nn.Module):
     The state dict holds only trained parameters. Frozen weights are copies on the tower's device, in no checkpoint.
 
     shape: shape of one image's block input. precision: in which the encoder computed the cached block inputs.
+    begin: computes block inputs of all blocks from pixels [B, 3, R, R] uint8, which may then take their place.
     """
 
     def __init__(
-        self, cut: LastBlocks, options: FinetuneOptions, shape: tuple[int, ...], precision: str = "fp32"
+        self,
+        cut: LastBlocks,
+        options: FinetuneOptions,
+        shape: tuple[int, ...],
+        precision: str = "fp32",
+        begin: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.options = options
@@ -61,7 +70,7 @@ class FinetunedBlocks(nn.Module):
         self.count = len(blocks) if options.blocks == "all" else options.blocks
         tuned = blocks[len(blocks) - self.count :]
         self._blocks = tuple(blocks)  # in a tuple, so that they are not part of the state
-        self._end = cut.end
+        self._begin, self._end = begin, cut.end
         self._frozen = len(blocks) - self.count
         self._device = next(blocks[-1].parameters()).device
         channels = self._channels(shape)[self._frozen :]
@@ -95,9 +104,12 @@ class FinetunedBlocks(nn.Module):
     def features(self, block_inputs: Tensor) -> Tensor:
         """Image features [B, d] in one pass; without gradients in TF32 if the feature cache was written with it."""
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
-            x = block_inputs.to(self._device).float()
+            x = block_inputs.to(self._device)
+            if self.options.augment and self.training and torch.is_grad_enabled():
+                x = augment(x, self.options.augment)
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
                 with torch.no_grad():
+                    x = self._begin(x) if self._begin is not None and x.dtype == torch.uint8 else x.float()
                     for block in self._blocks[: self._frozen]:
                         x = block(x)
                 for block in self._blocks[self._frozen :]:

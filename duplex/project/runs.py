@@ -247,8 +247,7 @@ def retrieve_swapped(
     if factors is None:
         raise UsageError(f"this method has no state and object factors to swap; {_with_factors(params, dataset)}")
     test, identity = context.test.inputs, source.inputs.encoder
-    block_inputs = int(identity["block_inputs"]) if "block_inputs" in test else 0
-    outputs = OutputSpec("patch" in test, block_inputs, int(identity.get("bits", 16)))
+    outputs = OutputSpec.of_record(identity, "patch" in test, "block_inputs" in test)
     entry = params.dataset(dataset).encoder
     encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
     pixels = torch.stack([encoder.image_transform(_read(path)) for path in images])

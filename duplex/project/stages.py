@@ -166,6 +166,7 @@ def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tu
         "tokens": settings.tokens,
         "block_inputs": params.block_inputs(dataset),
         "bits": entry.encoder.bits,
+        "pixels": params.pixels(dataset),
         "max_bad": settings.max_bad,
     }
 

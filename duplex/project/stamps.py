@@ -75,6 +75,7 @@ def settings(
             made["images"] = {"root": entry.source.recorded_root, "sizes": source.get("sizes")}
         made |= {"batch_size": extraction.batch_size, "max_bad": extraction.max_bad, "tokens": extraction.tokens}
         made["block_inputs"] = params.block_inputs(dataset)
+        made["pixels"] = params.pixels(dataset)
     if stage == "inventory":
         made["featured"] = params.report.featured
     modules = {"extract": [family_module(entry.encoder.name)], "maps": _method_modules(params)}

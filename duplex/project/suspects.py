@@ -24,7 +24,7 @@ from duplex.data.images import thumbnail
 from duplex.data.tables import read_manifest, read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.retrieval import most_similar
-from duplex.features.file import ROOT, Features, read_features
+from duplex.features.file import PIXELS, ROOT, Features, read_features
 from duplex.features.tokens import read_tokens
 from duplex.labels import Ints, LabelSpace
 from duplex.methods.finetuned import WithFinetuning
@@ -164,7 +164,7 @@ def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str,
     inputs: dict[str, Any] = {"cls": torch.from_numpy(cls)}
     method = trained.method
     if isinstance(method, WithFinetuning):
-        tokens = read_tokens(cache.path, "block_inputs")
+        tokens = read_tokens(cache.path, PIXELS if PIXELS in trained.backbone.record else "block_inputs")
         if tokens is None:
             raise UsageError(
                 f"{folder} has fine-tuned blocks, and {cache.path} has no inputs for them; set "

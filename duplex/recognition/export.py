@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders.base import Encoder, is_random
-from duplex.encoders.image_blocks import capture_block_input
+from duplex.encoders.image_blocks import cached_blocks, capture_block_input
 from duplex.errors import DuplexError, UsageError, as_usage_error, install_command
 from duplex.evaluation.metrics import METRICS, interval_text, number
+from duplex.features.file import PIXELS
 from duplex.labels import World
 from duplex.methods import portable, score_formula
 from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatistics
@@ -359,7 +360,9 @@ class OnnxImageTower(nn.Module):
         self.visual = encoder.visual
         self.finetuned = model.finetuned
         self._encoder = encoder
-        self._depth = model.outputs.block_inputs
+        record = model.backbone.record
+        self._reads_pixels = PIXELS in record
+        self._depth = 0 if self.finetuned is None else cached_blocks(encoder, record)
         for name in ("mean", "std"):
             self.register_buffer(name, torch.tensor(preprocess[name]).view(3, 1, 1))
 
@@ -367,7 +370,7 @@ class OnnxImageTower(nn.Module):
         with capture_block_input(self._encoder, self._depth) as block_inputs:
             outputs = self.visual((pixels.float() / 255 - self.mean) / self.std)
         if self.finetuned is not None:
-            return self.finetuned.features(block_inputs[0].half())
+            return self.finetuned.features(block_inputs[0] if self._reads_pixels else block_inputs[0].half())
         pooled = outputs[0] if isinstance(outputs, tuple) else outputs
         features: Tensor = pooled.float().half().float()
         return features

@@ -45,6 +45,7 @@ from duplex.features.file import (
     ENCODED,
     FIRST_BAD,
     LIBRARIES,
+    PIXELS,
     SCALES,
     Features,
     check_identity,
@@ -226,8 +227,9 @@ class Recognizer:
             self.check_cache(images)
         if (rows := as_features(images, self.trained.backbone.dim)) is not None:
             outputs = self.trained.outputs
-            if outputs.patches or outputs.block_inputs:
-                more = "patch tokens" if outputs.patches else "block inputs of the image tower"
+            if outputs.patches or outputs.block_inputs or outputs.pixels:
+                inputs = "pixels" if outputs.pixels else "block inputs of the image tower"
+                more = "patch tokens" if outputs.patches else inputs
                 raise UsageError(f"{self.trained.where} also reads {more}; give images instead of features")
             for start in range(0, len(rows), batch_size):
                 yield as_inputs({"cls": rows[start : start + batch_size]}, self.device)
@@ -300,6 +302,8 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
     if CODES in values:
         others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
         values = {**others, "block_inputs": dequantize(values[CODES], values[SCALES])}
+    if PIXELS in values:
+        values["block_inputs"] = values.pop(PIXELS)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in values.items()}
     return {name: (value.float() if name == "cls" else value).to(device) for name, value in tensors.items()}
 

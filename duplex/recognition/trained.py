@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from duplex.encoders.base import Encoder, family_code, load_encoder
-from duplex.encoders.image_blocks import block_input_shape
+from duplex.encoders.image_blocks import block_input_shape, cached_blocks
 from duplex.errors import UsageError, as_usage_error, shown
 from duplex.evaluation.probabilities import Confidence
 from duplex.evaluation.word_vectors import read_word_vectors
@@ -112,9 +112,8 @@ class TrainedModel(ABC):
 
     @property
     def outputs(self) -> OutputSpec:
-        """What the image tower must return besides CLS features: patch tokens, inputs of the last blocks."""
-        blocks = int(self.backbone.record["block_inputs"]) if self.has_finetuned_blocks else 0
-        return OutputSpec("patch" in self.needs, blocks, int(self.backbone.record.get("bits", 16)))
+        """What is needed of images besides CLS features: patch tokens, inputs of the last blocks, pixels."""
+        return OutputSpec.of_record(self.backbone.record, "patch" in self.needs, self.has_finetuned_blocks)
 
     @property
     def has_finetuned_blocks(self) -> bool:
@@ -171,9 +170,8 @@ class TrainedRun(TrainedModel):
         blocks = None
         if record.finetune is not None:
             blocks = partial(finetuned_blocks_factory, record.encoder, device=str(device))
-            shapes["block_inputs"] = block_input_shape(
-                self.backbone.tower("image"), int(record.encoder["block_inputs"])
-            )
+            image_tower = self.backbone.tower("image")
+            shapes["block_inputs"] = block_input_shape(image_tower, cached_blocks(image_tower, record.encoder))
         vectors = self.words if "words" in self.needs else None
         context = MethodContext(self.labels, shapes, tower, vectors)
         if blocks is not None and record.finetune is not None:

@@ -34,7 +34,7 @@ from duplex.data.tables import (
 from duplex.encoders.base import PACKAGED, TextTower, find_family, load_encoder, resolve_device
 from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import IMPORTED, ROOT, contents_digest, open_cache, read_features
+from duplex.features.file import IMPORTED, PIXELS, ROOT, contents_digest, open_cache, read_features
 from duplex.features.tokens import DiskTokens, Examples, join, read_tokens
 from duplex.labels import Bools, Ints, LabelSpace, World, prompt_name
 from duplex.methods.base import Method, MethodContext, PrimitiveVectors
@@ -182,9 +182,8 @@ class Data:
                     f"params.yaml and run `duplex extract --dataset {opened.path.parent.name}`"
                 )
         if opened.path is not None and request.finetune is not None:
-            arrays["block_inputs"], blocks = self._block_inputs(opened, request, request.finetune)
-            record |= {key: opened.identity[key] for key in ("block_inputs", "bits") if key in opened.identity}
-            record["block_inputs"] = str(blocks)
+            arrays["block_inputs"], kept = self._block_inputs(opened, request, request.finetune)
+            record |= kept
             device = resolve_device(self.device)
             make_blocks = finetuned_blocks_factory(record, request.finetune, device)
             member_blocks = lambda options: finetuned_blocks_factory(record, options, device)()  # noqa: E731
@@ -227,37 +226,45 @@ class Data:
 
     def _block_inputs(
         self, opened: OpenedFeatures, request: InputRequest, finetune: FinetuneOptions
-    ) -> tuple[Any, int]:
-        """The activations [N, ...] that enter the last image-tower blocks, and the number of these blocks.
+    ) -> tuple[Any, dict[str, str]]:
+        """The activations [N, ...] that enter the last image-tower blocks, and what a checkpoint records of them.
 
         They are those of the cache or, with `skip_frozen_blocks` and enough memory, computed once from them, so that no
-        epoch runs frozen blocks.
+        epoch runs frozen blocks. Pixels take their place for augmentation, and where the cache has too few.
         """
         path = opened.path
         assert path is not None
         stored, dataset = int(opened.identity.get("block_inputs", 0)), path.parent.name
         blocks = finetune.depth
+        limit = int(request.memory * 2**30)
         if blocks > stored and self.encoder.name != IMPORTED:
             tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image")
             blocks = block_count(tower) if finetune.blocks == "all" else blocks
             select_blocks(tower, blocks)
+        if PIXELS in opened.identity and (finetune.augment or blocks > stored):
+            return read_tokens(path, PIXELS, limit, opened.rows), {PIXELS: "true"}
+        remedy = f"in params.yaml and run `duplex extract --dataset {dataset}`"
+        if finetune.augment:
+            raise UsageError(
+                f"finetune.augment changes pixels, and {path} has none; set datasets.{dataset}.encoder.pixels to true "
+                f"{remedy}"
+            )
         if blocks > stored:
             raise UsageError(
                 f"finetune.blocks is {finetune.blocks} and {path} holds the inputs of {stored} blocks; set "
-                f"datasets.{dataset}.encoder.block_inputs to {blocks} in params.yaml and run "
-                f"`duplex extract --dataset {dataset}`"
+                f"datasets.{dataset}.encoder.block_inputs to {blocks} (or pixels to true, for any number) {remedy}"
             )
-        limit = int(request.memory * 2**30)
+        record = {key: value for key, value in opened.identity.items() if key in ("block_inputs", "bits")}
         if not self.skip_frozen_blocks or opened.rows is None or blocks == stored:
-            return read_tokens(path, "block_inputs", limit, opened.rows), stored
+            return read_tokens(path, "block_inputs", limit, opened.rows), record
         chosen, back = np.unique(opened.rows, return_inverse=True)
         if (path, blocks) not in self.advanced:
             tokens = read_tokens(path, "block_inputs", limit, chosen)
             if isinstance(tokens, DiskTokens):
-                return tokens.at(back), stored
+                return tokens.at(back), record
             self.advanced.clear()
             self.advanced[path, blocks] = self._advance(np.asarray(tokens), stored, stored - blocks)
-        return self.advanced[path, blocks][back], blocks
+        return self.advanced[path, blocks][back], {**record, "block_inputs": str(blocks)}
 
     def _advance(self, values: NDArray[Any], stored: int, blocks: int) -> NDArray[Any]:
         """Run the first `blocks` of the last `stored` image-tower blocks on their inputs; the outputs are float16."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders.base import PACKAGED, load_encoder
-from duplex.encoders.image_blocks import capture_block_input, last_blocks
+from duplex.encoders.image_blocks import block_count, capture_block_input, last_blocks, stem
 from duplex.encoders.open_clip import open_clip, timm
 from duplex.errors import UsageError
 from duplex.methods.adapters import LowRank
@@ -76,6 +76,24 @@ def test_last_blocks_of_their_input_are_the_tower(name: str) -> None:
         with torch.no_grad():
             torch.testing.assert_close(last_blocks(encoder, count)(inputs), features, atol=1e-5, rtol=0)
         assert not torch.equal(features[0], features[1])
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_stem_and_all_blocks_are_the_tower_bit_for_bit(name: str) -> None:
+    encoder, images = tower(name)
+    encoder.normalise = lambda pixels: pixels.float() / 255
+    pixels = (images * 60 + 128).clamp(0, 255).to(torch.uint8)
+    count = block_count(encoder)
+    features, inputs = run_tower(encoder, encoder.normalise(pixels), count)
+    begin = stem(encoder)
+    with torch.no_grad():
+        assert torch.equal(begin(pixels), inputs)
+        assert torch.equal(last_blocks(encoder, count)(begin(pixels)), features)
+        assert torch.equal(encoder.visual(encoder.normalise(pixels)), features), "the tower itself has not changed"
+    blocks = perturb(finetuned(encoder, inputs, count, "all", "full", begin=begin))
+    blocks(pixels).sum().backward()
+    assert all(parameter.grad is not None for parameter in blocks.parameters())
+    assert torch.equal(blocks(pixels), blocks(inputs))
 
 
 @pytest.mark.parametrize(("name", "adapter"), PAIRS)

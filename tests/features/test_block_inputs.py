@@ -16,6 +16,7 @@ from duplex.errors import DuplexError
 from duplex.features.file import read_features
 from duplex.features.inspect import inspect, verify
 from duplex.features.tokens import DiskTokens, dequantize, quantize, read_tokens
+from duplex.recognition.recognizer import open_image
 from tests.features.conftest import update_checksums
 
 NUMBERS = st.floats(-1000, 1000, width=16) | st.floats(-(2.0**-20), 2.0**-20, width=16)  # with scales of zero
@@ -112,3 +113,28 @@ def test_verify_measures_the_error_and_detects_rows_of_another_image(run, encode
         with pytest.raises(DuplexError, match=r"row 7 is not the feature of 00007\.jpg"):
             verify(path, *options, sample=40)
     assert 0 < errors[16] < 0.001 < errors[8] < 0.02
+
+
+def test_pixels_are_what_enters_the_encoder(run, encoder, images, tmp_path: Path) -> None:
+    plain, path = run(tmp_path / "plain.h5").path, run(tmp_path / "pixels.h5", pixels=True).path
+    assert np.array_equal(read_features(plain).cls, read_features(path).cls)
+    pixels, streamed = read_tokens(path, "pixels"), read_tokens(path, "pixels", limit=0)
+    assert isinstance(pixels, np.ndarray) and isinstance(streamed, DiskTokens) and pixels.dtype == np.uint8
+    wanted = [encoder.image_transform(open_image(tmp_path / "pictures" / image)) for image in images]
+    assert np.array_equal(pixels, torch.stack(wanted).numpy())
+    assert torch.equal(streamed[torch.tensor([39, 0])], torch.from_numpy(pixels[[39, 0]]))
+    batches = [encoder.encode_images(part) for part in torch.from_numpy(pixels).split(8)]
+    assert np.array_equal(torch.cat(batches).half().float().numpy(), read_features(path).cls)
+    assert path.stat().st_size - plain.stat().st_size == pytest.approx(40 * pixels[0].nbytes, abs=4096)
+    assert inspect(path)["pixels"] == list(pixels.shape[1:]) and inspect(plain)["pixels"] is None
+
+
+def test_verify_detects_pixels_of_another_image(run, encoder, images, tmp_path: Path) -> None:
+    path, options = run(pixels=True).path, (encoder, images, tmp_path / "pictures", "m" * 64)
+    report = verify(path, *options, sample=40)
+    assert report["worst_cosine"] > 0.999 and "block_inputs_error" not in report
+    with h5py.File(path, "r+") as file:
+        file["pixels"][7] = 255 - file["pixels"][7]
+        update_checksums(file)
+    with pytest.raises(DuplexError, match=r"row 7 is not the feature of 00007\.jpg"):
+        verify(path, *options, sample=40)

@@ -52,6 +52,7 @@ def test_a_finished_cache_is_left_alone_unless_fresh(run, tmp_path: Path) -> Non
         ({}, {"tokens": "patch"}, "token choice"),
         ({"block_inputs": 1}, {"block_inputs": 2}, "number of block inputs"),
         ({"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, "number of bits"),
+        ({}, {"pixels": True}, "choice of pixels"),
     ],
 )
 def test_a_cache_of_another_identity_is_extracted_again(run, capsys, first, second, difference: str) -> None:
@@ -66,7 +67,7 @@ def test_a_cache_that_records_no_folder_of_images_is_kept(run) -> None:
     assert run(recorded_root="mypics").resumed == 40
 
 
-@pytest.mark.parametrize("options", [{}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}])
+@pytest.mark.parametrize("options", [{}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, {"pixels": True}])
 def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path, stop_at_third_batch, options) -> None:
     whole = run(tmp_path / "whole.h5", **options)
     with stop_at_third_batch(), pytest.raises(DuplexError, match=rf"stopped with 24 of {whole.rows} rows"):

@@ -46,7 +46,9 @@ def test_images_in_another_order_under_other_names_have_the_rows_of_a_plain_extr
         np.testing.assert_array_equal(file["contents"][...], before["contents"][...][::-1])
 
 
-@pytest.mark.parametrize("options", [{"tokens": "patch"}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}])
+@pytest.mark.parametrize(
+    "options", [{"tokens": "patch"}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, {"pixels": True}]
+)
 def test_a_copy_equals_an_extraction_byte_for_byte(run, tmp_path: Path, images, options) -> None:
     (tmp_path / "pictures" / images[3]).write_bytes(b"no image")
     whole = run(tmp_path / "whole.h5", max_bad=0.1, manifest_sha256="n" * 64, **options).path
