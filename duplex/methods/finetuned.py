@@ -22,7 +22,6 @@ from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import LastBlocks, block_count, block_input_shape, cached_blocks, last_blocks, stem
 from duplex.labels import Ints
 from duplex.methods.adapters import find_adapters
-from duplex.methods.augmentation import augment
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreBlocks, Scorer, ScoreTerms
 from duplex.methods.gaussian import FittedStatistics
 from duplex.options import FinetuneOptions, Options
@@ -106,6 +105,8 @@ class FinetunedBlocks(nn.Module):
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device)
             if self.options.augment and self.training and torch.is_grad_enabled():
+                from duplex.methods.augmentation import augment
+
                 x = augment(x, self.options.augment)
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
                 with torch.no_grad():
