@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
@@ -39,10 +40,12 @@ from duplex.report.claims import benchmark_of, counts_of, read_package_yaml
 from duplex.training.inputs import Data, InputRequest
 from duplex.training.loop import make_optimiser, optimiser_step
 from duplex.training.run import MethodSpec, initialised_method, reproducible
+from duplex.training.scoring import Validation
 
 PROJECT = Path("ablations")  # folder of the project with the paper's rows
 FEW = 2  # images in a timed batch on a CPU; on a GPU it is a whole batch
 DECODED = 8  # images read to time decoding
+LONG = 20.0  # seconds; what takes longer is timed once
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Plan:
         found = self.hours
         parts = [found.extraction + found.training, found.extraction, found.training]
         total, extraction, training = [f"{hours:,.1f}" if hours >= 1 else f"{hours:.1g}" for hours in parts]
-        how = f"from a batch and a step of {found.method} on this device, {found.weights}"
+        how = f"from a batch, a step and a validation of {found.method} on this device, {found.weights}"
         return f"about {total}: {extraction} to extract, {training} to train; {how}"
 
     def problem(self) -> str:
@@ -243,11 +246,13 @@ def _estimate(params: Params, plan: Plan, data: LabelledImages, jobs: int | None
     spec = MethodSpec.of(params, dataset, plan.rows[0])
     images = data.manifest["split"].value_counts()
     with reproducible(spec.training.threads):
-        step = _step_seconds(spec, data, entry, device)
+        step, validation = _step_seconds(spec, data, entry, device)
         train, forward = _block_seconds(spec, entry, tower)
     steps = math.ceil(images["train"] / spec.training.batch_size)
-    epoch = steps * step + images["train"] * train + images["val"] * forward
-    run = spec.training.epochs * epoch + images["test"] * forward * len(spec.worlds)
+    validation += images["val"] * forward
+    epoch = steps * step + images["train"] * train + validation
+    worlds = len(spec.worlds)  # scored on validation images after training, then on test images
+    run = spec.training.epochs * epoch + worlds * (1 + images["test"] / images["val"]) * validation
     threads = torch.get_num_threads() if spec.training.threads == "auto" else spec.training.threads
     workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
     weights = "its weights" if entry == params.dataset(dataset).encoder else "random weights of its size"
@@ -276,8 +281,8 @@ def _image_seconds(params: Params, dataset: str, data: LabelledImages, tower: En
     return max(decoding, _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count)
 
 
-def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, device: str) -> float:
-    """Seconds of one training step on made-up features, without fine-tuned blocks."""
+def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, device: str) -> tuple[float, float]:
+    """Seconds of a training step and of a validation on made-up features, without fine-tuned blocks."""
     width = load_encoder(entry.name, entry.weights, towers="text").dim
     features = np.random.default_rng(0).standard_normal((len(data.manifest), width), dtype=np.float32)
     request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
@@ -290,7 +295,9 @@ def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, 
     batch = Batch(images.inputs, images.compositions)
     rows = torch.arange(min(spec.training.batch_size, len(images)))
     optimiser = make_optimiser(method, spec.training)
-    return _seconds(lambda: next(iter(optimiser_step(method, batch, rows, spec.training, optimiser).values())))
+    step = _seconds(lambda: next(iter(optimiser_step(method, batch, rows, spec.training, optimiser).values())))
+    validate = Validation(inputs.examples["val"].to(where), data.labels)
+    return step, _seconds(lambda: torch.tensor(validate(method)["auc"]))
 
 
 def _block_seconds(spec: MethodSpec, entry: EncoderParams, tower: Encoder) -> tuple[float, float]:
@@ -314,8 +321,12 @@ def _block_seconds(spec: MethodSpec, entry: EncoderParams, tower: Encoder) -> tu
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Seconds of the second call; the first one allocates. Reading the result waits for the device."""
-    work().sum().item()
-    start = time.perf_counter()
-    work().sum().item()
-    return time.perf_counter() - start
+    """Median seconds of three calls after a first one, which allocates. Reading the result waits for the device."""
+    taken = []
+    for _ in range(4):
+        start = time.perf_counter()
+        work().sum().item()
+        taken.append(time.perf_counter() - start)
+        if taken[0] > LONG:  # of which allocating is a small part
+            break
+    return median(taken[1:] or taken)
