@@ -504,7 +504,7 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
             run_cell(seeds, ("test_seconds",), "{:.2f} s", "evaluation_timing"),
         ]
         rows.append(TableRow([text_cell(method), *cells, *metric_cells(closed, place, ("hm", "auc"))]))
-    sizes = ("trained parameters", "fine-tuned blocks", "prototypes", "untrained codebook values")
+    sizes = ("trained parameters", "fine-tuned blocks", "prototypes", "codebook values")
     titles = (*sizes, "peak memory", "epoch", "test split")
     note = (
         "Mean over seeds. A codebook that gradients train is among the trained parameters; the values of one that only "

@@ -100,7 +100,7 @@ def test_the_cost_table_shows_fine_tuned_blocks_and_prototypes():
     table = tables.efficiency_table(Results((data,)), data)
     titles = [column.title for column in table.columns]
     said = {row[0]: dict(zip(titles, row, strict=True)) for row in texts(table)}
-    asked = ("trained parameters", "fine-tuned blocks", "prototypes", "untrained codebook values", "epoch", "AUC")
+    asked = ("trained parameters", "fine-tuned blocks", "prototypes", "codebook values", "epoch", "AUC")
     assert [said["duplex"][title] for title in asked] == ["416,320", "–", "192", "24,576", "1.50 s", "20.0"]
     assert [said["dual_finetuned"][title] for title in asked] == ["726,592", "2", "–", "–", "3.25 s", "30.0"]
     memory = [row["peak memory"] for row in said.values()]
