@@ -74,7 +74,8 @@ def free_bytes(path: Path) -> int:
 def stored_outputs(params: Params, dataset: str) -> OutputSpec:
     """What extraction stores of each image of a data set besides its CLS feature."""
     bits = params.dataset(dataset).encoder.bits
-    return OutputSpec(params.extraction.tokens == "patch", params.block_inputs(dataset), bits)
+    tokens, blocks = params.extraction.tokens == "patch", params.block_inputs(dataset)
+    return OutputSpec(tokens, blocks, bits, params.pixels(dataset))
 
 
 def weights_for_trials(entry: EncoderParams) -> EncoderParams:
@@ -88,7 +89,7 @@ def image_bytes(params: Params, dataset: str) -> int:
     """Bytes that the feature cache of a data set has per image; `UsageError` for an encoder that cannot be drawn."""
     entry, outputs = weights_for_trials(params.dataset(dataset).encoder), stored_outputs(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
-    if outputs.patches or outputs.block_inputs:
+    if outputs.patches or outputs.block_inputs or outputs.pixels:
         stored = outputs.row_shapes(load_encoder(entry.name, entry.weights, towers="image"))
     shapes = cache_shapes(encoder_identity(entry.name, entry.weights).dim, stored)
     return sum(row_bytes(name, shape) for name, shape in shapes.items())
@@ -103,7 +104,7 @@ def _extraction_size(params: Params, name: str) -> Iterator[DoctorFinding]:
         return
     free = free_bytes(ArtifactPaths.root)
     message = f"extraction writes {size_text(needed)} for {images:,} images, {size_text(free)} free"
-    remedy = "make room, or store fewer block inputs or fewer bits of them" if needed > free else ""
+    remedy = "make room, or store pixels instead of block inputs, or fewer of these" if needed > free else ""
     yield DoctorFinding(name, message, remedy)
 
 

@@ -112,7 +112,7 @@ class Plan:
         """Why the data set cannot be extracted here; empty if it can."""
         if self.extracts and self.needed is not None and self.needed > self.free:
             sizes = f"{size_text(self.needed)} and {size_text(self.free)} are free"
-            remedy = "make room, or set encoder.bits to 8 in ablations/params.yaml, which halves block inputs"
+            remedy = "make room, or move the project to a larger disk"
             return f"extraction of {self.dataset} writes {sizes}; {remedy}"
         return ""
 

@@ -27,7 +27,7 @@ def benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose mit-states has the layout of the benchmark and a small encoder."""
     make_standard(tmp_path / "data/mit-states", "spaces")
     record = shipped()
-    record["datasets"]["mit-states"]["encoder"] = {"name": "tiny", "block_inputs": 4}
+    record["datasets"]["mit-states"]["encoder"] = {"name": "tiny", "pixels": True}
     for entry in record["methods"].values():
         for changes in entry.get("per_dataset", {}).values():
             changes["finetune"] = {"blocks": "all", "adapter": "bottleneck"}
