@@ -104,13 +104,14 @@ class FinetunedBlocks(nn.Module):
         """Image features [B, d] in one pass; without gradients in TF32 if the feature cache was written with it."""
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device)
-            if self.options.augment and self.training and torch.is_grad_enabled():
+            is_pixels = x.dtype == torch.uint8
+            if is_pixels and self.options.augment and self.training and torch.is_grad_enabled():
                 from duplex.methods.augmentation import augment
 
                 x = augment(x, self.options.augment)
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
                 with torch.no_grad():
-                    x = self._begin(x) if self._begin is not None and x.dtype == torch.uint8 else x.float()
+                    x = self._begin(x) if self._begin is not None and is_pixels else x.float()
                     for block in self._blocks[: self._frozen]:
                         x = block(x)
                 for block in self._blocks[self._frozen :]:
