@@ -84,6 +84,7 @@ def test_an_interrupted_command_continues_and_ends_with_the_page_of_claims(
         for entry in methods.values():
             entry.pop("per_dataset", None)
         record["methods"] = {name: methods[name] for name in ("cso", "duplex", *ROWS)}
+        record["datasets"] = {"own": record["datasets"]["own"]}
         record["extraction"]["num_workers"] = 0
 
     (tmp_path / "ablations").mkdir()
