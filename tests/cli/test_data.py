@@ -81,7 +81,8 @@ def test_list_shows_which_data_sets_are_on_disk(project: Path, command: Command)
     entry = f"  absent: {{{source}, encoder: {{name: tiny}}, {training}}}\n"
     (project / "params.yaml").write_text(text.replace("\ndatasets:\n", "\ndatasets:\n" + entry))
     on_disk = {row["name"]: row["on_disk"] for row in json.loads(command("data", "list", "--json").out)}
-    assert on_disk == {"absent": False, "shapes": True, "mit-states": False, "ut-zappos": False, "cgqa": False}
+    assert {name for name, is_there in on_disk.items() if is_there} == {"shapes"}
+    assert {"absent", "mit-states"} < on_disk.keys()
     assert "duplex data download cgqa" in command("data", "list").out
 
 
