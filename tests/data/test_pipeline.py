@@ -77,9 +77,11 @@ def test_every_layout_reaches_metrics(tmp_path: Path, names: tuple[str, ...]) ->
     yaml = YAML()
     params = yaml.load(project / "params.yaml")
     params["run"]["datasets"].remove("shapes")
-    for name in paths:
-        params["datasets"][name]["training"]["epochs"] = 2
     yaml.dump(params, project / "params.yaml")
+    for file in (project / "datasets").glob("*.yaml"):
+        entry = yaml.load(file)
+        entry["training"]["epochs"] = 2
+        yaml.dump(entry, file)
     run(project, sys.executable, "-c", program, "sweep")  # as `make repro` does
     run(project, sys.executable, "-m", "dvc", "repro")
     for name in paths:
