@@ -109,7 +109,7 @@ def test_a_method_of_another_distribution_is_trained_evaluated_and_reported(site
     assert stages_run(start(site, project, "-m", "dvc", "repro")) == {"plan"}, "a comment changes nothing"
     plugin.write_text(f"{text}\nCHANGED = 1\n")
     late = duplex(site, project, "evaluate", "--dataset", "own", "--method", "probe")
-    assert late.returncode == 0 and "the code of 'linear_probe' has changed since" in late.stderr
+    assert late.returncode == 1 and "its code has changed; `duplex train --dataset own" in late.stderr
     assert stages_run(start(site, project, "-m", "dvc", "repro", "train")) == {"plan", "train@own-probe-0"}
     current = duplex(site, project, "evaluate", "--dataset", "own", "--method", "probe")
     assert current.returncode == 0 and "has changed" not in current.stderr

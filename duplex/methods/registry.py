@@ -10,11 +10,12 @@ from dataclasses import MISSING, fields
 from functools import lru_cache
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from duplex.errors import DuplexError, UsageError
 from duplex.options import Options, TrainingOptions
-from duplex.system.code import plugin_hash
+from duplex.system.code import UNKNOWN_CODE, plugin_hash
 from duplex.system.plugins import installed_plugins, load_plugin, module_of, provider
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
             name = f"its option {field.name!r}"
             raise BrokenMethod(f"method kind {kind!r}: {name} is a setting of duplex.fit too; rename it")
     if value not in _code:  # before its file is edited
-        _code[value] = plugin_hash(module_of(method_source(kind)))
+        code = plugin_hash(module_of(method_source(kind)))
+        _code[value] = f"{code} {uuid4()}" if code == UNKNOWN_CODE else code  # known as long as the class lives
     return value
 
 
