@@ -108,7 +108,7 @@ def test_a_changed_class_of_a_script_is_reported(tmp_path, capsys, monkeypatch, 
     exec(compile(MEMORY, file if place == "script" else "<stdin>", "exec"), vars(script))
     folder = duplex.fit(with_text(), script.Neighbours, epochs=1).save(tmp_path / "run")
     capsys.readouterr()
-    checkpoint, said = folder / "checkpoint.safetensors", []
+    checkpoint, said = folder / "checkpoint.safetensors", list[str]()
     for text in (MEMORY, MEMORY.replace("scale * q", "scale + q")):
         file.write_text(text)
         if place == "session" and said:
