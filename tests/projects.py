@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
 from duplex.training import loop
 from duplex.training.inputs import InputsCache
-from tests.subprocesses import ROOT
+from tests.subprocesses import ROOT, start_duplex
 
 SHIPPED = ROOT / "params.yaml"
 METHODS = ("clip", "duplex", "duplex_open")
@@ -128,3 +129,21 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, number: int) -> list[int]:
 
     monkeypatch.setattr(loop, "train_epoch", counted)
     return begun
+
+
+def kill_and_resume_training(project: Any, method: str) -> None:
+    """Train once whole and once with a SIGKILL in between: both have the same bytes."""
+    run, command = project.paths.run("own", method, 7), ["train", "--dataset", "own", "--method", method, "--seed", "7"]
+    files, partial = (run.checkpoint, run.history), run.root / "training.partial"
+    assert start_duplex(*command, cwd=project.folder).wait() == 0
+    whole = [path.read_bytes() for path in files]
+    for path in files:
+        path.unlink()
+    process = start_duplex(*command, cwd=project.folder)
+    while not partial.exists() and process.poll() is None:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert partial.exists() and not run.checkpoint.exists()
+    assert "continuing after epoch" in start_duplex(*command, cwd=project.folder).communicate()[1]
+    assert [path.read_bytes() for path in files] == whole

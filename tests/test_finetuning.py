@@ -1,7 +1,6 @@
 """A method with fine-tuned blocks, from images to results: training, evaluation and recognition agree."""
 
 import json
-import time
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from duplex.training import inputs as inputs_module
 from duplex.training.checkpoint import load_checkpoint, read_record
 from duplex.training.inputs import InputRequest, InputsCache, RunInputs, load_inputs
 from duplex.training.run import initialised_method
-from tests.projects import edited_params, encoded_project
+from tests.projects import edited_params, encoded_project, kill_and_resume_training
 from tests.recognition.serving import RunningServer
 from tests.subprocesses import start_duplex
 
@@ -263,19 +262,5 @@ def test_an_invalid_finetune_entry_is_reported(project, tmp_path: Path, finetune
 
 @pytest.mark.slow
 def test_killed_training_resumes_to_the_same_bytes(project) -> None:
-    run, command = project.paths.run("own", "deep", 7), ["train", "--dataset", "own", "--method", "deep", "--seed", "7"]
-    files, partial = (run.checkpoint, run.history), run.root / "training.partial"
-    assert start_duplex(*command, cwd=project.folder).wait() == 0
-    whole = [path.read_bytes() for path in files]
-    for path in files:
-        path.unlink()
-    process = start_duplex(*command, cwd=project.folder)
-    while not partial.exists() and process.poll() is None:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert partial.exists() and not run.checkpoint.exists()
-    last = start_duplex(*command, cwd=project.folder)
-    assert "continuing after epoch" in last.communicate()[1]
-    assert [path.read_bytes() for path in files] == whole
-    assert json.loads(run.timing.read_text())["parameters"] > 20_000
+    kill_and_resume_training(project, "deep")
+    assert json.loads(project.paths.run("own", "deep", 7).timing.read_text())["parameters"] > 20_000

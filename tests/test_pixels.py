@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +27,7 @@ from duplex.recognition.export import export
 from duplex.recognition.recognizer import Recognizer
 from duplex.training.checkpoint import read_record
 from duplex.training.inputs import InputRequest, load_inputs
-from tests.projects import draw_project
+from tests.projects import draw_project, kill_and_resume_training
 from tests.subprocesses import start_duplex
 
 AUGMENT = ["crop", "flip", "perspective", "rotation"]
@@ -150,18 +149,4 @@ def test_onnxruntime_reads_pixels(project, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_training_with_augmentation_resumes_to_the_same_bytes(project) -> None:
-    run = project.paths.run("own", "varied", 7)
-    command = ["train", "--dataset", "own", "--method", "varied", "--seed", "7"]
-    files, partial = (run.checkpoint, run.history), run.root / "training.partial"
-    assert start_duplex(*command, cwd=project.folder).wait() == 0
-    whole = [path.read_bytes() for path in files]
-    for path in files:
-        path.unlink()
-    process = start_duplex(*command, cwd=project.folder)
-    while not partial.exists() and process.poll() is None:
-        time.sleep(0.005)
-    process.kill()
-    process.wait()
-    assert partial.exists() and not run.checkpoint.exists()
-    assert "continuing after epoch" in start_duplex(*command, cwd=project.folder).communicate()[1]
-    assert [path.read_bytes() for path in files] == whole
+    kill_and_resume_training(project, "varied")

@@ -561,7 +561,7 @@ def remove_dataset(name: str) -> None:
 
 
 def _checked_edit(record: dict[str, Any], files: Mapping[str, Table], names: list[str]) -> str:
-    """The text of params.yaml with `run.datasets` changed to `names`; raises UsageError for a wrong result."""
+    """The text of params.yaml with the list `run.datasets` replaced; raises UsageError if it is not on one line."""
     text = PARAMS_FILE.read_bytes().decode()
     if names != record["run"]["datasets"]:
         listed = f"[{', '.join(names)}]"

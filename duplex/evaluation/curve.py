@@ -144,7 +144,7 @@ def share_right_until(until: Ints, breakpoints: int) -> Floats:
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each of the P + 1 points, by the first point at which each is (P + 1: none)."""
+    """Share of right images at each point 0..P of the curve; `since`: an image's first right point (P + 1: none)."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

@@ -215,7 +215,7 @@ def aggregate(
 
 
 def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Messages of one kind as one message [C, d] of weight 1, or of none."""
+    """The weighted mean of one kind of messages, with weight 1; zero, with weight 0, where a candidate gets none."""
     reached = (weight.detach() > LEAST_WEIGHT).to(weight.dtype)
     return reached * total / weight.clamp(min=LEAST_WEIGHT), reached
 

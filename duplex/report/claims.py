@@ -282,7 +282,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Line:
+class Comparison:
     """One comparison of a claim: its rows, and the table and metric of each side."""
 
     claim: Tree
@@ -340,7 +340,7 @@ def format_number(metric: str, number: float) -> str:
     return f"{number:.0f} s" if metric in COSTS else f"{number:.1f}"
 
 
-def lines_of(claim: Tree) -> Iterator[Line]:
+def lines_of(claim: Tree) -> Iterator[Comparison]:
     """The comparisons of a claim: one per metric, and per row where it has a list of rows."""
     places = claim.get("in", "costs" if "cost" in claim else "closed")
     tables = (places, places) if isinstance(places, str) else (places[0], places[1])
@@ -348,7 +348,9 @@ def lines_of(claim: Tree) -> Iterator[Line]:
     lowers = others[0] if others and isinstance(others[0], list) else None
     for rows in [(first, *others)] if lowers is None else [(first, lower) for lower in lowers]:
         for metric in claim["on"]:
-            yield Line(claim, rows, tables, (metric, metric) if isinstance(metric, str) else (metric[0], metric[1]))
+            yield Comparison(
+                claim, rows, tables, (metric, metric) if isinstance(metric, str) else (metric[0], metric[1])
+            )
 
 
 def _names(claim: Tree) -> list[Any]:
@@ -371,7 +373,7 @@ def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
     return found
 
 
-def _judge(line: Line, candidates: Sequence[Measured], benchmark: str | None) -> list[Judgement]:
+def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | None) -> list[Judgement]:
     claim = line.claim
     shown = [benchmark] if benchmark else claim["of"]
     paper = MISSING if "peak" in claim else "; ".join(f"{name} {line.paper(name)}" for name in shown)
@@ -404,7 +406,7 @@ def _judge(line: Line, candidates: Sequence[Measured], benchmark: str | None) ->
     return [judgement(**_order(line, group)) for group in whole]
 
 
-def _groups(line: Line, found: Mapping[str, Sequence[Measured]]) -> list[dict[str, Measured]]:
+def _groups(line: Comparison, found: Mapping[str, Sequence[Measured]]) -> list[dict[str, Measured]]:
     """Runs that can be compared, by row: with equal data, encoder and blocks; whole methods with any blocks."""
     groups: dict[str, dict[str, Measured]] = {}
     if line.claim.get("methods"):
@@ -422,7 +424,7 @@ def _groups(line: Line, found: Mapping[str, Sequence[Measured]]) -> list[dict[st
     return list(groups.values())
 
 
-def _one_per_setting(line: Line, runs: Sequence[Measured]) -> list[Measured]:
+def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measured]:
     """The first run with each encoder, data and fine-tuned blocks."""
     first: dict[str, Measured] = {}
     for each in runs:
@@ -430,14 +432,14 @@ def _one_per_setting(line: Line, runs: Sequence[Measured]) -> list[Measured]:
     return list(first.values())
 
 
-def _with_numbers(line: Line, name: str, runs: Iterable[Measured]) -> list[Measured]:
+def _with_numbers(line: Comparison, name: str, runs: Iterable[Measured]) -> list[Measured]:
     """The runs that have what the line compares."""
     wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
     wanted = wanted or [(line.tables[0], line.metrics[0])]
     return [each for each in runs if all(each.value(*place) is not None for place in wanted)]
 
 
-def _order(line: Line, group: Mapping[str, Measured]) -> dict[str, Any]:
+def _order(line: Comparison, group: Mapping[str, Measured]) -> dict[str, Any]:
     settings = group[line.names[0]].settings(line.tables[0])
     wanted = line.claim.get("encoder")
     if wanted and (settings is None or backbone_of(settings["encoder"]) != wanted):
@@ -450,7 +452,7 @@ def _order(line: Line, group: Mapping[str, Measured]) -> dict[str, Any]:
     return {"verdict": gap.order, "reason": _with(group.values(), line.tables[0]), "gap": gap, **numbers}
 
 
-def _number(line: Line, row: Tree, each: Measured) -> dict[str, Any]:
+def _number(line: Comparison, row: Tree, each: Measured) -> dict[str, Any]:
     place = (line.tables[0], line.metrics[0])
     verdict, gap, reason = number_verdict(each, row, *place)
     return {"verdict": verdict, "reason": reason, "gap": gap, "left": each.value(*place, sampled=True)}

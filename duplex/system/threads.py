@@ -32,7 +32,7 @@ USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNA
 
 
 def keep_freed_memory() -> bool:
-    """Raise two malloc thresholds, so that freed memory is kept; False, without effect, if there is no glibc to ask."""
+    """Let the C library keep freed memory for later use, which is faster; False if the library is not glibc."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USER_SETTINGS):
         return False
     mallopt = ctypes.CDLL(None).mallopt

@@ -78,4 +78,5 @@ def test_the_unedited_files_are_valid(tmp_path: Path) -> None:
     for name, _, make, look in KINDS.values():
         data = make(tmp_path)
         (tmp_path / name).write_bytes(data)
-        look(tmp_path / name)
+        look(tmp_path / name)  # raises for a file that it cannot read
+        assert (tmp_path / name).read_bytes() == data, name
