@@ -188,6 +188,7 @@ class TrainingOptions(Options):
     optimiser: Literal["adam", "adamw", "sgd"] = "adam"
     sgd_momentum: Rate = 0.9  # momentum of the optimiser sgd
     weight_decay: Rate = 0.0  # of the optimiser
+    word_dropout: Rate = 0.0  # share of elements of learned vectors of states and objects that a step sets to zero
     clip: Positive | None = None  # largest norm of all gradients together; larger ones are scaled down; null: no limit
     schedule: Literal["step", "cosine", "constant"] = "step"  # how the learning rate changes from epoch to epoch
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # learning rate factor every `decay_every` epochs (schedule: step)

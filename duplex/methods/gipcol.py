@@ -51,11 +51,10 @@ class GraphPrompts(Prompts):
         self.network: GraphNetwork | None = None
 
     def lexicon(self) -> Tensor:
-        assert self.learned_rows is not None
         if self.network is None:
             return super().lexicon()
-        states, count = len(self.labels.states), len(self.name_rows)
-        context, names = self.learned_rows[:-count], self.learned_rows[-count:]  # the primitives' rows are the last
+        states = len(self.labels.states)
+        context, names = self.learned_parts()
         nodes = self.network(names[:states], names[states:])[-1]
         return torch.cat([self.frozen_rows, context, names + torch.cat([nodes.states, nodes.objects])])
 

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 from duplex.encoders.base import TextTower
 from duplex.encoders.prompt_tree import PromptTree
@@ -43,6 +44,7 @@ class Prompts(nn.Module):
 
     frozen_rows: Tensor
     tower: TextTower
+    word_dropout = 0.0  # of learned names, when training encodes them; set by training
 
     def __init__(
         self,
@@ -95,7 +97,17 @@ class Prompts(nn.Module):
     def lexicon(self) -> Tensor:
         if self.learned_rows is None:
             return self.frozen_rows
-        return torch.cat([self.frozen_rows, self.learned_rows])
+        if self.vocabulary == "fixed":
+            return torch.cat([self.frozen_rows, self.learned_rows])
+        return torch.cat([self.frozen_rows, *self.learned_parts()])
+
+    def learned_parts(self) -> tuple[Tensor, Tensor]:
+        """Learned vectors of contexts, and of names; while training encodes them, with elements of names dropped."""
+        assert self.learned_rows is not None
+        count = len(self.name_rows)  # the names' rows are the last
+        context, names = self.learned_rows[:-count], self.learned_rows[-count:]
+        drops = self.word_dropout > 0 and self.training and torch.is_grad_enabled()
+        return context, dropout(names, self.word_dropout) if drops else names
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
         """Rows of the lexicon of P prompts `[P, L]`, padded with -1: start, context, names, end.

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from duplex.errors import DuplexError, shown
+from duplex.errors import DuplexError, UsageError, shown
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
+from duplex.methods.prompts import Prompts
 from duplex.options import TrainingOptions
 from duplex.system.processes import ProgressBar
 from duplex.system.threads import float32_arithmetic, peak_resident, reset_peak_memory, threads
@@ -405,6 +406,7 @@ def train(
         state = _begin(method, images, settings, seed, validate, resume, hooks)
         epochs = settings.epochs if method.groups() else 0
         if epochs:
+            _drop_words(method, settings.word_dropout)
             _set_threads(state, images, settings, resume.label)
         seconds, trained = 0.0, 0
         steps = math.ceil(len(images) / (settings.batch_size * settings.accumulate))
@@ -463,6 +465,14 @@ def _begin(
             print(f"{resume.label}: {error}", file=sys.stderr)
     _keep_best(state, _as_metrics(validate(method)), {}, hooks)
     return state
+
+
+def _drop_words(method: Method[Any], rate: float) -> None:
+    prompts = [part for part in method.modules() if isinstance(part, Prompts) and part.vocabulary == "learned"]
+    if rate and not prompts:
+        raise UsageError(f"word_dropout is {rate:g}, and {method.class_name} learns no vectors of names; leave it out")
+    for part in prompts:
+        part.word_dropout = rate
 
 
 def _set_threads(state: TrainingState, images: Batch, settings: TrainingOptions, label: str) -> None:

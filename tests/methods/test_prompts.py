@@ -89,3 +89,19 @@ def test_inspectable_features_are_those_of_the_scores():
 def test_contradicting_options_are_refused(row, word):
     with pytest.raises(OptionError, match=word):
         PromptOptions(**row)
+
+
+def test_word_dropout_acts_on_names_alone_and_only_while_training_encodes_them():
+    prompts = small_method(PromptOptions(width=5)).paths.prompts.train()
+    plain, count = prompts.lexicon().detach(), len(LABELS.states) + len(LABELS.objects)
+    prompts.word_dropout = 0.3
+    torch.manual_seed(3)
+    mask = torch.nn.functional.dropout(torch.ones_like(plain[-count:]), 0.3)
+    assert set(mask.unique().tolist()) == {0.0, 1 / 0.7}
+    torch.manual_seed(3)
+    dropped = prompts.lexicon().detach()
+    assert torch.equal(dropped[-count:], plain[-count:] * mask)
+    assert torch.equal(dropped[:-count], plain[:-count])
+    with torch.no_grad():
+        assert torch.equal(prompts.lexicon(), plain)
+    assert torch.equal(prompts.eval().lexicon(), plain)

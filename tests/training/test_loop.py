@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, UsageError
 from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions as Options
@@ -221,6 +221,16 @@ def test_the_method_is_in_training_mode_for_batches_only():
     method, _ = recorded(FOUR, validate=validate)
     assert method.modes == [True] * 12, "also after validation switched to evaluation mode"
     assert not method.training, "a trained method is in evaluation mode"
+
+
+def test_training_drops_elements_of_words_with_one_mask_per_step():
+    settings = dataclasses.replace(SETTINGS, word_dropout=0.3, accumulate=2)
+    network, _ = run(settings=settings)
+    assert network.paths.prompts.word_dropout == 0.3
+    assert same(network, run(settings=settings)[0])
+    assert not same(network, run(settings=dataclasses.replace(settings, word_dropout=0.0))[0])
+    with pytest.raises(UsageError, match="learns no vectors of names"):
+        run(PromptOptions(width=5, vocabulary="fixed"), settings)
 
 
 def test_hooks_are_called_in_order():
