@@ -19,7 +19,7 @@ def main() -> int:
     if missing:
         print(f"the manual needs {', '.join(missing)}: {install_command('docs')}", file=sys.stderr)
         return 1
-    problems = find_undocumented() or build()
+    problems = find_undocumented() or write_references() or build()
     for line in problems:
         print(line, file=sys.stderr)
     if not problems:
@@ -35,6 +35,17 @@ def find_undocumented() -> list[str]:
     shown = names_on_page(ROOT / "docs/reference/api.md")
     absent = [f"duplex.{name}: not in docs/reference/api.md" for name in PUBLIC if f"duplex.{name}" not in shown]
     return absent + [f"{name}: has no docstring that describes it" for name in undocumented(ROOT, shown)]
+
+
+def write_references() -> list[str]:
+    """Write docs/references.md; the result is one line per citation without an entry in docs/references.bib."""
+    from docs.builder.references import missing_references, read_references, references_page
+
+    references = read_references(ROOT / "docs/references.bib")
+    page = ROOT / "docs/references.md"
+    if not page.is_file() or page.read_text(encoding="utf-8") != references_page(references):
+        page.write_text(references_page(references), encoding="utf-8")
+    return missing_references(ROOT, references)
 
 
 def build() -> list[str]:

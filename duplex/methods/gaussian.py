@@ -160,7 +160,7 @@ def oas_shrinkage(covariance: Tensor, free: float) -> float:
 def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
     """Whitening map `W` [d, d] with `W W^T = Sigma^-1`, `Sigma = (1 - rho) S + rho tr(S)/d I`, S the sample covariance.
 
-    `rho` is OAS's (Chen, Wiesel, Eldar and Hero 2010, Eq. 23); Ledoit and Wolf's needs a second pass over the images.
+    `rho` is OAS's (Chen et al., 2010, Eq. 23); Ledoit and Wolf's needs a second pass over the images.
 
     added: share of the mean variance tr(S)/d to add to the diagonal as well.
     """

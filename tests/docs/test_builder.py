@@ -14,6 +14,7 @@ from docs.builder import hook
 from docs.builder.commands import commands_page
 from docs.builder.parameters import with_section
 from docs.builder.public_names import names_on_page, undocumented
+from docs.builder.references import TOPICS, missing_references, read_references, references_page
 from docs.builder.tables import Field, read_classes, table
 from duplex import PUBLIC
 from duplex.cli import app
@@ -67,3 +68,20 @@ def test_the_site_is_built_from_these_pages_without_importing_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_the_page_of_references_is_written_from_the_file() -> None:
+    references = read_references(ROOT / "docs/references.bib")
+    assert (ROOT / "docs/references.md").read_text(encoding="utf-8") == references_page(references)
+    assert len({entry.key for entry in references}) == len(references) > 35
+    assert {entry.fields["topic"] for entry in references} == set(TOPICS)
+    assert missing_references(ROOT, references) == []
+
+
+def test_a_citation_a_kind_and_a_quoted_row_without_an_entry_are_named() -> None:
+    references = [entry for entry in read_references(ROOT / "docs/references.bib") if entry.key != "troika"]
+    missing = missing_references(ROOT, references)
+    assert "duplex/methods/troika.py: Huang 2024 has no entry" in missing
+    assert "docs/methods.md: no entry troika" in missing
+    assert "pyproject.toml: kind troika has no entry" in missing
+    assert "duplex/report/quoted.yaml: Troika has no entry" in missing
