@@ -34,7 +34,8 @@ from benchmarks.measure import emit, median_ratio, memory, options, say, write_p
 from duplex import Recognizer
 from duplex.data.images import decode_image
 from duplex.encoders.open_clip import open_clip
-from duplex.recognition.serve import ImageRequest, Limits, image_workers
+from duplex.recognition import Limits
+from duplex.recognition.serve import ImageRequest, image_workers
 
 REQUESTS, CLIENTS, PICTURES, ROUNDS = 1000, 16, 4000, 3
 TOGETHER = 16  # pictures encoded at once

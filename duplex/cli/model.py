@@ -22,6 +22,7 @@ from typer import Argument, Option
 
 from duplex.cli import Force, ImageFolder, Weights, app, load_params, log
 from duplex.errors import DuplexError, UsageError, install_command, require
+from duplex.recognition import Limits
 from duplex.system.entry import escape_unprintable
 
 if TYPE_CHECKING:
@@ -298,16 +299,16 @@ def serve(
     compositions: Compositions = None,
     new_share: NewShare = None,
     device: Device = "auto",
-    max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = 32,
-    max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = 32,
+    max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
+    max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
     workers: Annotated[int | None, Option(min=1, max=64, help="Processes with the model; 2, or 1 with a GPU.")] = None,
-    seconds: Annotated[float, Option(min=0.1, help="Time limit to receive a request, and to answer it.")] = 20,
+    seconds: Annotated[float, Option(min=0.1, help="Time limit to receive and answer a request.")] = Limits.seconds,
 ) -> None:
     """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
     try:
         import uvicorn
 
-        from duplex.recognition.serve import HEADERS, Limits, application, image_workers
+        from duplex.recognition.serve import HEADERS, application, image_workers
     except ImportError as error:
         raise UsageError(f"the server needs further packages ({error.name}); {install_command('serve')}") from error
     if not math.isfinite(seconds):

@@ -31,7 +31,7 @@ from duplex.methods.gaussian import (
 )
 from duplex.methods.layers import unit
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
-from duplex.methods.portable import candidate_primitives, normalised_mixture, portable_closed_form, portable_paths
+from duplex.methods.portable import candidate_primitives, portable_closed_form, portable_paths, probabilities_from_sums
 from duplex.methods.score_formula import FLOOR, LEAST
 from duplex.options import NonNegative, Positive
 
@@ -179,7 +179,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return torch.no_grad()(lambda inputs: zip(names, self._weighted(terms(inputs), weights), strict=True))
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return super().probabilities(scores) if self.options.fusion == "product" else normalised_mixture(scores)
+        return super().probabilities(scores) if self.options.fusion == "product" else probabilities_from_sums(scores)
 
     def _weighted(self, terms: list[Tensor], weights: tuple[float, ...]) -> list[Tensor]:
         multiplies = self.options.fusion == "product"

@@ -201,17 +201,17 @@ class AdditiveEffects:
 
 
 @dataclass(frozen=True)
-class KernelFactors:
+class WordSimilarityFactors:
     """Low-rank factors of the words' similarities: `U U^T` of states, `V V^T` of objects."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
 
     @classmethod
-    def of_words(cls, states: Tensor, objects: Tensor) -> KernelFactors:
+    def of_words(cls, states: Tensor, objects: Tensor) -> WordSimilarityFactors:
         return cls(kernel_factor(states), kernel_factor(objects))
 
-    def features(self, states: Tensor, objects: Tensor) -> Tensor:
+    def pair_factors(self, states: Tensor, objects: Tensor) -> Tensor:
         """Kronecker products of each pair's state factor and object factor [P, r * s]."""
         return (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
 
@@ -228,15 +228,15 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Interactions(KernelFactors):
+class Interactions(WordSimilarityFactors):
     """By how much the mean of a pair departs from the sum of its state's and its object's effects: `gamma_mn` [d]."""
 
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
     def of_pairs(self, states: Tensor, objects: Tensor) -> Tensor:
-        return self.features(states, objects) @ self.core.flatten(0, 1)
+        return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
-    def project(self, x: Tensor) -> Tensor:
+    def scores_before_objects(self, x: Tensor) -> Tensor:
         """A tensor [B, M, s] whose product with `V^T` [s, N] is `x . gamma_mn` for all pairs (features `x` [B, d])."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
@@ -260,7 +260,7 @@ class NormalEquations:
     """
 
     def __init__(
-        self, seen: PairMeans, v: float, ridge: float, kernels: KernelFactors | None = None, tau: float = 0.0
+        self, seen: PairMeans, v: float, ridge: float, kernels: WordSimilarityFactors | None = None, tau: float = 0.0
     ) -> None:
         self.seen = seen
         self.w = 1 / (v + 1 / seen.counts)  # w_c [P]
@@ -268,7 +268,7 @@ class NormalEquations:
         self.right = self.gather(self.w[:, None] * seen.means)
         self.log_prior = 0.0  # log-determinant of the prior covariance of G
         if kernels is not None:
-            phi = kernels.features(seen.states, seen.objects)
+            phi = kernels.pair_factors(seen.states, seen.objects)
             weighted = self.w[:, None] * phi
             corner = phi.T @ weighted
             corner.diagonal().add_(1 / tau)
@@ -330,7 +330,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
     return float(10.0 ** max(heights, key=heights.__getitem__))
 
 
-def choose_variances(seen: PairMeans, kernels: KernelFactors, ridge: float) -> tuple[float, float]:
+def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
     """`v` and `tau` that make the means of the 1,024 most frequent pairs most likely, to a factor of `10^(1/8)`."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
@@ -564,7 +564,8 @@ class ClosedForm(MovableTensors):
                 cells = out[some].view(-1, m, n) if every else x.new_empty(len(x[some]), m, n)
                 torch.add(by_s[some, :, None], by_o[some, None], out=cells)
                 if interactions is not None:
-                    cells.baddbmm_(interactions.project(x[some]), interactions.objects.T.expand(len(cells), -1, -1))
+                    before = interactions.scores_before_objects(x[some])
+                    cells.baddbmm_(before, interactions.objects.T.expand(len(cells), -1, -1))
                 if every:
                     out[some].add_(offset)
                 else:
@@ -593,7 +594,7 @@ def _fit_means(
         v = interaction_variance(seen, settings.ridge) if v is None else v
         return NormalEquations(seen, v, settings.ridge).solve()[0], None, v, 0.0
     states, objects = words
-    kernels, tau = KernelFactors.of_words(states, objects), settings.interactions
+    kernels, tau = WordSimilarityFactors.of_words(states, objects), settings.interactions
     if v is None or tau is None:
         likely_v, likely_tau = choose_variances(seen, kernels, settings.ridge)
         v = likely_v if v is None else v

@@ -127,10 +127,10 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
     """Candidates' probabilities [B, C]; infeasible ones have the score -inf."""
-    return scores.softmax(-1) if "product" in t else normalised_mixture(scores)
+    return scores.softmax(-1) if "product" in t else probabilities_from_sums(scores)
 
 
-def normalised_mixture(scores: Tensor) -> Tensor:
+def probabilities_from_sums(scores: Tensor) -> Tensor:
     """Probabilities [B, C] from sums of posteriors: rows divided by their totals."""
     weight = scores.clamp(min=0)
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

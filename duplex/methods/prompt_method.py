@@ -19,7 +19,7 @@ from torch import Tensor
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer, ScoreTerms
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
-from duplex.methods.portable import normalised_mixture, portable_paths
+from duplex.methods.portable import portable_paths, probabilities_from_sums
 from duplex.methods.prompts import Prototypes
 
 
@@ -55,7 +55,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: reduce(Tensor.add_, (term for _, term in terms(inputs))).float())
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        return normalised_mixture(scores)
+        return probabilities_from_sums(scores)
 
     def inspectable(self) -> Inspectable:
         return inspect_paths(self.paths)

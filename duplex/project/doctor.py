@@ -78,7 +78,7 @@ def stored_outputs(params: Params, dataset: str) -> OutputSpec:
     return OutputSpec(tokens, blocks, bits, params.pixels(dataset))
 
 
-def weights_for_trials(entry: EncoderParams) -> EncoderParams:
+def weights_for_timing(entry: EncoderParams) -> EncoderParams:
     """An encoder's entry, with random weights if its own are not on disk; sizes and speed are the same."""
     if missing_weights(entry.name, entry.weights) is None:
         return entry
@@ -87,7 +87,7 @@ def weights_for_trials(entry: EncoderParams) -> EncoderParams:
 
 def image_bytes(params: Params, dataset: str) -> int:
     """Bytes that the feature cache of a data set has per image; `UsageError` for an encoder that cannot be drawn."""
-    entry, outputs = weights_for_trials(params.dataset(dataset).encoder), stored_outputs(params, dataset)
+    entry, outputs = weights_for_timing(params.dataset(dataset).encoder), stored_outputs(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:
         stored = outputs.row_shapes(load_encoder(entry.name, entry.weights, towers="image"))

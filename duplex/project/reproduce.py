@@ -31,7 +31,7 @@ from duplex.methods.base import Batch
 from duplex.methods.finetuned import finetuned_blocks_factory
 from duplex.options import FinetuneOptions
 from duplex.project import stamps
-from duplex.project.doctor import free_bytes, image_bytes, stored_outputs, weights_for_trials
+from duplex.project.doctor import free_bytes, image_bytes, stored_outputs, weights_for_timing
 from duplex.project.report import maps_stage, report_stage
 from duplex.project.stages import ensure_prepared, extract, require_images
 from duplex.project.stamps import RUN_STAGES
@@ -128,7 +128,7 @@ def plan_reproduction(
     data = load_source(entry.source)
     if not is_drawn:
         require_images(dataset, entry.source.root, data.manifest["image"].tolist())
-    rows, absent = paper_rows(params, dataset, data)
+    rows, absent = methods_in_paper(params, dataset, data)
     if not rows:
         raise UsageError(f"{PROJECT / 'params.yaml'} has no row of the paper's tables for {dataset}; add its methods")
     runs = grid(params, [dataset], rows, seeds)
@@ -171,7 +171,7 @@ def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> st
     return "" if found == stamps.UNSTAMPED else found
 
 
-def paper_rows(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
+def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
     """The methods of params.yaml that the paper's tables have for a data set, and rows that params.yaml lacks.
 
     Data that are none of the paper's get the rows of all its tables.
@@ -236,7 +236,7 @@ def _estimate(params: Params, plan: Plan, data: LabelledImages, jobs: int | None
     dataset, device = plan.dataset, resolve_device(params.device)
     print("timing a batch of images and a training step", file=sys.stderr)
     try:
-        entry = weights_for_trials(params.dataset(dataset).encoder)
+        entry = weights_for_timing(params.dataset(dataset).encoder)
         tower = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     except UsageError:
         return None

@@ -1,1 +1,14 @@
 """Recognition with a trained model: the recognizer, its exports and its server."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The HTTP server's limits on a request, with their defaults, and on the number of connections."""
+
+    bytes: int = 32 * 2**20
+    pixels: int = 40_000_000  # per image
+    images: int = 32
+    seconds: float = 20.0  # for the body to arrive and be answered
+    connections: int = 256

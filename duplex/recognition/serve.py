@@ -36,6 +36,7 @@ from duplex import __version__
 from duplex.data.images import BadImageFile, decode_image
 from duplex.errors import DuplexError
 from duplex.labels import World
+from duplex.recognition import Limits
 from duplex.recognition.answers import Neighbours
 from duplex.recognition.recognizer import Recognizer
 from duplex.system.processes import BrokenProcessPool, ProcessFailed, WorkerProcess
@@ -298,17 +299,6 @@ def _resident_bytes(process: int | str) -> int:
         return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * 4096
     except OSError:  # not on this system
         return 0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The HTTP server's limits on each request, and on the number of connections."""
-
-    bytes: int = 32 * 2**20
-    pixels: int = 40_000_000  # per image
-    images: int = 32
-    seconds: float = 20.0  # for the body to arrive and be answered
-    connections: int = 256
 
 
 class PredictQuery(BaseModel, extra="forbid"):

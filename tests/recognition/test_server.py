@@ -25,7 +25,8 @@ from starlette.requests import Request
 
 from duplex import Recognizer
 from duplex.cli.model import _training_images
-from duplex.recognition.serve import Limits, _uploaded_files
+from duplex.recognition import Limits
+from duplex.recognition.serve import _uploaded_files
 from tests.features.test_image_files import bomb
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
 from tests.recognition.test_label_margins import identify
