@@ -188,13 +188,15 @@ class TrainingOptions(Options):
     optimiser: Literal["adam", "adamw", "sgd"] = "adam"
     sgd_momentum: Rate = 0.9  # momentum of the optimiser sgd
     weight_decay: Rate = 0.0  # of the optimiser
+    eps: Positive = 1e-8  # of the optimisers adam and adamw, added to the root of the mean squared gradient
     word_dropout: Rate = 0.0  # share of elements of learned vectors of states and objects that a step sets to zero
     clip: Positive | None = None  # largest norm of all gradients together; larger ones are scaled down; null: no limit
     schedule: Literal["step", "cosine", "constant"] = "step"  # how the learning rate changes from epoch to epoch
     decay: Annotated[float, Field(gt=0, le=1)] = 0.5  # learning rate factor every `decay_every` epochs (schedule: step)
     decay_every: Count = 5  # epochs between two decays (schedule: step)
     warm_up: Natural = 0  # epochs over which the learning rate rises linearly to its value
-    select: Literal["auc", "hm"] = "auc"  # validation metric that chooses the epoch
+    select: Literal["auc", "hm", "unseen", "loss", "last"] = "auc"  # validation metric that chooses the epoch
+    validate_every: Count = 1  # epochs between two validations; the last epoch is always validated
     patience: Count | None = None  # stop after this many epochs without a better validation result; null: never
     accumulate: Count = 1  # batches per optimiser step; prompts are encoded once per step
     precision: Precision = "fp32"  # of the text tower; logits are always fp32
@@ -211,6 +213,8 @@ class TrainingOptions(Options):
     def rules(self) -> Iterable[tuple[object, str]]:
         is_sgd = self.optimiser == "sgd" or self.sgd_momentum == type(self).sgd_momentum
         yield is_sgd, f"optimiser: {self.optimiser} has no sgd_momentum; leave it out"
+        has_eps = self.optimiser != "sgd" or self.eps == type(self).eps
+        yield has_eps, "optimiser: sgd has no eps; leave it out"
         yield self.warm_up < self.epochs, f"warm_up is {self.warm_up}; expected less than epochs, {self.epochs}"
 
 

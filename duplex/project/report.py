@@ -227,6 +227,7 @@ def training_table(results: Results) -> pd.DataFrame:
         for seed, run in runs.items()
         if run.history is not None and len(run.history) > 1
         for epoch, auc in zip(run.history["epoch"], run.history["val_auc"], strict=True)
+        if pd.notna(auc)  # an epoch that was not validated
     ]
     return pd.DataFrame(rows, columns=["series", "epoch", "val_auc"])
 

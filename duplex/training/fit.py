@@ -297,13 +297,13 @@ def fit(
     world: closed or open: the world whose candidates are used in training, and for which bias and threshold are chosen.
         None: as the method's entry in params.yaml says; a kind or a class is trained for the closed world, and its bias
         is chosen for both worlds.
-    select: validation metric that chooses the epoch: auc, hm, or a function of a dict with seen, unseen, hm and auc
-        (fractions, closed world) that returns the number to maximise.
+    select: validation metric that chooses the epoch: auc, hm, unseen, loss; `last` for the last epoch; or a function of
+        a dict with seen, unseen, hm and auc (fractions, closed world) that returns the number to maximise.
     optimiser: adam, adamw, sgd, or a function of parameter groups that returns an optimiser, such as
         `torch.optim.NAdam`. Groups without a learning rate are trained with the option `learning_rate`.
     schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
-    on_epoch: function that is called with an `EpochReport` after each validation, first before training (epoch 0).
+    on_epoch: function that is called with an `EpochReport` after each epoch, first before training (epoch 0).
     log: dvclive or tensorboard, which write into a folder of that name in the current folder, a plug-in's log, or an
         object with the methods of `TrainingLog`.
     settings: training options, such as `epochs`, `clip` and `precision`, and options of the method's kind.

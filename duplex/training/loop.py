@@ -51,8 +51,8 @@ def make_optimiser(
             )
         return optimiser
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
+        "adam": partial(torch.optim.Adam, eps=settings.eps),
+        "adamw": partial(torch.optim.AdamW, eps=settings.eps),
         "sgd": partial(torch.optim.SGD, momentum=settings.sgd_momentum),
     }
     return kinds[settings.optimiser](groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
@@ -413,7 +413,8 @@ def train(
         with ProgressBar(f"{resume.label}, steps", epochs * steps) as bar:
 
             def show(step: int, losses: dict[str, float]) -> None:
-                bar.show(state.epoch * steps + step, {**losses, "val AUC": state.history[-1]["val_auc"]})
+                auc = next(row["val_auc"] for row in reversed(state.history) if "val_auc" in row)
+                bar.show(state.epoch * steps + step, {**losses, "val AUC": auc})
 
             show(0, {})
             while state.epoch < epochs and state.epoch - state.best_epoch < (settings.patience or math.inf):
@@ -426,7 +427,8 @@ def train(
                 state.epoch += 1
                 method.eval().on_features_changed(images)
                 method.after_epoch(state.epoch)
-                _keep_best(state, _validated(state, validate, settings), losses, hooks)
+                is_due = state.epoch % settings.validate_every == 0 or state.epoch == epochs
+                _keep_best(state, _validated(state, validate, settings) if is_due else {}, losses, hooks)
                 show(0, losses)
                 if resume.path is not None:
                     state.save(resume.path)
@@ -463,7 +465,7 @@ def _begin(
             return state
         except DuplexError as error:
             print(f"{resume.label}: {error}", file=sys.stderr)
-    _keep_best(state, _as_metrics(validate(method)), {}, hooks)
+    _keep_best(state, _metrics(state, validate, settings), {}, hooks)
     return state
 
 
@@ -494,17 +496,23 @@ def _validated(state: TrainingState, validate: Validate, settings: TrainingOptio
                 f"{name} diverged in the last step of epoch {state.epoch}; "
                 f"lower training.learning_rate (it is {settings.learning_rate:g})"
             )
-    return _as_metrics(validate(state.method))
+    return _metrics(state, validate, settings)
 
 
-def _as_metrics(result: float | Mapping[str, float]) -> dict[str, float]:
-    return dict(result) if isinstance(result, Mapping) else {"auc": result}
+def _metrics(state: TrainingState, validate: Validate, settings: TrainingOptions) -> dict[str, float]:
+    result = validate(state.method)
+    metrics = dict(result) if isinstance(result, Mapping) else {"auc": result}
+    is_last = settings.select == "last" and list(metrics) == ["auc"]  # no metric of the caller
+    return {**metrics, "last": float(state.epoch)} if is_last else metrics
 
 
 def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str, float], hooks: TrainingHooks) -> None:
     row = {"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}}
     state.history.append(row)
-    value = metrics[_selection_metric(row)]
+    name = _selection_metric(row)
+    value = metrics.get(name, -math.inf)  # an epoch that was not validated is never the best
+    if name == "loss":
+        value = -value
     is_best = value > state.best_value
     if is_best:
         state.best_value, state.best_epoch = value, state.epoch

@@ -252,6 +252,7 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 class Validation:
     """Callable that validates a method in the closed world and returns metrics by name; the last chooses the epoch.
 
+    name: auc (`last` too), hm, unseen, or loss, the mean of `-log p(c|x)` of the labels c among the candidates.
     choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
     """
 
@@ -261,11 +262,22 @@ class Validation:
     choose_by: ChooseBy | None = None
 
     def __call__(self, method: Method[Any]) -> dict[str, float]:
-        task = ScoringTask.of(method, self.labels.candidates("closed", "val"))
-        margins = Margins.of(score_split(task, self.examples, self.labels).accumulator.competitors())
+        candidates = self.labels.candidates("closed", "val")
+        task = ScoringTask.of(method, candidates)
+        columns = torch.from_numpy(np.searchsorted(candidates, self.examples.compositions.cpu().numpy()))
+        losses: list[Tensor] = []
+
+        def add_loss(scores: Tensor, rows: slice) -> None:
+            log_p = log_probabilities(method.probabilities, scores).cpu()
+            losses.append(-log_p.gather(1, columns[rows, None]))
+
+        reader = add_loss if self.name == "loss" else None
+        margins = Margins.of(score_split(task, self.examples, self.labels, reader=reader).accumulator.competitors())
         auc = defined_auc(margins)
-        if self.name == "auc":
+        if self.name in ("auc", "last"):
             return {"auc": auc}
+        if self.name == "loss":
+            return {"auc": auc, "loss": float(torch.cat(losses).mean())}
         curve = Curve.of(margins)
         metrics = {
             "seen": float(curve.seen_accuracies[0]),  # S, at a bias of -inf
@@ -282,7 +294,7 @@ class Validation:
 def metric_name(choose_by: ChooseBy) -> str:
     """The name of a caller's metric in the training history: its function's name if usable, else 'selection'."""
     name = getattr(choose_by, "__name__", "")
-    return name if name.isidentifier() and name not in ("auc", "hm") else "selection"
+    return name if name.isidentifier() and name not in ("auc", "hm", "unseen", "loss", "last") else "selection"
 
 
 FeasibilitySource = Literal["words", "likelihood"]

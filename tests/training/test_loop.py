@@ -16,8 +16,8 @@ from duplex.features.tokens import Examples
 from duplex.methods.base import Batch, Method
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.prompt_method import PromptOptions
+from duplex.options import OptionError, TrainingOptions
 from duplex.options import Options as MethodOptions
-from duplex.options import TrainingOptions
 from duplex.training.loop import ResumePoint, TrainingState, make_optimiser, optimiser_step, rate_share, train
 from duplex.training.scoring import Validation
 from tests.methods.world import features, small_context, small_labels, small_method, step_of
@@ -289,3 +289,44 @@ def test_patience_counts_from_the_best_epoch(aucs, best):
     rest, settings = iter(aucs), dataclasses.replace(SETTINGS, epochs=30, patience=2)
     outcome = train(small_method(DUPLEX), examples(), settings, 0, lambda _: next(rest))
     assert (outcome.best_epoch, [row["epoch"] for row in outcome.history]) == (best, [*range(best + 3)])
+
+
+def test_the_epoch_by_loss_by_unseen_accuracy_or_the_last():
+    val = examples("val", 24, 7)
+    kept = {}
+    for name in ("loss", "unseen", "last", "auc"):
+        network = small_method(DUPLEX)
+        settings = dataclasses.replace(SETTINGS, select=name)
+        kept[name] = train(network, examples(), settings, 0, Validation(val, LABELS, name))
+    for name, better in (("loss", min), ("unseen", max)):
+        values = [row[f"val_{name}"] for row in kept[name].history]
+        assert kept[name].best_epoch == values.index(better(values)) and kept[name].selected_by == name
+    assert kept["last"].best_epoch == 4 and kept["last"].selected_by == "last"
+    assert len({tuple(row["val_auc"] for row in result.history) for result in kept.values()}) == 1
+
+
+def test_the_validation_loss_is_the_cross_entropy_of_the_scores():
+    network, val = small_method(PromptOptions(width=5)), examples("val", 24, 7)
+    candidates = LABELS.candidates("closed", "val")
+    p = network.probabilities(network.eval().scorer(candidates)(val.inputs).double())
+    own = [p[row, candidates.tolist().index(c)].log() for row, c in enumerate(val.compositions.tolist())]
+    assert Validation(val, LABELS, "loss")(network)["loss"] == pytest.approx(-float(sum(own)) / 24)
+
+
+@pytest.mark.parametrize(("every", "validated"), [(2, [0, 2, 4, 5]), (9, [0, 5])])
+def test_epochs_between_validations_are_trained_but_never_kept(every, validated):
+    _, outcome = run(settings=dataclasses.replace(SETTINGS, epochs=5, validate_every=every))
+    assert [row["epoch"] for row in outcome.history if "val_auc" in row] == validated
+    assert [row["epoch"] for row in outcome.history] == list(range(6))
+    whole = run(settings=dataclasses.replace(SETTINGS, epochs=5))[1]
+    aucs = [row["val_auc"] for row in whole.history]
+    assert outcome.best_epoch == max(validated, key=lambda epoch: aucs[epoch])
+    assert outcome.best_auc == aucs[outcome.best_epoch]
+
+
+def test_adam_gets_its_eps():
+    network = small_method(DUPLEX)
+    assert make_optimiser(network, SETTINGS).param_groups[0]["eps"] == 1e-8
+    assert make_optimiser(network, dataclasses.replace(SETTINGS, eps=1e-4)).param_groups[0]["eps"] == 1e-4
+    with pytest.raises(OptionError, match="sgd has no eps"):
+        dataclasses.replace(SETTINGS, optimiser="sgd", eps=1e-4)
