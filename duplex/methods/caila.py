@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import TextMethod
+from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import Adapter, CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
-from duplex.options import Count, Options, Positive, Rate, Template
+from duplex.options import Count, Positive, Rate, Template
 
 
 @dataclass(frozen=True)
-class CailaOptions(Options):
+class CailaOptions(TextOptions):
     width: Count = 64  # hidden units of each adapter
     dropout: Rate = 0.1  # inside each adapter
     scale: Positive = 0.1  # weight a of the adapters' outputs
@@ -107,4 +107,4 @@ class Caila(TextMethod[CailaOptions]):
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Tensor) -> Tensor:
         z_c, _, _ = self.images.images(unit(inputs["cls"]))
-        return (self.scale * z_c @ prepared.T).softmax(-1)
+        return self.scored(self.scale * z_c @ prepared.T)

@@ -18,7 +18,6 @@ version does none of that: the evaluation's threshold excludes infeasible compos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -68,13 +67,11 @@ class Cds(ThreePaths[CdsOptions]):
             losses["specificity"] = terms.sum() / max(len(terms), 1)
         return losses
 
-    def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
-        semantic, factors = super().terms(z, t, candidates)
-        yield semantic
+    def primitive_score(self, p_s: Tensor, p_o: Tensor, t: Prototypes, candidates: CompositionIndex) -> Tensor:
+        joined = super().primitive_score(p_s, p_o, t, candidates)
         if self.ranker is None:
-            yield factors
-        else:
-            yield factors * (1 + self.options.specificity * self.specificity_logits(t, candidates).sigmoid())
+            return joined
+        return joined * (1 + self.options.specificity * self.specificity_logits(t, candidates).sigmoid())
 
 
 def state_specificity(labels: LabelSpace) -> Tensor:

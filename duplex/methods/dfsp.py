@@ -30,14 +30,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import CrossBlock, TextMethod, score_in_chunks
+from duplex.methods.families import CrossBlock, TextMethod, TextOptions, score_in_chunks
 from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.prompts import TEMPLATE, Prototypes
-from duplex.options import Count, NonNegative, Options, Share, Template
+from duplex.options import Count, NonNegative, Share, Template
 
 
 @dataclass(frozen=True)
-class DfspOptions(Options):
+class DfspOptions(TextOptions):
     fusion: Literal["t2i", "i2t", "bif", "none"] = "t2i"  # text to image, image to text, both directions, or none
     heads: Count = 4  # heads of the cross-attention
     primitives: NonNegative = 0.01  # weight alpha of L_st+obj
@@ -119,7 +119,7 @@ class Dfsp(TextMethod[DfspOptions]):
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
         def chunk_scores(cls: Tensor, tokens: Tensor | None = None) -> Tensor:
-            return self.fused_logits(unit(cls), prepared, candidates, tokens).softmax(-1)
+            return self.scored(self.fused_logits(unit(cls), prepared, candidates, tokens))
 
         if self.options.fusion == "none":
             return chunk_scores(inputs["cls"])

@@ -7,9 +7,8 @@ states and objects (`ThreePaths`), or with embedded word vectors (`WordMethod`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -19,11 +18,11 @@ from torch.nn.functional import cross_entropy, normalize
 from duplex.errors import DuplexError, UsageError
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, OptionsT, Scorer
-from duplex.methods.layers import CompositionIndex, unit, zero_initialised
+from duplex.methods.layers import CompositionIndex, Factors, unit, zero_initialised
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths, inspect_paths
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.methods.word_feasibility import feasibility
-from duplex.options import Count, Options, Template
+from duplex.options import Count, NonNegative, Options, Template
 
 INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 LOSSES = ("state", "object", "semantic")
@@ -49,15 +48,16 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         raise DuplexError(f"{type(self).__name__} must define score()")
 
     def three_path_losses(
-        self, *, names: Iterable[str], logits: Iterable[Tensor], compositions: Tensor
+        self, *, names: Iterable[str], logits: Iterable[Tensor], compositions: Tensor, primitives: float = 1.0
     ) -> dict[str, Tensor]:
         """The cross-entropies of B images' compositions, states and objects, under three `names`.
 
         `logits`: of the training candidates [B, C], all states [B, M] and all objects [B, N]; `compositions`: the
-        labels [B].
+        labels [B]; `primitives`: weight of the last two.
         """
         targets = (self.train_candidates.positions_of_listed(compositions), *self.primitives(compositions))
-        return {name: cross_entropy(path, target) for name, path, target in zip(names, logits, targets, strict=True)}
+        paths = zip(names, (1.0, primitives, primitives), logits, targets, strict=True)
+        return {name: weight * cross_entropy(path, target) for name, weight, path, target in paths}
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
@@ -66,15 +66,25 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         return torch.no_grad()(lambda inputs: self.score(inputs, index, prepared))
 
 
-class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
+@dataclass(frozen=True)
+class TextOptions(Options):
+    """Options that all methods with encoded prompts share."""
+
+    score: Literal["probability", "logit"] = "probability"  # a composition's part of the score: p(c|x) or its logit
+
+
+TextOptionsT = TypeVar("TextOptionsT", bound=TextOptions)
+
+
+class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
     """Methods that compare image features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
 
-    Scores are p(c|x), the softmax over the prepared text features, unless a subclass defines `score`.
+    Scores are p(c|x), the softmax over the prepared text features, or their logits, unless a subclass defines `score`.
     """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
 
-    def __init__(self, context: MethodContext, options: OptionsT) -> None:
+    def __init__(self, context: MethodContext, options: TextOptionsT) -> None:
         super().__init__(context, options)
         self.scale = math.exp(context.tower.logit_scale)
 
@@ -83,7 +93,11 @@ class TextMethod(SeenMethod[OptionsT], Generic[OptionsT]):
         return self.scale * unit(z) @ t.T
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        return self.logits(inputs["cls"], prepared).softmax(-1)
+        return self.scored(self.logits(inputs["cls"], prepared))
+
+    def scored(self, logits: Tensor) -> Tensor:
+        """What the score has of the candidates' logits [B, C], by the option `score`."""
+        return logits if self.options.score == "logit" else logits.softmax(-1)
 
     def soft_prompts(self, template: str) -> Prompts:
         """Prompts with a learned prefix, at first `template`, and a learned vector per name."""
@@ -194,11 +208,14 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
 
 @dataclass(frozen=True)
-class ThreePathOptions(Options):
+class ThreePathOptions(TextOptions):
     """Options that all methods with three paths share."""
 
     adapter: Literal["none", "feature"] = "feature"  # feature: a bottleneck on the cached feature
-    width: Count = 768  # hidden units of each disentangler
+    disentangler: Literal["plain", "batch_norm"] = "plain"  # batch_norm: one layer, normed over the batch, dropout 0.5
+    width: Count = 768  # hidden units of each plain disentangler
+    primitives: NonNegative = 1.0  # weight of the losses of states and objects
+    joined: Literal["product", "sum"] = "product"  # how the score joins p(s|x) and p(o|x)
     template: Template = TEMPLATE  # words whose tokens initialise the three learned contexts
 
 
@@ -206,12 +223,14 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """Methods with the score `p(c^t|x) + p(s|x) p(o|x)`."""
+    """Methods with the score `p(c^t|x) + p(s|x) p(o|x)`, or with logits of c or the sum of p(s|x) and p(o|x)."""
 
     def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
         super().__init__(context, options)
         path_options = PathOptions(adapter=options.adapter, width=options.width, template=options.template)
         self.paths = Paths(context.labels, context.tower, path_options, context.world)
+        if options.disentangler == "batch_norm":
+            self.paths.factors = Factors(context.tower.dim, options.width, residual=False, batch_norm=True)
 
     def shared(self) -> Prototypes:
         return self.paths.prototypes(LOSSES, self.checkpointing)
@@ -221,17 +240,30 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
-        return z, factors, losses
+        weights = {"state": self.options.primitives, "object": self.options.primitives}
+        return z, factors, {name: weights.get(name, 1.0) * loss for name, loss in losses.items()}
 
-    def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
-        """Yield the summands [B, C] of the scores; `z` [B, d] are adapted features."""
-        yield from (term for _, term in self.paths.score_terms(z, t, candidates.states, candidates.objects, TERMS))
+    def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
+        """Logits of candidates [B, C], states [B, M] and objects [B, N]; `z` [B, d] are adapted features."""
+        assert self.paths.factors is not None
+        return [self.paths.logits(f, rows) for f, rows in zip((z, *self.paths.factors(z)), t, strict=True)]
+
+    def primitive_score(self, p_s: Tensor, p_o: Tensor, t: Prototypes, candidates: CompositionIndex) -> Tensor:
+        """A candidate's part of the score by its state and its object, from their probabilities [B, C]."""
+        return p_s * p_o if self.options.joined == "product" else p_s + p_o
+
+    def joined_score(self, logits: Sequence[Tensor], t: Prototypes, candidates: CompositionIndex) -> Tensor:
+        """The score [B, C] from what `path_logits` returns."""
+        c, s, o = logits
+        p_s, p_o = s.softmax(-1)[:, candidates.states], o.softmax(-1)[:, candidates.objects]
+        return self.scored(c) + self.primitive_score(p_s, p_o, t, candidates)
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
         return self.paths.encode(candidates.compositions_np, TERMS)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
-        return reduce(Tensor.add_, self.terms(self.paths.adapt(inputs["cls"]), prepared, candidates))
+        logits = self.path_logits(self.paths.adapt(inputs["cls"]), prepared, candidates)
+        return self.joined_score(logits, prepared, candidates)
 
     def inspectable(self) -> Inspectable:
         return inspect_paths(self.paths)

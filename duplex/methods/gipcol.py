@@ -27,14 +27,14 @@ from duplex.encoders.base import TextTower
 from duplex.labels import LabelSpace
 from duplex.methods.base import Batch, Inspectable, MethodContext
 from duplex.methods.cge import CompositionGraph, GraphNetwork
-from duplex.methods.families import TextMethod
+from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes, Source
-from duplex.options import Count, Options, Rate, Template
+from duplex.options import Count, Rate, Template
 
 
 @dataclass(frozen=True)
-class GipcolOptions(Options):
+class GipcolOptions(TextOptions):
     context: Literal["learned", "fixed"] = "learned"  # whether the prefix is trained
     template: Template = TEMPLATE  # words whose tokens initialise the prefix
     edges: bool = True  # whether there is a graph network

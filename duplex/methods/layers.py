@@ -72,12 +72,29 @@ class Disentangler(nn.Module):
         return normalize(z + out if self.residual else out, dim=-1)
 
 
-class Factors(nn.Module):
-    """Split features [B, d] into state and object factors [B, d] of unit length."""
+class NormDisentangler(nn.Sequential):
+    """`normalise(dropout(relu(batch_norm(linear(z)))))`; a batch of one image is normed as in evaluation."""
 
-    def __init__(self, dim: int, width: int, residual: bool) -> None:
+    residual = False
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU(), nn.Dropout(0.5))
+
+    def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
+        self[1].train(self.training and len(z) > 1)
+        return normalize(super().forward(z), dim=-1)
+
+
+class Factors(nn.Module):
+    """Split features [B, d] into state and object factors [B, d] of unit length, by networks of the same form."""
+
+    def __init__(self, dim: int, width: int, residual: bool, batch_norm: bool = False) -> None:
         super().__init__()
-        self.state, self.object = Disentangler(dim, width, residual), Disentangler(dim, width, residual)
+
+        def network() -> Disentangler | NormDisentangler:
+            return NormDisentangler(dim) if batch_norm else Disentangler(dim, width, residual)
+
+        self.state, self.object = network(), network()
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return self.state(z), self.object(z)

@@ -27,17 +27,17 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.families import TextMethod
+from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts
-from duplex.options import Options, Template
+from duplex.options import Template
 
 SMALL = 1e-7
 ROUNDS = 20  # of the iteration for the mean
 
 
 @dataclass(frozen=True)
-class LdeOptions(Options):
+class LdeOptions(TextOptions):
     space: Literal["linear", "sphere"] = "linear"  # LDE's or GDE's decomposition
     source: Literal["text", "images"] = "text"  # decomposed features: of prompts, or training images
     template: Template = TEMPLATE  # words before the names in the prompts

@@ -149,11 +149,12 @@ class Paths(nn.Module):
         return losses, factors
 
     def score_terms(
-        self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str]
+        self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str], logits: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield `semantic`, p(c^t|x), and `factors`, p(s|x) p(o|x), if in `names` [B, C]; `states`, `objects` [C]."""
+        """Yield `semantic`, p(c^t|x) or its logits, and `factors`, p(s|x) p(o|x), if in `names` [B, C]; indices [C]."""
         if "semantic" in names:
-            yield "semantic", self.logits(z, t.compositions).softmax(-1)
+            c = self.logits(z, t.compositions)
+            yield "semantic", c if logits else c.softmax(-1)
         if "factors" in names and self.factors is not None:
             p_s, p_o = self.primitive_posteriors(z, t)
             yield "factors", p_s[:, states] * p_o[:, objects]

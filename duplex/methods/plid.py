@@ -32,10 +32,10 @@ from torch.nn.functional import cross_entropy
 
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext
-from duplex.methods.families import TextMethod
+from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import CompositionIndex, Factors, unit
 from duplex.methods.prompts import TEMPLATE, Prompts
-from duplex.options import Count, NonNegative, Options, Template
+from duplex.options import Count, NonNegative, Template
 
 Templates = Annotated[tuple[Template, ...], Field(min_length=2)]
 TEMPLATES = (
@@ -51,7 +51,7 @@ TEMPLATES = (
 
 
 @dataclass(frozen=True)
-class PlidOptions(Options):
+class PlidOptions(TextOptions):
     templates: Templates = TEMPLATES  # words before the names in the descriptions
     margin: bool = True  # whether the losses have margins m from the covariance
     mix: Annotated[float, Field(gt=0, lt=1)] = 0.1  # mean of b, the weight of primitives' logits
@@ -167,7 +167,7 @@ class Plid(TextMethod[PlidOptions]):
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         z, b = unit(inputs["cls"]), self.options.mix
         c, s, o = self.path_logits((z, *self.factors(z)), prepared)
-        return ((1 - b) * c + b * (s[:, candidates.states] + o[:, candidates.objects])).softmax(-1)
+        return self.scored((1 - b) * c + b * (s[:, candidates.states] + o[:, candidates.objects]))
 
     def inspectable(self) -> Inspectable:
         return Inspectable(features=lambda inputs: unit(inputs["cls"]))

@@ -29,6 +29,7 @@ class PromptOptions(PathOptions):
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
+    score: Literal["probability", "logit"] = "probability"  # the term semantic: p(c|x) or its logit
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -76,15 +77,21 @@ class PromptMethod(PathMethod[PromptOptions]):
     @torch.no_grad()
     def score_terms(self, candidates: Ints) -> ScoreTerms:
         names, device = self.options.inference, self.paths.negatives.device
-        prototypes = self.paths.encode(candidates, names)
+        prototypes, logits = self.paths.encode(candidates, names), self.options.score == "logit"
         states, objects = self.primitives(torch.as_tensor(candidates, device=device))
 
         @torch.no_grad()
         def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
-            yield from self.paths.score_terms(self.paths.adapt(inputs["cls"]), prototypes, states, objects, names)
+            z = self.paths.adapt(inputs["cls"])
+            yield from self.paths.score_terms(z, prototypes, states, objects, names, logits)
 
         return terms
 
+    def probabilities(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1) if self.options.score == "logit" else super().probabilities(scores)
+
     @torch.no_grad()
-    def portable(self, candidates: Ints) -> dict[str, Tensor]:
+    def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
+        if self.options.score == "logit":
+            return None
         return portable_paths(self.paths, candidates, self.options.inference)

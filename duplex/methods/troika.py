@@ -79,20 +79,21 @@ class Troika(ThreePaths[TroikaOptions]):
     def needs(cls, options: Any) -> frozenset[str]:
         return frozenset({"cls", "text", "patch"} if options.traction else {"cls", "text"})
 
-    def path_logits(self, z: Tensor, t: Prototypes, tokens: Tensor | None) -> list[Tensor]:
-        """Logits of compositions [B, C], states [B, M], objects [B, N]; without `tokens` texts stay as they are."""
-        assert self.paths.factors is not None
+    def pulled_logits(self, z: Tensor, t: Prototypes, tokens: Tensor) -> list[Tensor]:
+        """Logits of compositions [B, C], states [B, M] and objects [B, N] by texts that are pulled to each image."""
+        assert self.paths.factors is not None and self.traction is not None
         features = (z, *self.paths.factors(z))
-        if self.traction is None or tokens is None:
-            return [self.paths.logits(f, rows) for f, rows in zip(features, t, strict=True)]
         pulled = self.traction(torch.cat(tuple(t)), tokens.to(z.dtype)).split([len(rows) for rows in t], dim=1)
         return [self.paths.scale * (rows @ f[:, :, None])[..., 0] for f, rows in zip(features, pulled, strict=True)]
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        tokens = batch.inputs["patch"] if self.traction is not None else None
-        logits = self.path_logits(self.paths.adapt(batch.cls), shared, tokens)
+        if self.traction is None:
+            return self.path_losses(batch, shared)[2]
         return self.three_path_losses(
-            names=("semantic", "state", "object"), logits=logits, compositions=batch.compositions
+            names=("semantic", "state", "object"),
+            logits=self.pulled_logits(self.paths.adapt(batch.cls), shared, batch.inputs["patch"]),
+            compositions=batch.compositions,
+            primitives=self.options.primitives,
         )
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
@@ -100,8 +101,8 @@ class Troika(ThreePaths[TroikaOptions]):
             return super().score(inputs, candidates, prepared)
 
         def chunk_scores(cls: Tensor, tokens: Tensor) -> Tensor:
-            c, s, o = self.path_logits(self.paths.adapt(cls), prepared, tokens)
-            return c.softmax(-1) + s.softmax(-1)[:, candidates.states] * o.softmax(-1)[:, candidates.objects]
+            logits = self.pulled_logits(self.paths.adapt(cls), prepared, tokens)
+            return self.joined_score(logits, prepared, candidates)
 
         dim, patches = self.context.dim, self.context.inputs["patch"][0]
         width = sum(map(len, prepared)) * (dim * (self.options.inner + 2) + patches)

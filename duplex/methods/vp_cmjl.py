@@ -16,7 +16,7 @@ Zhang et al., "Learning Visual Proxy for Compositional Zero-Shot Learning", ICCV
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,13 +27,14 @@ from duplex.methods.base import Batch, MethodContext
 from duplex.methods.families import CrossBlock, ThreePathOptions, ThreePaths
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import Prototypes, word_vectors
-from duplex.options import Count, Share
+from duplex.options import Count, NonNegative, Share
 
 
 @dataclass(frozen=True)
 class VpCmjlOptions(ThreePathOptions):
     proxies: bool = True  # whether there are visual proxies and attention; otherwise these are the three paths
     blend: Share = 0.3  # weight b of the proxies' logits
+    text: NonNegative | None = None  # weight of the text's logits; null: 1 - b
     heads: Count = 4  # heads of the cross-attention
 
 
@@ -78,23 +79,24 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         joint = kl_div(visual[0].log_softmax(-1), text[0].log_softmax(-1), reduction="batchmean", log_target=True)
         return {
             **self.three_path_losses(
-                names=("semantic", "state", "object"), logits=text, compositions=batch.compositions
+                names=("semantic", "state", "object"),
+                logits=text,
+                compositions=batch.compositions,
+                primitives=self.options.primitives,
             ),
             **self.three_path_losses(
                 names=("composition_proxy", "state_proxy", "object_proxy"),
                 logits=visual,
                 compositions=batch.compositions,
+                primitives=self.options.primitives,
             ),
             "joint": joint,
         }
 
-    def terms(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Iterator[Tensor]:
+    def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
         if not self.options.proxies:
-            yield from super().terms(z, t, candidates)
-            return
-        b, blended = self.options.blend, []
-        for text, visual in zip(self.text_logits(z, t), self.visual_logits(z, candidates), strict=True):
-            blended.append(((1 - b) * text + b * visual).softmax(-1))
-        c, s, o = blended
-        yield c
-        yield s[:, candidates.states] * o[:, candidates.objects]
+            return super().path_logits(z, t, candidates)
+        b = self.options.blend
+        a = 1 - b if self.options.text is None else self.options.text
+        paths = zip(self.text_logits(z, t), self.visual_logits(z, candidates), strict=True)
+        return [a * text + b * visual for text, visual in paths]
