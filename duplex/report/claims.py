@@ -256,13 +256,16 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | N
     return Value(by_metric[metric], error or 0.0, 0 if error is None else PAPER_SEEDS)
 
 
-def _quoted(row: Tree, table: str) -> Tree:
+def published_rows(table: str) -> list[Tree]:
+    """The lines of quoted.yaml for a world: of the paper's tables, and later results; none for another table."""
     published = read_package_yaml("quoted.yaml")
-    backbone = row.get("backbone", CLIP)
-    for line in published.get(table if backbone == CLIP else "backbones", ()):
-        if (line["method"], line["backbone"]) == (row.get("quoted"), backbone) and table in ("closed", "open"):
-            return dict(line)
-    return {}
+    backbones = published["backbones"] if table == "closed" else ()
+    return [*published[table], *published["later"][table], *backbones] if table in WORLDS else []
+
+
+def _quoted(row: Tree, table: str) -> Tree:
+    wanted = row.get("quoted"), row.get("backbone", CLIP)
+    return next((dict(line) for line in published_rows(table) if (line["method"], line["backbone"]) == wanted), {})
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ from duplex.report.claims import (
     obstacle,
     paper_row,
     paper_value,
+    published_rows,
     read_package_yaml,
     runs_of,
 )
@@ -185,7 +186,8 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
     over = f"{seeds} seed{'s' if seeds > 1 else ''}"
     note = f"Mean ± standard error over {over}, in percent. Bold: best, underlined: second."
     if quoted:
-        note += f" Rows marked “quoted” are published numbers from {read_package_yaml('quoted.yaml')['source']}."
+        note += " Rows marked “quoted” are published numbers, where no other source stands beside them from "
+        note += f"{read_package_yaml('quoted.yaml')['source']}."
         note += " Their open world has a feasibility threshold by words." if world == "open" else ""
         encoders = {values["settings"]["encoder"] for values in data.summary.values() if "settings" in values}
         if others := sorted(encoder for encoder in encoders if backbone_of(encoder) != CLIP):
@@ -199,21 +201,17 @@ def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow
     """Rows with published results on a benchmark, each with `further` empty cells at its end."""
     benchmark = benchmark_of(counts_of(data.statistics))
     rows = []
-    for row in _published_rows(world):
+    for row in published_rows(world):
         if benchmark in row:
             errors = row.get("errors", {}).get(benchmark, [None] * 4)
             numbers = [
                 number_cell(value, spread="" if error is None else f"± {error:.1f}")
                 for value, error in zip(row[benchmark], errors, strict=True)
             ]
-            name = text_cell(f"{row['method']}, {row['backbone']} (quoted)")
+            source = f" from {row['source']}" if "source" in row else ""
+            name = text_cell(f"{row['method']}, {row['backbone']} (quoted{source})")
             rows.append(TableRow([name, *numbers, *[TableCell(MISSING)] * further], quoted=True))
     return rows
-
-
-def _published_rows(world: str) -> list[Tree]:
-    table = read_package_yaml("quoted.yaml")
-    return [*table.get(world, ()), *(table["backbones"] if world == "closed" else ())]
 
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
@@ -222,7 +220,7 @@ def published_table(results: Results, data: DatasetResults, world: str) -> Table
     entries = read_package_yaml("quoted.yaml")["entries"]
     candidates = [each for each in measured(results, data) if each.file == results.metrics_file and world in each.tree]
     rows = []
-    for line in _published_rows(world):
+    for line in published_rows(world):
         if benchmark in line and line["method"] in entries:
             row = {**entries[line["method"]], "quoted": line["method"], "backbone": line["backbone"]}
             found = runs_of(row, candidates, world)

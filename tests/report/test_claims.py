@@ -299,6 +299,16 @@ def test_every_number_stands_in_the_paper():
                         assert re.search(rf"(?<![\d.])(?:{printed(metric, number)})(?!\d)", cells), (name, metric)
 
 
+def test_every_later_number_has_its_source():
+    later = claims.read_package_yaml("quoted.yaml")["later"]
+    shared = os.environ.get("DUPLEX_SHARED")
+    text = None if shared is None else (Path(shared) / "since.md").read_text("utf-8")
+    for row in [*later["closed"], *later["open"]]:
+        assert row["source"] and any(benchmark in row for benchmark in ("mit-states", "ut-zappos", "cgqa"))
+        for benchmark in ("mit-states", "ut-zappos", "cgqa"):
+            assert text is None or "/".join(f"{number:.1f}" for number in row.get(benchmark, ())) in text, row["method"]
+
+
 def printed(metric: str, number: float) -> str:
     """A number as the paper prints it, as a pattern: accuracies of groups have two decimals."""
     if metric in UNITS:
