@@ -174,12 +174,7 @@ class Encoder(Protocol):
 
 
 def load_encoder(
-    name: str,
-    weights: str | None = None,
-    *,
-    towers: str = "both",
-    device: str = "cpu",
-    precision: str = "fp32",
+    name: str, weights: str | None = None, *, towers: str = "both", device: str = "cpu", precision: str = "fp32"
 ) -> Encoder:
     """Load a frozen encoder.
 

@@ -81,10 +81,7 @@ class PromptTree:
         ends = np.empty_like(order)
         ends[order] = node[np.arange(len(rows)), (rows != PAD).sum(1) - 1]
         return cls(
-            rows=rows[new],
-            depths=depths,
-            parents=np.where(depths == 0, -1, node[prompts, depths - 1]),
-            ends=ends,
+            rows=rows[new], depths=depths, parents=np.where(depths == 0, -1, node[prompts, depths - 1]), ends=ends
         )
 
     @property

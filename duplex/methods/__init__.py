@@ -1,1 +1,1 @@
-"""Methods that recognise compositions, one module a kind; all read cached encoder outputs."""
+"""Methods that recognise compositions, one module per kind; all of them read cached encoder outputs."""

@@ -28,11 +28,11 @@ PARALLEL_SCALE = 0.1  # of Troika's published code
 
 
 class BlockAdapters(nn.ModuleList):
-    """The trained parts of fine-tuned blocks; a subclass adds them to the blocks when it is made.
+    """Base class of everything that fine-tuning trains in the blocks; a subclass adds it to the blocks when it is made.
 
     blocks: the blocks to fine-tune, whose own parameters are frozen.
-    cut: names the modules of a transformer's block at which its attention and its MLP begin and end.
-    channels: of each block's output.
+    cut: tells the modules of a transformer block at which its attention and its MLP begin and end.
+    channels: number of output channels of each block.
     options: the options `finetune:`.
     """
 
@@ -47,14 +47,14 @@ class BlockAdapters(nn.ModuleList):
 
 
 def find_adapters(name: str) -> type[BlockAdapters]:
-    """The installed class of adapters of a name; raises UsageError for an unknown one."""
+    """The installed adapter class called `name`; raises UsageError for an unknown name."""
     points = installed_plugins(GROUP)
     found: type[BlockAdapters] = load_plugin(points[require(name, points, "adapter")], "adapter", BlockAdapters)
     return found
 
 
 class Bottlenecks(BlockAdapters):
-    """A bottleneck after the attention and the MLP of each block, or after each convolutional block."""
+    """A bottleneck after the attention and the MLP of each transformer block, or after each convolutional block."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         adapters = []
@@ -67,7 +67,7 @@ class Bottlenecks(BlockAdapters):
 
 
 class ParallelBottlenecks(BlockAdapters):
-    """A bottleneck beside the attention and beside the MLP of each block of a transformer."""
+    """Two bottlenecks in each transformer block: one runs beside the attention, one beside the MLP."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
@@ -89,7 +89,7 @@ def _place_beside(begin: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
 
 
 class LowRank(nn.Module):
-    """Adds `B A` to a weight: `A [r, in]` is random, `B [out, r]` zero; `in` counts channels times kernel size."""
+    """Adds `B A` to a weight: `A [r, in]` starts random, `B [out, r]` at zero; `in` is channels times kernel size."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class LowRank(nn.Module):
 
 
 class LowRankUpdates(BlockAdapters):
-    """A low-rank update of every matrix of the blocks."""
+    """Adds a trained matrix of low rank to every weight matrix of the blocks."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         updates = []
@@ -115,7 +115,7 @@ class LowRankUpdates(BlockAdapters):
 
 
 class AllWeights(BlockAdapters):
-    """All parameters of the blocks are trained; nothing is added."""
+    """Trains all parameters of the blocks and adds none."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         return [block.requires_grad_() for block in blocks]

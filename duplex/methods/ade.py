@@ -41,10 +41,10 @@ class AdeOptions(Options):
 
 
 class ConceptAttention(nn.Module):
-    """Attention of CLS features to patch tokens: outputs of unit length [B, e] and weights [B, T].
+    """Attention of an image's CLS feature to patch tokens; returns unit vectors [B, e] and attention weights [B, T].
 
-    `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`, and no token is projected:
-    `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as weights sum to one, `v = V (sum_t a_t y_t) + b_v`.
+    `v = sum_t a_t (V y_t + b_v)`, `a = softmax_t (K y_t + b_k) . q / sqrt(e)`. No token is multiplied by K or V itself:
+    `(K y_t + b_k) . q = y_t . K^T q + b_k . q`, and as the weights sum to one, `v = V (sum_t a_t y_t) + b_v`.
     """
 
     def __init__(self, dim: int, token_width: int, width: int) -> None:
@@ -64,7 +64,7 @@ class ConceptAttention(nn.Module):
 
 
 class Ade(WordMethod[AdeOptions]):
-    """ADE: composition, state and object features by attention to an image's patch tokens."""
+    """ADE: attention to an image's patch tokens computes its composition, state and object features."""
 
     required_inputs = ("cls", "patch", "words")
 
@@ -106,8 +106,9 @@ class Ade(WordMethod[AdeOptions]):
     ) -> tuple[Tensor, Tensor]:
         """Cross-entropies of images that attend to their partners' tokens and back, and the distance between both maps.
 
-        partner: index of each image's partner [B].
-        target: the state (or object) of both [B], a row of the embedded `words` [M, e].
+        partner: index of each image's partner in the batch [B].
+        target: the state (or object) that both images share [B], a row of `words`.
+        words: embedded states (or objects) [M, e].
         """
         v, to_partner = attend(z, tokens[partner])
         v_partner, to_image = attend(z[partner], tokens)
@@ -117,7 +118,7 @@ class Ade(WordMethod[AdeOptions]):
 
     @staticmethod
     def map_distance(attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor) -> Tensor:
-        """Distance between the attention maps of images over partners' tokens and of partners over theirs."""
+        """Distance between each image's attention map over its partner's tokens and the partner's over the image's."""
         return distance(attend.weights(z, tokens[partner]), attend.weights(z[partner], tokens))
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
@@ -133,7 +134,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Index [B] of the next image with the same label in `same`, if possible another in `other`; else its own."""
+    """Index [B] of the next image with the same `same` label and, if possible, another `other` label; else its own."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)
@@ -141,5 +142,5 @@ def partners(same: Tensor, other: Tensor) -> Tensor:
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """Mean absolute difference of two attention maps [B, T], each sorted by weight."""
+    """Mean absolute difference of two attention maps [B, T] after each map's weights are sorted."""
     return (a.sort(1).values - b.sort(1).values).abs().mean()

@@ -32,7 +32,7 @@ EXACT = torch.float64  # of matrices, whose products neither TF32 nor bfloat16 m
 
 
 def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
-    """Pixels [B, 3, R, R] uint8 under the augmentations `names`, drawn with torch's generator of their device."""
+    """Randomly augment pixels [B, 3, R, R] uint8 by the augmentations in `names`, on the pixels' device."""
     matrices = _identities(len(pixels), pixels.device)
     for name in [name for name in DRAWN if name in names]:
         matrices = matrices @ DRAWN[name](len(pixels), pixels.device)
@@ -40,7 +40,7 @@ def augment(pixels: Tensor, names: Collection[str]) -> Tensor:
 
 
 def warp(pixels: Tensor, matrices: Tensor) -> Tensor:
-    """Pixels [B, 3, R, R] uint8 seen through homographies [B, 3, 3], rounded to whole values; black outside."""
+    """Pixels [B, 3, R, R] uint8 transformed by homographies [B, 3, 3]; what lies outside of an image becomes black."""
     height, width = pixels.shape[2:]
     x = _centres(width, pixels.device)
     y = _centres(height, pixels.device)[:, None]
@@ -55,7 +55,7 @@ def _centres(count: int, device: torch.device) -> Tensor:
 
 
 def draw_crops(count: int, device: torch.device) -> Tensor:
-    """Matrices [B, 3, 3] that enlarge a random part of an image, of random area and ratio of sides, to its size."""
+    """Random matrices [B, 3, 3], one per image, that enlarge a part (random area, aspect ratio) to the whole image."""
     drawn = torch.rand(4, count, TRIES, dtype=EXACT, device=device)
     area = SMALLEST_AREA + (1 - SMALLEST_AREA) * drawn[0]
     ratio = torch.exp(math.log(WIDEST) * (2 * drawn[1] - 1))
@@ -72,14 +72,14 @@ def draw_crops(count: int, device: torch.device) -> Tensor:
 
 
 def draw_flips(count: int, device: torch.device) -> Tensor:
-    """Matrices [B, 3, 3] that exchange left and right for some images."""
+    """Random matrices [B, 3, 3], one per image, that mirror it left to right with the probability `FLIPPED`."""
     flips = _identities(count, device)
     flips[:, 0, 0] = torch.where(torch.rand(count, device=device) < FLIPPED, -1.0, 1.0)
     return flips
 
 
 def draw_perspectives(count: int, device: torch.device) -> Tensor:
-    """Matrices [B, 3, 3] that move, for some images, each corner to the centre by a random distance."""
+    """Random matrices [B, 3, 3], one per image, that sometimes (`WARPED`) move each corner towards the centre."""
     corners = torch.tensor([[-1, -1], [1, -1], [1, 1], [-1, 1]], dtype=EXACT, device=device)
     distances = DISTORTION * torch.rand(count, 4, 2, dtype=EXACT, device=device)
     warped = torch.rand(count, device=device) < WARPED
@@ -87,7 +87,7 @@ def draw_perspectives(count: int, device: torch.device) -> Tensor:
 
 
 def homographies(places: Tensor, shown: Tensor) -> Tensor:
-    """The matrices [B, 3, 3] that take four `places` [B, 4, 2] to the points `shown` [4, 2]."""
+    """The matrices [B, 3, 3] that map each image's four points `places` [B, 4, 2] to the points `shown` [4, 2]."""
     x, y = places.unbind(-1)  # [B, 4]
     u, v = shown.unbind(-1)
     zero = torch.zeros_like(x)
@@ -99,7 +99,7 @@ def homographies(places: Tensor, shown: Tensor) -> Tensor:
 
 
 def draw_rotations(count: int, device: torch.device) -> Tensor:
-    """Matrices [B, 3, 3] that turn images about their centre by a random angle."""
+    """Random matrices [B, 3, 3], one per image, that rotate it about its centre."""
     angles = math.radians(DEGREES) * (2 * torch.rand(count, dtype=EXACT, device=device) - 1)
     rotations = _identities(count, device)
     rotations[:, 0, 0] = rotations[:, 1, 1] = angles.cos()

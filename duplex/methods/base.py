@@ -50,7 +50,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True)
 class Inspectable:
-    """Functions by which reports, `duplex retrieve` and `duplex swap` see a method's features; None where missing."""
+    """Functions by which reports, `duplex retrieve` and `duplex swap` read a method's features; None where missing."""
 
     features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
@@ -70,7 +70,7 @@ class Inspectable:
 
 @dataclass(frozen=True)
 class PrimitiveVectors:
-    """Word vectors of all states and objects, from a GloVe-format file or the encoder's text tower."""
+    """Word vectors of all states and objects, read from a GloVe-format file or computed by the text tower."""
 
     states: Tensor  # [M, w]
     objects: Tensor  # [N, w]
@@ -78,7 +78,7 @@ class PrimitiveVectors:
 
 @dataclass(frozen=True)
 class MethodContext:
-    """What a method is built from: labels, input shapes, text tower, word vectors, image-tower blocks to fine-tune."""
+    """Everything that a method's constructor receives besides its options."""
 
     labels: LabelSpace
     inputs: Mapping[str, tuple[int, ...]]  # shape of one image's inputs: {"cls": (d,), "patch": (T, w)}
@@ -108,7 +108,7 @@ class MethodContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Unit text features of prompts ("a photo of wet dog"): compositions [C, d], states [M, d], objects [N, d].
+        """Encode prompts such as "a photo of wet dog": unit text features of compositions, all states and all objects.
 
         compositions: the compositions to encode [C]; that of state m and object n has the number `m N + n`.
         templates: words before the names, or a list of templates, whose features are averaged.
@@ -122,7 +122,7 @@ class MethodContext:
 
 @dataclass(frozen=True)
 class Batch:
-    """B training images: their cached encoder outputs (`inputs`) and labels (`compositions`)."""
+    """Training images as a method receives them: cached encoder outputs (`inputs`) and labels (`compositions`)."""
 
     inputs: Inputs
     compositions: Tensor  # [B]
@@ -148,12 +148,12 @@ class Batch:
 
     @property
     def rows(self) -> Tensor:
-        """Index [B] of each image among all training images, which `Method.start` receives."""
+        """Index [B] of each image among all training images, in the order in which `Method.start` receives them."""
         return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property
     def cls(self) -> Tensor:
-        """CLS features [B, d] of the images: cached ones, or those that fine-tuned blocks compute."""
+        """CLS features [B, d] of the images, from the cache or, with fine-tuning, from the fine-tuned blocks."""
         return self.inputs["cls"]
 
 
@@ -186,7 +186,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register an empty buffer `name` [0, *shape] of type `dtype`; `start` may give it any length."""
+        """Register an empty buffer `name` [0, *shape] with numbers of type `dtype`; `start` may give it any length."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
@@ -198,104 +198,108 @@ class Method(nn.Module, Generic[OptionsT]):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """State index and object index of each of the `compositions`."""
+        """Index of the state and of the object of each of the `compositions`."""
         return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """What some options require: `cls` and `patch` features, `text` (the text tower), `words` (word vectors)."""
+        """Inputs that the options require: `cls`, `patch` (features), `text` (text tower), `words` (word vectors)."""
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers from all training images, `train`, before the first epoch, unless a checkpoint is loaded."""
+        """Compute buffers from all training images, `train`, before the first epoch; a loaded checkpoint has them."""
 
     def groups(self) -> list[dict[str, Any]]:
-        """Parameter groups for the optimiser: dicts with `params` and perhaps `lr`; none if nothing is trained."""
+        """The optimiser's parameter groups: dicts with `params` and perhaps `lr`; empty if nothing is trained."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
 
     def shared(self) -> tuple[Any, ...]:
-        """A tuple of values that all batches of an optimiser step use, such as encoded prompts.
+        """A tuple of values, such as encoded prompts, computed once per optimiser step for all of its batches.
 
-        The batches' gradients are summed at its tensors, and only the sum is propagated on to the parameters.
+        The batches' gradients at its tensors are summed, and only the sum is propagated on to the parameters.
         """
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """Scalar loss terms of a batch by name; training minimises their sum. `shared`: what `shared()` returned."""
+        """A batch's scalar loss terms by name; training minimises their sum. `shared`: what `shared()` returned."""
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
-        """Update buffers that `losses` must not change, after a batch's backward pass."""
+        """Update buffers after a batch's backward pass, for updates that `losses` must not make."""
 
     def after_step(self) -> None:
-        """Update buffers that depend on parameters, after each step of the optimiser."""
+        """Update buffers that depend on the parameters, after each optimiser step."""
 
     def on_features_changed(self, train: Batch) -> None:
-        """Recompute buffers that depend on the features of `train`, after every epoch, in evaluation mode."""
+        """Recompute buffers that depend on the features of all training images, `train`; called after each epoch."""
 
     def after_epoch(self, epoch: int) -> None:
-        """Update what depends on `epoch`, the number of epochs trained, such as a margin, before validation."""
+        """Update what depends on `epoch`, the number of finished epochs, such as a margin; called before validation."""
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """Choose settings by validation AUC after training, such as weights in the score, and store them in buffers.
+        """After training, choose settings such as score weights by validation AUC, and store them in buffers.
 
         images: inputs of the V validation images.
         candidates: compositions of the closed world [C].
-        auc: the validation AUC of scores [V, C].
+        auc: function that returns the validation AUC of scores [V, C].
         """
 
     def chosen_options(self) -> dict[str, Any]:
-        """The values that `tune` chose by option, to train again without validation images."""
+        """The option values that `tune` chose, by option name; a training without validation images uses them."""
         return {}
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        """A function from inputs to scores [B, C] of the sorted `candidates`; by default it adds `score_terms`."""
+        """A function from inputs to scores [B, C] of the sorted `candidates`; by default it adds up `score_terms`."""
         terms = self.score_terms(candidates)
         if terms is None:
             raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """A function that yields the scores of all M·N compositions in blocks of `states` states, or None."""
+        """A function that yields the scores of all M·N compositions, `states` states at a time; None: not possible."""
         return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function that yields the summands of the scores of `candidates` by name; None if they are no sum."""
+        """A function that yields the summands of the candidates' scores by name; None if the scores are no sum."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Probability of each candidate per image, from `scores` [B, C]; excluded candidates have -inf."""
+        """Probability of each candidate per image, from `scores` [B, C], in which excluded candidates have -inf."""
         return scores.softmax(-1)
 
     def composition_plausibility(self) -> Tensor | None:
-        """How likely the training images make each composition [M·N], to exclude the least likely; or None."""
+        """How plausible training images make each composition [M·N], to exclude the least plausible; or None."""
         return None
 
     def fitted_statistics(self) -> FittedStatistics | None:
-        """Statistics of training features that give visual prototypes in closed form, for `duplex update`; or None."""
+        """The training-feature statistics from which `duplex update` fits closed-form prototypes again; or None."""
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """The tensors from which an exported model scores `candidates` (`duplex.methods.portable`), or None."""
+        """The tensors with which an export scores `candidates` (`duplex.methods.portable`); None: it cannot."""
         return None
 
     def inspectable(self) -> Inspectable:
-        """What reports, `duplex retrieve` and `duplex swap` see of the method's features and prototypes."""
+        """The features and prototypes that reports, `duplex retrieve` and `duplex swap` may read."""
         return Inspectable()
 
     def summary(self) -> dict[str, int]:
-        """Sizes of the method by name for the report, such as its parameter count."""
+        """Sizes by name for the report, such as the number of trained parameters."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
 
 
 def tuned_weights(
     first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
 ) -> Tensor:
-    """The K weights from `first` [K] with the best `auc` of the sum of the `weighted` summands [B, C].
+    """Search K weights of score summands for the best validation AUC, one weight at a time.
 
-    A coordinate search; the last weight is fixed, as a common factor changes no ranking.
+    The last weight stays fixed, because a common factor changes no ranking.
+
+    first: the weights [K] that the search starts from.
+    weighted: function that returns the summands [B, C], each multiplied by its weight.
+    auc: function that returns the validation AUC of scores [B, C].
     """
 
     def auc_with(weights: Weights) -> float:

@@ -43,7 +43,7 @@ class CailaOptions(TextOptions):
 
 
 class ConceptAdapters(nn.Module):
-    """Three residual adapters of images or of texts: for composition, state and object features."""
+    """Three residual adapters, for composition, state and object features, either of images or of texts."""
 
     def __init__(self, dim: int, options: CailaOptions) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class ConceptAdapters(nn.Module):
 
 
 class Caila(TextMethod[CailaOptions]):
-    """Adapters on frozen CLIP features, trained on artificial images too."""
+    """CAILA: adapters on frozen CLIP features, trained on real and on artificial images."""
 
     is_seen: Tensor
 
@@ -90,9 +90,9 @@ class Caila(TextMethod[CailaOptions]):
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:
-        """Mean cross-entropy of artificial images: each image's state feature plus the object feature of the next one.
+        """Mean cross-entropy of artificial images whose composition is seen; 0 if there are none.
 
-        Only those whose composition is seen count; 0 if there is none.
+        Each artificial image is an image's state feature plus the next image's object feature.
         """
         images = unit(z_s + z_o.roll(-1, 0))
         m, n = self.primitives(compositions)

@@ -39,7 +39,7 @@ class CdsOptions(ThreePathOptions):
 
 
 class Cds(ThreePaths[CdsOptions]):
-    """Scores by prompts of pairs, states and objects; `p(s|x) p(o|x)` is raised for states specific to their object."""
+    """CDS-CZSL: scores by prompts of pairs, states and objects, raised for states that are specific to their object."""
 
     more_specific: Tensor
     less_specific: Tensor
@@ -52,7 +52,7 @@ class Cds(ThreePaths[CdsOptions]):
         self.register_buffer("less_specific", less, persistent=False)
 
     def specificity_logits(self, t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """Logits l(s, o) of the candidates [C]; text features `t` get no gradients."""
+        """Logits l(s, o) of the candidates' specificity [C]; no gradient reaches the text features `t`."""
         assert self.ranker is not None
         states, objects = t.states.detach(), t.objects.detach()
         both = [states.index_select(0, candidates.states), objects.index_select(0, candidates.objects)]
@@ -75,16 +75,16 @@ class Cds(ThreePaths[CdsOptions]):
 
 
 def state_specificity(labels: LabelSpace) -> Tensor:
-    """Specificity d(s) of each state [M]: from 1 for a state seen with no object down to 0 for one seen with all."""
+    """Specificity d(s) of each state [M]: 1 for a state seen with no object, 0 for a state seen with all objects."""
     seen = torch.as_tensor(labels.state_of(labels.pairs["train"]))
     counts = seen.bincount(minlength=len(labels.states)).to(torch.float64)
     return 1 - (1 + counts).log() / torch.tensor(1.0 + len(labels.objects), dtype=torch.float64).log()
 
 
 def specificity_pairs(labels: LabelSpace) -> tuple[Tensor, Tensor]:
-    """All R choices of two seen pairs of one object: positions of the one with the more specific state, of the other.
+    """All R choices of two seen pairs with the same object, as positions in `labels.pairs["train"]`.
 
-    Positions are those in `labels.pairs["train"]`.
+    Returns the positions [R] of the pair with the more specific state, and those [R] of the other pair.
     """
     seen = torch.as_tensor(labels.pairs["train"])
     n = len(labels.objects)

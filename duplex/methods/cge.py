@@ -44,7 +44,7 @@ class NodeFeatures(NamedTuple):
 
 
 class CompositionGraph(nn.Module):
-    """Averages features over each node's neighbours; `weights` [C] scale the messages from compositions (Co-CGE)."""
+    """Graph of states, objects and compositions; `weights` [C] scale the features that compositions send (Co-CGE)."""
 
     weights: Tensor
 
@@ -55,7 +55,7 @@ class CompositionGraph(nn.Module):
         self.register_buffer("weights", torch.ones(len(compositions)))
 
     def means(self, x: NodeFeatures) -> NodeFeatures:
-        """For each node, the mean of its own and its neighbours' features, `D^-1 (A + I) X`."""
+        """The mean of each node's own and its neighbours' features, `D^-1 (A + I) X`."""
         m, n = self.columns.states, self.columns.objects
         w = self.weights[:, None]
         states = self._primitive_means(x.states, m, w * (x.objects.index_select(0, n) + x.compositions), self.sizes[0])
@@ -69,7 +69,7 @@ class CompositionGraph(nn.Module):
 
     @staticmethod
     def composition_means(x: NodeFeatures, rows: Tensor, columns: CompositionIndex) -> Tensor:
-        """Mean of each composition's own feature in `rows`, its state's and its object's [C, w]."""
+        """Mean of each composition's own feature, in `rows`, and its state's and object's features [C, w]."""
         both = x.states.index_select(0, columns.states) + x.objects.index_select(0, columns.objects)
         return (rows + both) / 3
 
@@ -92,7 +92,7 @@ class GraphNetwork(nn.Module):
         return features
 
     def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Embeddings [C, out] of any compositions, given the result of `forward`."""
+        """Embeddings [C, out] of any compositions, in the graph or not; `features`: what `forward` returned."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.positions_of_listed(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):
@@ -109,7 +109,7 @@ class GraphNetwork(nn.Module):
 
 
 def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Tensor:
-    """Mean of the state's and the object's feature of each composition [C, w]."""
+    """For each composition, the mean of its state's and its object's features [C, w]."""
     return (states.index_select(0, columns.states) + objects.index_select(0, columns.objects)) / 2
 
 
@@ -127,7 +127,7 @@ CgeOptionsT = TypeVar("CgeOptionsT", bound=CgeOptions)
 
 
 class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
-    """Embeds images by a perceptron and compositions by a graph network."""
+    """Base class of CGE's methods: a perceptron embeds images, and a graph network embeds compositions."""
 
     def __init__(self, context: MethodContext, options: CgeOptionsT) -> None:
         super().__init__(context, options, trained_words=False)
@@ -146,7 +146,7 @@ class GraphHead(EmbeddingHead[CgeOptionsT], Generic[CgeOptionsT]):
 
 
 class Cge(GraphHead[CgeOptions]):
-    """Dot products of an image's and a composition's embedding."""
+    """CGE: a composition's score is the dot product of the image's embedding and the composition's embedding."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class CoCgeOptions(CgeOptions):
 
 
 class CoCge(GraphHead[CoCgeOptions]):
-    """Cosines and, in the open world, margins by feasibility for unseen compositions."""
+    """Co-CGE: scores are cosines; the open world's loss subtracts feasibility margins from unseen compositions."""
 
     def __init__(self, context: MethodContext, options: CoCgeOptions) -> None:
         super().__init__(context, options)

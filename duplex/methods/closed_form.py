@@ -22,13 +22,7 @@ from torch import Tensor
 
 from duplex.labels import Ints
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, tuned_weights
-from duplex.methods.gaussian import (
-    ClassStatistics,
-    ClosedForm,
-    FitSettings,
-    FittedStatistics,
-    GroupPosterior,
-)
+from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, FittedStatistics, GroupPosterior
 from duplex.methods.layers import unit
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
 from duplex.methods.portable import candidate_primitives, portable_closed_form, portable_paths, probabilities_from_sums
@@ -41,7 +35,7 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "
 
 @dataclass(frozen=True)
 class ClosedFormOptions(PathOptions):
-    """Options of `kind: closed_form`; by default `p(c^t|x) p(s|x) p(o|x) p_g(c|x)` with powers chosen by validation."""
+    """Options of `kind: closed_form`; default score: `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers from validation."""
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # of the prompts
     inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms that are combined
@@ -70,7 +64,7 @@ class ClosedFormOptions(PathOptions):
 
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Visual prototypes in closed form, with prompts that the option `losses` trains."""
+    """Closed-form visual prototypes, combined with prompts that are trained by the losses in the option `losses`."""
 
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
@@ -116,7 +110,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         self.start(train)
 
     def fitted(self) -> ClosedForm:
-        """The `ClosedForm` that `start` fitted, in float32."""
+        """The classifier that `start` fitted, in float32."""
         if self._fitted is None:
             model = self._fit(self._settings(self.chosen.tolist()))
             self._fitted = model.to(torch.float32, self.counts.device)

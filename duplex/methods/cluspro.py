@@ -45,7 +45,7 @@ class ClusProOptions(ThreePathOptions):
 
 
 class ClusPro(ThreePaths[ClusProOptions]):
-    """Scores by prompts of pairs, states and objects; training pulls image features towards clusters of each word."""
+    """ClusPro: scores by prompts; in training, image factors are pulled towards clusters of their state and object."""
 
     states: Tensor  # prototypes [M, K, d]
     objects: Tensor  # prototypes [N, K, d]
@@ -81,7 +81,7 @@ class ClusPro(ThreePaths[ClusProOptions]):
         return {**losses, "contrast": alpha * contrast, "decorrelation": beta * dependence}
 
     def contrast(self, z_s: Tensor, z_o: Tensor, own_s: Tensor, own_o: Tensor) -> Tensor:
-        """L_contrast of factors [B, d]; `own_s`, `own_o`: each image's prototype [B] among all of states (objects)."""
+        """L_contrast of state and object factors [B, d]; `own_s`, `own_o`: number of each image's prototype [B]."""
         states = self.states.flatten(0, 1)  # [M K, d]
         prototypes = torch.cat([states, self.objects.flatten(0, 1)])  # [(M + N) K, d]
         logits_s = z_s @ prototypes.T / self.options.temperature
@@ -102,7 +102,7 @@ def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """First prototypes [G, K, d]: features of K evenly spaced images of each group; its `rows` if it has no image."""
+    """First prototypes [G, K, d]: features of K evenly spaced images of each group; from `rows` if it has no image."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]
@@ -112,16 +112,18 @@ def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
 
 
 def assign_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """The prototype to which optimal transport assigns each image: its number from 0 to K - 1 in the image's group [B].
+    """Number (0 to K - 1) of the prototype in its group that optimal transport assigns to each image [B].
 
-    `z`: features [B, d]; `groups`: the state (or object) of each image [B]; `rows`: prototypes of all groups [G, K, d].
+    z: image features [B, d].
+    groups: the state (or object) of each image [B].
+    rows: prototypes of all groups [G, K, d].
     """
     similarity = torch.bmm(rows.index_select(0, groups), z[:, :, None].to(rows))[..., 0]  # [B, K]
     return balanced_assignment(similarity, groups, len(rows)).argmax(1)
 
 
 def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Shares [B, K] of images in their group's prototypes, by Sinkhorn-Knopp from `exp(cosine / SHARPNESS)`."""
+    """How much of each image belongs to each of its group's `count` prototypes [B, K] (Sinkhorn-Knopp)."""
     log = similarity / SHARPNESS
     for _ in range(ROUNDS):
         masses = log.new_zeros(count, log.shape[1]).index_add(0, groups, log.exp())
@@ -131,9 +133,10 @@ def balanced_assignment(similarity: Tensor, groups: Tensor, count: int) -> Tenso
 
 
 def updated_clusters(rows: Tensor, z: Tensor, groups: Tensor, cluster: Tensor, momentum: float) -> Tensor:
-    """A new tensor of prototypes [G, K, d]: `rows` moved towards the mean features of the images assigned to them.
+    """New prototypes [G, K, d]: `rows` moved towards the mean features `z` of the images assigned to them.
 
-    `cluster`: number of each image's prototype in its group [B]; `momentum`: weight of the old prototype.
+    cluster: number of each image's prototype in its group, a state or object [B].
+    momentum: weight of the old prototypes.
     """
     count, clusters, dim = rows.shape
     place = groups * clusters + cluster

@@ -34,12 +34,12 @@ LEAST = 1e-12  # shortest vector that is normalised
 
 
 class Codebook(nn.Module):
-    """Table of visual prototypes, one per composition, random until `start`; `write_back` changes them.
+    """A table with a visual prototype for each composition; random until `start`, then changed by `write_back`.
 
-    The state dict holds the K stored ones by composition: `known [K]` and `rows [K, d]`, which are `growing`.
+    The state dict holds only the K stored prototypes: `known [K]`, their compositions, and `rows [K, d]`.
 
     unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
-    random_seen: store random prototypes of the training compositions.
+    random_seen: whether random prototypes of the training compositions are stored.
     anchored: keep the initial prototypes as `initial`, from which every refinement then starts.
     """
 
@@ -80,7 +80,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Set the means from unit features `z` [n, d]; `seen`: also reset stored prototypes to mean features."""
+        """Compute the means from unit features `z` [n, d]; `seen`: also reset stored prototypes to mean features."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -121,7 +121,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def write_back(self, compositions: Ints, rows: Tensor) -> None:
-        """Store refined prototypes `rows` [C, d]; all others stay the same, bit for bit."""
+        """Store refined prototypes `rows` [C, d] of `compositions`; all other prototypes stay exactly the same."""
         positions, _ = self._find_stored(compositions)
         if len(positions) < len(compositions):
             self._make_room(np.setdiff1d(compositions, compositions[positions], assume_unique=True))
@@ -144,7 +144,7 @@ class Codebook(nn.Module):
         self._stored = rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """A function `(z, scale) -> scale * (z . h)` [B, C] over the candidates' prototypes h; None: over all."""
+        """A function `(z, scale) -> scale * (z . h)` [B, C], with the candidates' prototypes h; None: all of them."""
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
@@ -175,7 +175,7 @@ class Codebook(nn.Module):
         return logits
 
     def logits_by_states(self, z: Tensor, scale: float, step: int) -> Iterator[Tensor]:
-        """Yield the logits over all compositions in blocks [B, step * N] of `step` states."""
+        """Yield the logits of all compositions in blocks [B, step * N], each with the compositions of `step` states."""
         states, n = len(self.labels.states), len(self.labels.objects)
         by_s, by_o = self._sums(scale * z) if self.unseen == "compose" else (z, z)
         for m in range(0, states, step):
@@ -195,7 +195,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def inverse_lengths(self, states: slice = slice(None)) -> Tensor:
-        """1 / the lengths of prototypes before normalisation [m, N], of a slice of m states."""
+        """1 / the length that each prototype of the given states had before it was normalised [m, N]."""
         if self.labels.size > CELLS:
             return self._reciprocal(states)
         if self._inverse is None:
@@ -233,9 +233,9 @@ class Codebook(nn.Module):
 
 
 class TrainedCodebook(nn.Module):
-    """A codebook of which every prototype is a trained vector; gradients change all, `write_back` the refined ones.
+    """A codebook of trained vectors: gradients change all prototypes, `write_back` only the refined ones.
 
-    It begins with the prototypes of `initial`, which an anchored codebook keeps.
+    Training starts at the prototypes of `initial`; anchored refinement also starts at them each time.
     """
 
     def __init__(self, labels: LabelSpace, initial: Codebook, *, anchored: bool) -> None:
@@ -274,7 +274,7 @@ class TrainedCodebook(nn.Module):
 
 
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:
-    """Mean feature of each group [count, d]; a group without images gets the mean of all."""
+    """Mean feature of each group [count, d]; a group without images gets the mean of all images."""
     sums = torch.zeros(count, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, groups, z)
     sizes = groups.bincount(minlength=count)[:, None]
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), z.mean(0))

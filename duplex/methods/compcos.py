@@ -41,7 +41,7 @@ class CompCosOptions(Options):
 
 
 class CompCos(EmbeddingHead[CompCosOptions]):
-    """Scores are cosines of an image's embedding and a composition's, which is made from its two word vectors."""
+    """CompCos: cosines of image and composition embeddings; the latter are computed from two word vectors."""
 
     def __init__(self, context: MethodContext, options: CompCosOptions) -> None:
         super().__init__(context, options, trained_words=options.train_words, scale=options.scale)

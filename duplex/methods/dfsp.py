@@ -55,7 +55,7 @@ class DfspOptions(TextOptions):
 
 
 class Dfsp(TextMethod[DfspOptions]):
-    """Scores by prompts with a learned prefix; attention fuses text and image features, as `fusion` says."""
+    """DFSP: scores by prompts with a learned prefix; attention fuses text and image features (option `fusion`)."""
 
     def __init__(self, context: MethodContext, options: DfspOptions) -> None:
         super().__init__(context, options)
@@ -74,7 +74,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return frozenset({"cls", "text"} if options.fusion == "none" else {"cls", "text", "patch"})
 
     def decompose(self, t: Tensor) -> Prototypes:
-        """Text features [C, d] of seen compositions, with their means by state [M, d] and object [N, d]."""
+        """Text features `t` [C, d] of seen compositions, and their means per state [M, d] and per object [N, d]."""
         return Prototypes(t, *self.train_candidates.means(t, len(self.labels.states), len(self.labels.objects)))
 
     def shared(self) -> Prototypes:
@@ -92,7 +92,7 @@ class Dfsp(TextMethod[DfspOptions]):
         return unit(self.options.keep * t.compositions + (1 - self.options.keep) * composed)
 
     def fused_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex, tokens: Tensor | None) -> Tensor:
-        """Logits of the candidates [B, C] after text and image features were fused; without `tokens`, before fusion."""
+        """Logits [B, C] of the candidates after text and image features are fused; without `tokens`, not fused."""
         tokens = None if tokens is None else tokens.to(z.dtype)
         x = self.fused_images(z, t, tokens) if self.options.to_image and tokens is not None else z
         if not self.options.to_text or tokens is None:

@@ -81,7 +81,7 @@ class CellSums(torch.autograd.Function):
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """Sums [cells, d]; first image, second image, cell and weight of each image pair [P]: `i`, `j`, `cell`, `w`."""
+        """The sums [cells, d]. `i`, `j`, `cell`, `w`: each image pair's first image, second image, cell, weight [P]."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -92,7 +92,7 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of `a`, `b` and the weights.
+        """The gradients with respect to `a`, `b` and the weights `w`; `grads`: that with respect to the sums.
 
         With `u = r / |r|`, `r = relu(a_i + b_j)` and the gradient `g` of an output: `dw = g.u`, and
         `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.
@@ -129,7 +129,7 @@ def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class FactorNodes:
-    """Features of B images, their factors, posteriors and labels, which give messages."""
+    """A batch's image features, state and object factors, posteriors and labels, from which messages are computed."""
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -142,7 +142,7 @@ class FactorNodes:
 
 @dataclass(frozen=True)
 class LocalCandidates:
-    """Candidate compositions whose state and object both occur in the batch; messages go to their prototypes.
+    """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
     `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13). Images `(i, j)` belong to the cell of i's state and j's object.
     Only labels on the host are used, so that nothing waits for the device.
@@ -190,7 +190,7 @@ class LocalCandidates:
         return len(self.compositions)
 
     def means_by_state(self, x: Tensor) -> Tensor:
-        """Means of `x` [B, ...] over the images of each state in S(B) [S, ...]."""
+        """For each state in S(B), the mean of `x` [B, ...] over the images with this state [S, ...]."""
         return mean_over(x, self.state_of, len(self.states))
 
     def means_by_object(self, x: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def aggregate(
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
-    """Weighted mean of the messages to each candidate [C, d] (Eq. 15-16), and a mask [C] of those that receive any."""
+    """Weighted mean of the messages to each candidate [C, d] (Eq. 15-16), and a mask [C] of candidates that got any."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
     if reading.normalise == "by_kind":
         total, weight = _mean_of_kind(total, weight)
@@ -221,13 +221,9 @@ def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def message_sums(
-    kind: Message,
-    nodes: FactorNodes,
-    candidates: LocalCandidates,
-    fusion: Fusion | None,
-    reading: Reading = Reading(),
+    kind: Message, nodes: FactorNodes, candidates: LocalCandidates, fusion: Fusion | None, reading: Reading = Reading()
 ) -> tuple[Tensor, Tensor]:
-    """Weighted sum of one kind of messages per candidate [C, d], and total weights [C, 1]."""
+    """For each candidate, the weighted sum of its messages of one `kind` [C, d], and the sum of the weights [C, 1]."""
     if kind == "counterfactual":
         return _counterfactual_sums(nodes, candidates, fusion, by_label=reading.counterfactuals == "labels")
     if kind == "state":
@@ -266,7 +262,7 @@ def _counterfactual_sums(
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Refined prototypes [C, d]: weighted means of old prototypes and messages (Eq. 17-18)."""
+    """Refined prototypes [C, d]: weighted means of old prototypes `rows` and messages `aggregated` (Eq. 17-18)."""
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated
@@ -274,7 +270,7 @@ def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) 
 
 
 class RefinedPrototypes(NamedTuple):
-    """Refined prototypes of a batch's candidates, not yet in the codebook."""
+    """The refined prototypes of a batch's candidates, before they are written to the codebook."""
 
     compositions: Ints  # [C]
     rows: Tensor  # h' [C, d]
@@ -291,10 +287,13 @@ def refine(
     renormalise: bool = True,
     reading: Reading = Reading(),
 ) -> RefinedPrototypes:
-    """Weighted means of the old prototypes of a batch's candidates and of messages (Algorithm 1).
+    """Refine the prototypes of a batch's candidates: weighted means of old prototypes and messages (Algorithm 1).
 
+    nodes: features, factors and posteriors of the batch's images.
+    compositions: the images' labels [B].
+    candidates: the compositions whose prototypes may be refined.
     fusion: joins a state part and an object part to one feature; None: features are added instead.
-    momentum: weight of the old prototypes (the initial ones if the codebook is anchored), lambda.
+    momentum: weight lambda of the old prototypes, which are the initial ones if the codebook is anchored.
     """
     n = len(codebook.labels.objects)
     states, objects = compositions // n, compositions % n
@@ -370,7 +369,7 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathMethod[DuplexOptions]):
-    """Probabilities by semantic prototypes, visual prototypes, and an image's state and object factors."""
+    """Duplex: the score sums posteriors by semantic prototypes, visual prototypes, and state and object factors."""
 
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
         super().__init__(context, options)

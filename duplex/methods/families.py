@@ -31,7 +31,7 @@ CHUNK = 2**24  # numbers in memory at once in inference
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
-    """Methods whose losses classify images among `train_candidates`, by default the seen compositions.
+    """Base class of methods whose losses choose among `train_candidates`, by default the seen compositions.
 
     A subclass defines `score`, and `prepare` for what does not depend on the image.
     """
@@ -41,19 +41,20 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         self.train_candidates = CompositionIndex(context.labels.pairs["train"], len(context.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """What `score` needs of candidates for all images, such as their embeddings."""
+        """Whatever `score` needs to know about the candidates and can be computed once, such as their embeddings."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        """Scores [B, C] for C candidates, given what `prepare` returned for these."""
+        """Scores [B, C] of C candidates; `prepared`: what `prepare` returned for these candidates."""
         raise DuplexError(f"{type(self).__name__} must define score()")
 
     def three_path_losses(
         self, *, names: Iterable[str], logits: Iterable[Tensor], compositions: Tensor, primitives: float = 1.0
     ) -> dict[str, Tensor]:
-        """The cross-entropies of B images' compositions, states and objects, under three `names`.
+        """Cross-entropies of the images' compositions, states and objects, as a dict with the three keys `names`.
 
-        `logits`: of the training candidates [B, C], all states [B, M] and all objects [B, N]; `compositions`: the
-        labels [B]; `primitives`: weight of the last two.
+        logits: for the training candidates [B, C], all states [B, M] and all objects [B, N].
+        compositions: the images' labels [B].
+        primitives: weight of the cross-entropies of states and objects.
         """
         targets = (self.train_candidates.positions_of_listed(compositions), *self.primitives(compositions))
         paths = zip(names, (1.0, primitives, primitives), logits, targets, strict=True)
@@ -68,7 +69,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
 
 @dataclass(frozen=True)
 class TextOptions(Options):
-    """Options that all methods with encoded prompts share."""
+    """Options shared by all methods with encoded prompts."""
 
     score: Literal["probability", "logit"] = "probability"  # a composition's part of the score: p(c|x) or its logit
 
@@ -77,7 +78,7 @@ TextOptionsT = TypeVar("TextOptionsT", bound=TextOptions)
 
 
 class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
-    """Methods that compare image features with encoded prompts at CLIP's temperature `tau = 1 / scale`.
+    """Base class of methods that compare image features with encoded prompts, at CLIP's temperature `tau = 1 / scale`.
 
     Scores are p(c|x), the softmax over the prepared text features, or their logits, unless a subclass defines `score`.
     """
@@ -96,17 +97,17 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
         return self.scored(self.logits(inputs["cls"], prepared))
 
     def scored(self, logits: Tensor) -> Tensor:
-        """What the score has of the candidates' logits [B, C], by the option `score`."""
+        """What the candidates' logits [B, C] add to the score: the logits or their softmax, by the option `score`."""
         return logits if self.options.score == "logit" else logits.softmax(-1)
 
     def soft_prompts(self, template: str) -> Prompts:
-        """Prompts with a learned prefix, at first `template`, and a learned vector per name."""
+        """Prompts with one learned vector per name and a learned prefix, which starts as the words of `template`."""
         labels, tower = self.labels, self.context.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
 
 class WordTable(nn.Module):
-    """Embeddings of all states and objects, at first normalised word vectors."""
+    """Embeddings of all states and objects, which start as normalised word vectors; trained or fixed."""
 
     states: Tensor
     objects: Tensor
@@ -126,7 +127,7 @@ class WordTable(nn.Module):
 
 
 class Composer(nn.Module):
-    """Linear map from two word vectors to a composition's unit embedding."""
+    """Linear map from a composition's two word vectors to its unit embedding."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -138,7 +139,7 @@ class Composer(nn.Module):
 
 
 class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
-    """Methods that start from `words`; a subclass sets `composer` or defines `prepare`."""
+    """Base class of methods that start from word vectors, `words`; a subclass sets `composer` or defines `prepare`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
@@ -156,7 +157,7 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
 
 
 class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
-    """Methods that score by products of image and composition embeddings.
+    """Base class of methods that score by dot products of an image embedding and a composition embedding.
 
     The loss is a cross-entropy over the seen compositions, or in the open world over all. A subclass defines
     `embed_images` and `prepare`, and may set `scale` and `margins`, which training subtracts from logits.
@@ -182,16 +183,16 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     @torch.no_grad()
     def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Feasibility [M * N] by embeddings of states and objects; infinite for seen compositions."""
+        """Feasibility [M * N] by the similarity of embedded states and objects; infinite for seen compositions."""
         rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
         return torch.as_tensor(rho, dtype=torch.float32)
 
     def initial_margins(self) -> Tensor:
-        """Margins [M * N] of the first epoch: 0 if seen, else larger than any logit."""
+        """Margins [M * N] for the first epoch: 0 for seen compositions, larger than any logit for unseen ones."""
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def raise_margins(self, rho: Tensor, epoch: int) -> None:
-        """Set the margins by feasibility `rho` [M * N], growing over `margin_epochs`."""
+        """Set the margins to a multiple of the feasibility `rho` [M * N] that grows over the first `margin_epochs`."""
         assert self.margins is not None
         options: Any = self.options
         alpha = options.margin * min(1.0, epoch / options.margin_epochs)
@@ -209,7 +210,7 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
 @dataclass(frozen=True)
 class ThreePathOptions(TextOptions):
-    """Options that all methods with three paths share."""
+    """Options shared by all methods with three paths."""
 
     adapter: Literal["none", "feature"] = "feature"  # feature: a bottleneck on the cached feature
     disentangler: Literal["plain", "batch_norm"] = "plain"  # batch_norm: one layer, normed over the batch, dropout 0.5
@@ -223,7 +224,7 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """Methods with the score `p(c^t|x) + p(s|x) p(o|x)`, or with logits of c or the sum of p(s|x) and p(o|x)."""
+    """Base class of methods with the score `p(c^t|x) + p(s|x) p(o|x)`, or with a logit or a sum in it, by options."""
 
     def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
         super().__init__(context, options)
@@ -236,7 +237,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Adapted image features [B, d], their factors, and three cross-entropies by name."""
+        """Adapted image features [B, d], their state and object factors, and the three cross-entropies by name."""
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
@@ -244,16 +245,16 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return z, factors, {name: weights.get(name, 1.0) * loss for name, loss in losses.items()}
 
     def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
-        """Logits of candidates [B, C], states [B, M] and objects [B, N]; `z` [B, d] are adapted features."""
+        """Logits of candidates [B, C], all states [B, M], all objects [B, N]; `z`: adapted image features [B, d]."""
         assert self.paths.factors is not None
         return [self.paths.logits(f, rows) for f, rows in zip((z, *self.paths.factors(z)), t, strict=True)]
 
     def primitive_score(self, p_s: Tensor, p_o: Tensor, t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """A candidate's part of the score by its state and its object, from their probabilities [B, C]."""
+        """The part of the score that each candidate's state and object give, from their probabilities [B, C]."""
         return p_s * p_o if self.options.joined == "product" else p_s + p_o
 
     def joined_score(self, logits: Sequence[Tensor], t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """The score [B, C] from what `path_logits` returns."""
+        """The score [B, C], from the logits that `path_logits` returned."""
         c, s, o = logits
         p_s, p_o = s.softmax(-1)[:, candidates.states], o.softmax(-1)[:, candidates.objects]
         return self.scored(c) + self.primitive_score(p_s, p_o, t, candidates)
@@ -270,7 +271,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of queries `x` with `dim` channels to keys and values `y` with `inside`."""
+    """Multi-head attention of queries `x` (`dim` channels) to `y` (`inside` channels), which gives keys and values."""
 
     def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
         super().__init__()
@@ -285,7 +286,7 @@ class CrossAttention(nn.Module):
             zero_initialised(self.out)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [(B,) Q, d] of queries [(B,) Q, d], and keys' mean weights over heads [(B,) Q, T]."""
+        """Outputs [(B,) Q, d], one per query, and each query's weights of the keys, mean over heads [(B,) Q, T]."""
         q = self._split_heads(self.query(x))  # [(B,) h, Q, d_h]
         k = self._split_heads(self.key(y))  # [(B,) h, T, d_h]
         v = self._split_heads(self.value(y))
@@ -299,7 +300,7 @@ class CrossAttention(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """`B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`, with attention weights; untrained, it returns x."""
+    """`B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`, and attention weights; before training, B is x."""
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
         super().__init__()
@@ -315,19 +316,17 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """The scores [B, C] that `score` computes from features and tokens, by chunks of images that fit into memory.
-
-    `width`: how many numbers `score` holds at once per image.
-    """
+    """The scores [B, C] that `score` computes, by chunks that fit into memory; `width`: numbers per image in memory."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 
 
 def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """Index of the next image in the batch that is an allowed partner of each image [B], and whether it has one [B].
+    """For each image of a batch, the index of the next image that may be its partner [B], and whether there is one [B].
 
-    Behind the last image the search goes on at the first; an image without a partner gets its own index.
-    `allowed`: mask [B, B]; whether the image of a row may have the image of a column as its partner.
+    After the last image the search goes on at the first; an image without a partner gets its own index.
+
+    allowed: mask [B, B]; whether the image of a row may have the image of a column as its partner.
     """
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)

@@ -34,7 +34,10 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """A function that builds the last blocks of a checkpoint's `encoder` as `FinetunedBlocks` with float32 weights."""
+    """A function that builds, with float32 weights, the fine-tuned blocks for the image tower of a checkpoint.
+
+    encoder: the encoder's identity in the checkpoint.
+    """
     tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
     count = cached_blocks(tower, encoder)
     shape = block_input_shape(tower, count)
@@ -47,8 +50,9 @@ class FinetunedBlocks(nn.Module):
 
     The state dict holds only trained parameters. Frozen weights are copies on the tower's device, in no checkpoint.
 
-    shape: shape of one image's block input. precision: in which the encoder computed the cached block inputs.
-    begin: computes block inputs of all blocks from pixels [B, 3, R, R] uint8, which may then take their place.
+    shape: shape of one image's block input.
+    precision: the arithmetic in which the encoder computed the cached block inputs.
+    begin: computes the first block's inputs from pixels [B, 3, R, R] uint8, which may take the cached inputs' place.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class FinetunedBlocks(nn.Module):
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """Inputs whose CLS features fine-tuned blocks compute at first access."""
+    """A batch's inputs whose CLS features are computed by fine-tuned blocks when they are first read."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks
@@ -143,12 +147,12 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
-    """A function that calls `function`, without gradients, on inputs with the CLS features that the blocks compute."""
+    """Wrap `function` so that its inputs have the CLS features of fine-tuned `blocks`; no gradients are computed."""
     return torch.no_grad()(lambda inputs: function(FinetunedInputs(inputs, blocks)))
 
 
 class WithFinetuning(Method[Options]):
-    """A method trained together with the image tower's last blocks; one state dict holds both."""
+    """A method and fine-tuned blocks of the image tower, trained together; one state dict holds both."""
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.context, method.options)

@@ -62,7 +62,7 @@ Part = TypeVar("Part", bound="MovableTensors")
 
 @dataclass(frozen=True)
 class Groups:
-    """Number of images and sum of their features per composition, state or object."""
+    """Image counts and feature sums of groups of images: one group per composition, state or object."""
 
     counts: Tensor  # n_g [G]
     sums: Tensor  # sum of z over each group [G, d]
@@ -70,13 +70,13 @@ class Groups:
 
     @property
     def means(self) -> Tensor:
-        """Mean features [G, d]; zero for a group without images."""
+        """Mean feature of each group [G, d]; zero for a group without images."""
         return self.sums / self.counts.clamp(min=1)[:, None]
 
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """Image counts and feature sums per composition, and second moment of all features, in float64."""
+    """Image count and feature sum of each composition, and the second moment of all features, in float64."""
 
     states: int  # M
     objects: int  # N
@@ -87,7 +87,7 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Statistics of features `z` [n, d]; raises DuplexError for infinite and NaN values."""
+        """Compute the statistics of features `z` [n, d]; raises DuplexError if a feature is infinite or NaN."""
         broken = ~torch.isfinite(z).all(dim=1)
         if broken.any():
             first = int(broken.nonzero()[0])
@@ -100,7 +100,7 @@ class ClassStatistics:
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
-        """The statistics in a larger label space (M, N), given the new, rising index of each state and object."""
+        """The same statistics after words were added; `states`, `objects`: each word's new index; `shape`: (M, N)."""
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 
@@ -137,7 +137,7 @@ class ClassStatistics:
 
 
 def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
-    """Covariance [d, d] about the groups' means (of all images if no group has two), and its degrees of freedom."""
+    """Covariance [d, d] about groups' means, or the overall mean if no group has two images; its degrees of freedom."""
     counts, means = groups.counts, groups.means
     free = float(counts.sum() - (counts > 0).sum())
     if free < 1:
@@ -149,7 +149,7 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """Weight rho with which a covariance of `free` degrees of freedom is shrunk towards `tr(S)/d I`, by OAS."""
+    """OAS's weight rho with which a covariance S is shrunk towards `tr(S)/d I`; `free`: S's degrees of freedom."""
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
     above = (1 - 2 / d) * squares + trace**2
@@ -179,7 +179,7 @@ def shared_whitening(groups: Groups, added: float = 0.0) -> Tensor:
 
 @dataclass(frozen=True)
 class PairMeans:
-    """Mean feature and number of images of each pair with images."""
+    """Mean feature and image count of each pair that has images."""
 
     states: Tensor  # m of each pair [P]
     objects: Tensor  # n of each pair [P]
@@ -190,7 +190,7 @@ class PairMeans:
 
 @dataclass(frozen=True)
 class AdditiveEffects:
-    """Overall mean, state and object effects: `mu + a_m + b_n` predicts a pair's mean."""
+    """The overall mean and the effects of states and objects; a pair's predicted mean is `mu + a_m + b_n`."""
 
     mean: Tensor  # mu [d]
     state: Tensor  # a [M, d]
@@ -202,7 +202,7 @@ class AdditiveEffects:
 
 @dataclass(frozen=True)
 class WordSimilarityFactors:
-    """Low-rank factors of the words' similarities: `U U^T` of states, `V V^T` of objects."""
+    """Low-rank factors U and V of the similarities between words: `U U^T` between states, `V V^T` between objects."""
 
     states: Tensor  # U [M, r]
     objects: Tensor  # V [N, s]
@@ -212,12 +212,12 @@ class WordSimilarityFactors:
         return cls(kernel_factor(states), kernel_factor(objects))
 
     def pair_factors(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Kronecker products of each pair's state factor and object factor [P, r * s]."""
+        """For each pair, the Kronecker product of its state's row of U and its object's row of V [P, r * s]."""
         return (self.states[states][:, :, None] * self.objects[objects][:, None]).flatten(1)
 
 
 def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
-    """Low-rank factor `U` [M, rank] of the similarities `K = U U^T` between words [M, w]."""
+    """Low-rank factor `U` [M, rank] of the similarities `K = U U^T` between words with the vectors `words` [M, w]."""
     unit = normalize(words.double(), dim=-1)
     squares = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     different = squares[squares > 1e-12]
@@ -229,7 +229,7 @@ def kernel_factor(words: Tensor, rank: int = RANK) -> Tensor:
 
 @dataclass(frozen=True)
 class Interactions(WordSimilarityFactors):
-    """By how much the mean of a pair departs from the sum of its state's and its object's effects: `gamma_mn` [d]."""
+    """How far each pair's mean departs from the sum of its state's and its object's effects: `gamma_mn` [d]."""
 
     core: Tensor  # G [r, s, d], the fitted weights of products of both factors
 
@@ -237,12 +237,12 @@ class Interactions(WordSimilarityFactors):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """A tensor [B, M, s] whose product with `V^T` [s, N] is `x . gamma_mn` for all pairs (features `x` [B, d])."""
+        """A tensor [B, M, s] whose product with `V^T` [s, N] is `x . gamma_mn` for all pairs; `x`: features [B, d]."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 
 def compose(effects: AdditiveEffects, interactions: Interactions | None, states: Tensor, objects: Tensor) -> Tensor:
-    """Predicted means [K, d] of the pairs of K states and objects."""
+    """Predicted mean features [K, d] of K pairs, given each pair's state index and object index."""
     rows = effects.of_pairs(states, objects)
     return rows if interactions is None else rows + interactions.of_pairs(states, objects)
 
@@ -254,9 +254,10 @@ class NormalEquations:
 
         H = [[sum w, w 1, 1 w], [., diag(w 1) + ridge, w], [., ., diag(1 w) + ridge]]
 
-    v: variance of the interaction, from which the weights are computed.
+    v: variance of the interactions; the pairs' weights are computed from it.
     ridge: number of images at which an effect is shrunk by half.
-    kernels, tau: of interactions, whose coefficients G then follow in `beta`, with the ridge 1 / tau.
+    kernels: similarities of words; if given, `beta` also holds the interactions' coefficients G.
+    tau: variance of these coefficients, whose ridge is 1 / tau.
     """
 
     def __init__(
@@ -303,7 +304,7 @@ class NormalEquations:
         return AdditiveEffects(beta[0], beta[1 : 1 + m], beta[1 + m : 1 + m + n]), beta[1 + m + n :]
 
     def log_likelihood(self) -> float:
-        """Log-likelihood of the pairs' mean features, with the effects and coefficients (`beta`) integrated out:
+        """Log-likelihood of the pairs' mean features, after integrating over the effects and coefficients (`beta`):
 
         -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
         """
@@ -315,7 +316,7 @@ class NormalEquations:
 
 
 def interaction_variance(seen: PairMeans, ridge: float) -> float:
-    """The variance `v` of interactions that makes the pairs' means most likely, as a power of 10^(1/8)."""
+    """The interactions' variance `v` under which the pairs' means are most likely, as a power of 10^(1/8)."""
 
     def height(exponent: float) -> float:
         return NormalEquations(seen, 10.0**exponent, ridge).log_likelihood()
@@ -331,7 +332,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
-    """`v` and `tau` that make the means of the 1,024 most frequent pairs most likely, to a factor of `10^(1/8)`."""
+    """`v` and `tau` under which the means of the 1,024 most frequent pairs are most likely, to a factor `10^(1/8)`."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 
@@ -358,9 +359,9 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
 
 
 def choose_added_variance(statistics: ClassStatistics, settings: FitSettings, words: WordEmbeddings | None) -> float:
-    """The share of the mean variance which, added to the covariance's diagonal, predicts held-out pairs best.
+    """The share of the mean variance that, added to the covariance's diagonal, lets held-out pairs be predicted best.
 
-    0 if no pair can be held out.
+    It is 0 if no pair can be held out.
     """
     rivals = [expected_rivals(statistics, added, settings, words) for added in ADDED]
     return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
@@ -369,9 +370,9 @@ def choose_added_variance(statistics: ClassStatistics, settings: FitSettings, wo
 def expected_rivals(
     statistics: ClassStatistics, added: float, settings: FitSettings, words: WordEmbeddings | None
 ) -> float:
-    """The expected number of held-out pairs that score higher on an image than its label does.
+    """How many held-out pairs are expected to score higher on an image than its own label does.
 
-    `added`: share of the mean variance that is added to the covariance's diagonal.
+    added: share of the mean variance that is added to the covariance's diagonal.
     """
     groups = statistics.by_pair()
     whitening = shared_whitening(groups, added)
@@ -392,7 +393,7 @@ def expected_rivals(
 
 
 def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the positions of held-out pairs, and of pairs to fit, in which all their states and objects occur."""
+    """Yield, per fold, the positions of held-out pairs and of pairs to fit, which have all words of the former."""
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(statistics.pairs))).to(statistics.pairs.device)
     states, objects = statistics.state_of, statistics.object_of
     for first in range(FOLDS):
@@ -413,7 +414,7 @@ def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FitSettings:
-    """Options of the fit; None is chosen from training images."""
+    """Options of the closed-form fit; None: chosen from the training images."""
 
     ridge: float = 0.1  # number of images at which the effect of a state or object is shrunk by half
     shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
@@ -423,10 +424,10 @@ class FitSettings:
 
 
 class MovableTensors:
-    """Base class of dataclasses of tensors, also nested ones, that `to` copies to another precision or device."""
+    """Base class for dataclasses of tensors, also nested ones; `to` copies them to another precision or device."""
 
     def to(self: Part, dtype: torch.dtype, device: torch.device | str | None = None) -> Part:
-        """A copy with floating-point tensors in `dtype` and all on `device`."""
+        """A copy with all tensors on `device` and floating-point tensors in `dtype`."""
 
         def convert(value: Any) -> Any:
             if isinstance(value, Tensor):
@@ -441,7 +442,7 @@ class MovableTensors:
 
 @dataclass(frozen=True)
 class ClosedForm(MovableTensors):
-    """Linear classifier of compositions, fitted in float64; `to` sets the precision of scoring."""
+    """Linear classifier of compositions by closed-form prototypes, fitted in float64; `to` sets its precision."""
 
     settings: FitSettings
     whitening: Tensor  # W [d, d]
@@ -458,7 +459,10 @@ class ClosedForm(MovableTensors):
     def fit(
         cls, statistics: ClassStatistics, settings: FitSettings = FitSettings(), words: WordEmbeddings | None = None
     ) -> ClosedForm:
-        """Fit to training statistics, with interactions if there are `words`; raises DuplexError without images."""
+        """Fit the classifier to training statistics; raises DuplexError if there is no training image.
+
+        words: word vectors of states and objects, which add interactions to the model.
+        """
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
         groups = statistics.by_pair()
@@ -495,7 +499,7 @@ class ClosedForm(MovableTensors):
         return len(self.additive.state), len(self.additive.object)
 
     def prototypes(self, compositions: Tensor) -> Tensor:
-        """Visual prototypes of `compositions` in whitened coordinates [C, d]."""
+        """The visual prototypes of `compositions` [C, d], in whitened coordinates."""
         n = self.shape[1]
         rows = compose(self.additive, self.interactions, compositions // n, compositions % n)
         positions, place = self._find_seen(compositions)
@@ -508,11 +512,11 @@ class ClosedForm(MovableTensors):
         return positions, place[positions]
 
     def log_support(self) -> Tensor:
-        """The logarithm of how plausible each composition is [M, N], by training images of similar states and objects:
+        """The log plausibility of every composition [M, N], by training images of similar states and objects:
 
             log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4)
 
-        over seen pairs c' = (m', n') with n_c' of the n images; `k` is the overlap of two normal distributions.
+        The sum is over seen pairs c' = (m', n') with n_c' of n images; `k` is the overlap of two normal distributions.
         """
         n = self.shape[1]
         share = self.counts.new_zeros(self.shape, dtype=torch.float64)
@@ -523,7 +527,7 @@ class ClosedForm(MovableTensors):
         return (k_s @ share @ k_o).clamp(min=LEAST).log()
 
     def linear(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights `h_c - mu` [C, d] and offsets [C] of the scores `(x - mu) . (h_c - mu) + offset_c`."""
+        """Weights `h_c - mu` [C, d] and offsets [C] of the candidates' scores `(x - mu) . (h_c - mu) + offset_c`."""
         h = self.prototypes(candidates) - self.additive.mean
         return h, self._log_prior(candidates) - 0.5 * (h * h).sum(1)
 
@@ -606,7 +610,7 @@ def _fit_means(
 
 @dataclass(frozen=True)
 class FittedStatistics:
-    """What a `ClosedForm` was fitted from, to fit it again with further images."""
+    """The statistics and settings that a `ClosedForm` was fitted from, with which it can be fitted to more images."""
 
     statistics: ClassStatistics
     settings: FitSettings
@@ -614,7 +618,7 @@ class FittedStatistics:
 
 @dataclass(frozen=True)
 class GroupPosterior(MovableTensors):
-    """Linear discriminant analysis: log-posteriors [B, G] over all states, or all objects, with its own covariance."""
+    """Linear discriminant analysis with its own covariance; a call gives log-posteriors [B, G] of states or objects."""
 
     weight: Tensor  # Sigma^-1 e [d, G], with e the differences of the groups' means from the mean of all images
     offset: Tensor  # [G]; -inf for a group without images

@@ -44,7 +44,7 @@ class GipcolOptions(TextOptions):
 
 
 class GraphPrompts(Prompts):
-    """Prompts of compositions in which a graph network computes the names' vectors."""
+    """Prompts of compositions in which a graph network computes the vectors of state and object."""
 
     def __init__(self, labels: LabelSpace, tower: TextTower, context: Source, template: str) -> None:
         super().__init__(labels, tower, context=context, vocabulary="learned", paths="composition", template=template)
@@ -60,7 +60,7 @@ class GraphPrompts(Prompts):
 
 
 class Gipcol(TextMethod[GipcolOptions]):
-    """p(c|x) by prompts in which a graph network computes the names' vectors."""
+    """GIPCOL: scores p(c|x) by prompts in which a graph network computes the vectors of state and object."""
 
     def __init__(self, context: MethodContext, options: GipcolOptions) -> None:
         super().__init__(context, options)

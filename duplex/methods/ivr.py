@@ -45,7 +45,7 @@ class IvrOptions(Options):
 
 
 class PrimitiveHead(nn.Module):
-    """Classifier of states (or objects): a feature head, linear maps for images and their partners."""
+    """Classifier of states (or objects): a network, then one linear map for images and another for their partners."""
 
     def __init__(self, width: int, count: int, options: IvrOptions) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class PrimitiveHead(nn.Module):
         self.discard = options.discard
 
     def channel_mask(self, labels: Tensor) -> Tensor:
-        """Mask per image [B, e], 0 for channels in which both classifiers' weights of the label differ most."""
+        """Mask [B, e] per image: 0 in channels where both maps' weights of the image's label differ most, else 1."""
         difference = (self.classify.weight - self.classify_partner.weight).detach().abs()  # [M, e]
         worst = difference.topk(int(self.discard * difference.shape[1]), dim=1).indices
         return torch.ones_like(difference).scatter(1, worst, 0.0).index_select(0, labels)
@@ -63,7 +63,8 @@ class PrimitiveHead(nn.Module):
     def forward(self, f: Tensor, labels: Tensor, domains: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The losses `CE + CE'`, `L_d + L_d'` and `L_grad` (see the module) of images with the features `f`.
 
-        `labels`: their states [B] and `domains` their objects, or the other way round.
+        labels: the images' states [B], or objects.
+        domains: their objects [B], or states.
         """
         partner, paired = next_allowed_partner((labels[:, None] == labels) & (domains[:, None] != domains))
         weights = paired.to(f) / paired.sum().clamp(min=1)  # for means over images with a partner
@@ -82,7 +83,7 @@ class PrimitiveHead(nn.Module):
 
 
 class Ivr(WordMethod[IvrOptions]):
-    """The score is `p(s|x) p(o|x) + d_c`."""
+    """IVR: the score `p(s|x) p(o|x) + d_c` adds a product of posteriors and a cosine of embeddings."""
 
     def __init__(self, context: MethodContext, options: IvrOptions) -> None:
         super().__init__(context, options, trained_words=True)
@@ -115,10 +116,10 @@ class Ivr(WordMethod[IvrOptions]):
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Sum of B images' cross-entropies times their weights."""
+    """Weighted sum of the images' cross-entropies."""
     return cross_entropy(logits, labels, reduction="none") @ weights
 
 
 def probability_errors(logits: Tensor, labels: Tensor) -> Tensor:
-    """`softmax(logits) - onehot(labels)` [B, M], the gradient of the cross-entropy."""
+    """The gradient of the cross-entropy with respect to the logits, `softmax(logits) - onehot(labels)` [B, M]."""
     return logits.softmax(-1).scatter_add(1, labels[:, None], -torch.ones_like(logits[:, :1]))

@@ -32,7 +32,7 @@ class KgSpOptions(Options):
 
 
 class KgSp(SeenMethod[KgSpOptions]):
-    """The product of the posteriors of state and object."""
+    """KG-SP: the score is the product of the state's and the object's posterior."""
 
     def __init__(self, context: MethodContext, options: KgSpOptions) -> None:
         super().__init__(context, options)

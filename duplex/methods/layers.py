@@ -13,7 +13,7 @@ from duplex.labels import Ints
 
 
 def unit(z: Tensor) -> Tensor:
-    """`z` with rows of unit length; half precision becomes float32."""
+    """`z` with its rows scaled to unit length; half precision becomes float32."""
     return normalize(z.to(torch.float32) if z.dtype in (torch.float16, torch.bfloat16) else z, dim=-1)
 
 
@@ -24,7 +24,7 @@ def zero_initialised(layer: nn.Linear) -> nn.Linear:
 
 
 class Bottleneck(nn.Module):
-    """`Up(dropout(relu(Down(y))))`, zero before training, of features [B, d], tokens [B, T, w] or maps [B, w, H, W]."""
+    """`Up(dropout(relu(Down(y))))` of features [B, d], tokens [B, T, w] or maps [B, w, H, W]; zero before training."""
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Bottleneck(nn.Module):
 
 
 class Adapter(Bottleneck):
-    """`z + scale * Up(dropout(relu(Down(z))))`, at first z."""
+    """Residual bottleneck, `z + scale * Up(dropout(relu(Down(z))))`; before training it returns z unchanged."""
 
     def __init__(self, dim: int, width: int, rate: float, scale: float) -> None:
         super().__init__(dim, width, rate)
@@ -49,7 +49,7 @@ class Adapter(Bottleneck):
 
 
 class Mlp(nn.Sequential):
-    """`layers` times (linear, layer norm, relu, dropout), then a linear map; features do not depend on the batch."""
+    """`layers` times (linear, layer norm, relu, dropout), then a linear map; no layer mixes the images of a batch."""
 
     def __init__(self, inside: int, width: int, out: int, layers: int, dropout: float) -> None:
         sizes = [inside, *[width] * layers]
@@ -60,7 +60,7 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """Two-layer MLP that extracts a feature's state or object part; `residual` adds the feature."""
+    """Two-layer MLP that computes a feature's state or object factor; `residual`: it adds the feature to its output."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Disentangler(nn.Module):
 
 
 class NormDisentangler(nn.Sequential):
-    """`normalise(dropout(relu(batch_norm(linear(z)))))`; a batch of one image is normed as in evaluation."""
+    """`normalise(dropout(relu(batch_norm(linear(z)))))`; a single image is normalised by the running statistics."""
 
     residual = False
 
@@ -86,7 +86,7 @@ class NormDisentangler(nn.Sequential):
 
 
 class Factors(nn.Module):
-    """Split features [B, d] into state and object factors [B, d] of unit length, by networks of the same form."""
+    """Splits features [B, d] into state and object factors [B, d] of unit length, by one network each."""
 
     def __init__(self, dim: int, width: int, residual: bool, batch_norm: bool = False) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Factors(nn.Module):
 class Fusion(nn.Module):
     """`phi(z^s, z^o) = normalise(relu(M_s z^s + M_o z^o))` (Eq. 11), without the relu unless `rectified`.
 
-    rank: of `M_s` and of `M_o`, each then a product of two matrices; None: full matrices.
+    rank: if given, each of the matrices `M_s` and `M_o` is a product of two matrices of this rank.
     """
 
     def __init__(self, dim: int, *, rectified: bool = True, rank: int | None = None) -> None:
@@ -112,7 +112,7 @@ class Fusion(nn.Module):
         self.state, self.object = _matrix(dim, rank), _matrix(dim, rank)
 
     def project(self, z_s: Tensor, z_o: Tensor) -> tuple[Tensor, Tensor]:
-        """Projections of factors [B, d], each image's once; fusion adds and normalises them."""
+        """`M_s z^s` and `M_o z^o` [B, d], computed once per image even if it is fused with many others."""
         return self.state(z_s), self.object(z_o)
 
     def forward(self, z_s: Tensor, z_o: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def _matrix(dim: int, rank: int | None) -> nn.Module:
 
 
 class CompositionIndex(nn.Module):
-    """A sorted list of compositions on a device, with their states and objects."""
+    """A sorted list of compositions on a device, with the state and the object of each."""
 
     compositions: Tensor
     states: Tensor
@@ -142,23 +142,23 @@ class CompositionIndex(nn.Module):
             self.register_buffer(name, value, persistent=False)
 
     def positions_of_listed(self, compositions: Tensor) -> Tensor:
-        """Positions of `compositions`, all of which must be in the list; those of others are meaningless."""
+        """Positions in the list of `compositions`; the result is meaningless for those that are not listed."""
         return torch.searchsorted(self.compositions, compositions)
 
     def means(self, rows: Tensor, states: int, objects: int) -> tuple[Tensor, Tensor]:
-        """Means of `rows` [C, ...] by state [M, ...] and object [N, ...]; zero where there are none."""
+        """Means of `rows` [C, ...] per state [M, ...] and per object [N, ...]; zero where no composition is listed."""
         return mean_over(rows, self.states, states), mean_over(rows, self.objects, objects)
 
 
 def mean_over(rows: Tensor, group: Tensor, count: int) -> Tensor:
-    """Mean of the `rows` of each group [count, ...]; zero for an empty group."""
+    """For each of `count` groups, the mean of its `rows` [count, ...]; zero for an empty group."""
     sums = rows.new_zeros(count, *rows.shape[1:]).index_add(0, group, rows)
     sizes = rows.new_zeros(count).index_add(0, group, rows.new_ones(len(rows))).clamp(min=1)
     return sums / sizes.view(-1, *[1] * (rows.ndim - 1))
 
 
 def copy_to_device(device: torch.device, *arrays: Ints) -> tuple[Tensor, ...]:
-    """Index arrays as tensors on a device, by one asynchronous copy."""
+    """Copy index arrays to a device, as tensors, in one asynchronous copy."""
     if device.type == "cpu":
         return tuple(torch.as_tensor(array) for array in arrays)
     whole = torch.from_numpy(np.concatenate(arrays))

@@ -44,7 +44,7 @@ class LdeOptions(TextOptions):
 
 
 class Lde(TextMethod[LdeOptions]):
-    """Scores p(c|x) by text vectors composed of one ideal vector per state and per object."""
+    """LDE or GDE: scores p(c|x) by vectors that are composed of one ideal word per state and one per object."""
 
     centre: Tensor
     states: Tensor
@@ -68,7 +68,10 @@ class Lde(TextMethod[LdeOptions]):
         self.decompose(unit(train.cls), train.compositions, 1 / counts[inverse].to(self.centre))
 
     def decompose(self, u: Tensor, compositions: Tensor, weights: Tensor) -> None:
-        """Store the ideal words of unit features `u` [C, d], `weights` [C] each; a word without features gets zeros."""
+        """Compute and store the ideal words of unit features `u` [n, d] with the given compositions and weights [n].
+
+        A word without features gets zeros.
+        """
         weights, compositions = weights.to(u), compositions.to(u.device)
         if self.options.space == "linear":
             self.centre.copy_(weights @ u / weights.sum())
@@ -87,7 +90,7 @@ class Lde(TextMethod[LdeOptions]):
 
 
 def log_map(mu: Tensor, u: Tensor) -> Tensor:
-    """Tangent vectors [C, d] at `mu` of points `u` [C, d] of the unit sphere."""
+    """Tangent vectors [C, d] at `mu` that lead to the points `u` [C, d] of the unit sphere."""
     cosine = (u @ mu).clamp(-1, 1)
     theta = cosine.arccos()
     factor = torch.where(theta > SMALL, theta / theta.sin().clamp(min=SMALL), 1.0)
@@ -95,13 +98,13 @@ def log_map(mu: Tensor, u: Tensor) -> Tensor:
 
 
 def exp_map(mu: Tensor, v: Tensor) -> Tensor:
-    """Points of the sphere of tangent vectors `v` [C, d] at `mu`: `cos(|v|) mu + sin(|v|) v / |v|`."""
+    """Points [C, d] of the unit sphere to which tangent vectors `v` at `mu` lead: `cos(|v|) mu + sin(|v|) v / |v|`."""
     length = v.norm(dim=-1, keepdim=True)
     return normalize(length.cos() * mu + torch.sinc(length / torch.pi) * v, dim=-1)
 
 
 def intrinsic_mean(u: Tensor, weights: Tensor) -> Tensor:
-    """The unit vector [d] at which the weighted tangent vectors of `u` [C, d] sum to zero."""
+    """The unit vector [d] at which the weighted tangent vectors towards `u` [C, d] sum to zero."""
     shares = weights / weights.sum()
     mu = normalize(shares @ u, dim=-1)
     for _ in range(ROUNDS):

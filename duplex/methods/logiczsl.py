@@ -37,7 +37,7 @@ FORM = "write `state: A excludes B`, `state: A implies B`, or the same with `obj
 
 
 class RuleTables(NamedTuple):
-    """Rules between states (or between objects) as tables: 1 at [a, b] where a excludes b, or a implies b; else 0."""
+    """Rules between states (or between objects) as tables: 1 at [a, b] if a excludes b, or if a implies b; else 0."""
 
     excludes: Tensor
     implies: Tensor
@@ -48,7 +48,7 @@ class RuleTables(NamedTuple):
 
 
 def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Rules between states and rules between objects, from lines such as `state: ripe excludes unripe`."""
+    """Read rules between states and rules between objects from lines such as `state: ripe excludes unripe`."""
     names = {"state": labels.states, "object": labels.objects}
     tables = {kind: RuleTables.empty(len(known)) for kind, known in names.items()}
     for line in lines:
@@ -66,7 +66,7 @@ def parse_rules(lines: Sequence[str], labels: LabelSpace) -> tuple[RuleTables, R
 
 
 def observed_rules(labels: LabelSpace) -> tuple[RuleTables, RuleTables]:
-    """Rules that training labels suggest: states seen with a common object exclude each other; likewise objects."""
+    """Rules that training labels suggest: states seen with the same object exclude each other, likewise objects."""
     seen = torch.as_tensor(labels.seen).reshape(len(labels.states), len(labels.objects)).float()
     rules = []
     for table in (seen, seen.T):
@@ -88,7 +88,7 @@ class LogicOptions(ThreePathOptions):
 
 
 class LogicZsl(ThreePaths[LogicOptions]):
-    """Three paths, trained so that their posteriors satisfy logical rules."""
+    """LOGICZSL: three paths, trained so that their posteriors obey logical rules."""
 
     excludes_s: Tensor
     implies_s: Tensor
@@ -125,8 +125,10 @@ class LogicZsl(ThreePaths[LogicOptions]):
 
 
 def violation(p: Tensor, q: Tensor, excludes: Tensor, implies: Tensor) -> Tensor:
-    """By how much each image's probabilities break the rules [B].
+    """How much each image's probabilities break the rules [B].
 
-    `p`, `q`: probabilities [B, N] of the words on the left and on the right of a rule; the tables are `RuleTables`.
+    p: probabilities [B, N] of the words on the left of a rule.
+    q: probabilities [B, N] of the words on its right.
+    excludes, implies: the tables of `RuleTables`.
     """
     return ((p @ excludes) * q).sum(1) + ((p @ implies) * (1 - q)).sum(1)

@@ -27,7 +27,7 @@ from duplex.options import Count, Options, Rate, Template
 
 @dataclass(frozen=True)
 class PathOptions(Options):
-    """Options of prompts, feature adapter, and disentanglers."""
+    """Options of prompts, the feature adapter and the disentanglers."""
 
     # prompts (Eq. 1-2, 6-7)
     context: Literal["learned", "fixed"] = "learned"  # vectors before the names in a prompt
@@ -47,7 +47,7 @@ class PathOptions(Options):
     semantic_negatives: Literal["seen", "target"] = "seen"
 
     def path_rules(self, losses: Sequence[str], inference: Sequence[str]) -> Iterable[tuple[object, str]]:
-        """Yield (whether it holds, error message) for each condition that these options put on the terms."""
+        """Yield each condition on losses and score terms: whether it holds, and the message if it does not."""
         three = self.paths == "three"
         yield three or not {"state", "object"} & set(losses), "the losses state and object need paths: three"
         yield three or "factors" not in inference, "factors in inference needs paths: three"
@@ -75,14 +75,14 @@ class FactorPosteriors(NamedTuple):
 
 
 class Paths(nn.Module):
-    """Prompts, feature adapter and disentanglers that give posteriors over compositions, states and objects."""
+    """Prompts, feature adapter and disentanglers that give posteriors of compositions, states and objects."""
 
     negatives: Tensor
 
     def __init__(
         self, labels: LabelSpace, tower: TextTower, options: PathOptions, world: World, negatives: Ints | None = None
     ) -> None:
-        """Negatives are the classes of the semantic loss, by default what `semantic_negatives` says."""
+        """`negatives`: the classes of the semantic loss; None: what the option `semantic_negatives` says."""
         super().__init__()
         self.scale = math.exp(tower.logit_scale)  # 1 / tau
         self.objects = len(labels.objects)
@@ -108,12 +108,12 @@ class Paths(nn.Module):
         self.register_buffer("negatives", torch.as_tensor(self._negatives), persistent=False)
 
     def adapt(self, z: Tensor) -> Tensor:
-        """Composition features `z^c` [B, d] of unit length."""
+        """Image features `z^c` [B, d] of unit length, after the adapter, if there is one, has changed them."""
         z = unit(z)
         return unit(self.adapter(z)) if self.adapter is not None else z
 
     def prototypes(self, losses: Collection[str], checkpointing: bool) -> Prototypes:
-        """Semantic prototypes that the named losses need, with gradients."""
+        """The semantic prototypes that the given losses need, with gradients."""
         encoded = self._negatives if "semantic" in losses else self._negatives[:0]
         prototypes: Prototypes = self.prompts(encoded, checkpointing)
         return prototypes
@@ -131,9 +131,9 @@ class Paths(nn.Module):
     def losses(
         self, z: Tensor, compositions: Tensor, t: Prototypes, names: Collection[str], with_factors: bool = False
     ) -> tuple[dict[str, Tensor], FactorPosteriors | None]:
-        """The losses in `names` (`semantic`, `state`, `object`) by name, and the state and object factors.
+        """The losses listed in `names` (`semantic`, `state`, `object`), and the images' state and object factors.
 
-        The factors are None if no loss needs them, unless `with_factors`.
+        The factors are None if no loss needs them, unless `with_factors` is set.
         """
         losses: dict[str, Tensor] = {}
         if "semantic" in names:
@@ -151,7 +151,10 @@ class Paths(nn.Module):
     def score_terms(
         self, z: Tensor, t: Prototypes, states: Tensor, objects: Tensor, names: Collection[str], logits: bool = False
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield `semantic`, p(c^t|x) or its logits, and `factors`, p(s|x) p(o|x), if in `names` [B, C]; indices [C]."""
+        """Yield the terms `semantic`, p(c^t|x) or its logits, and `factors`, p(s|x) p(o|x), that `names` lists [B, C].
+
+        states, objects: index of each candidate's state and object [C].
+        """
         if "semantic" in names:
             c = self.logits(z, t.compositions)
             yield "semantic", c if logits else c.softmax(-1)
@@ -160,13 +163,13 @@ class Paths(nn.Module):
             yield "factors", p_s[:, states] * p_o[:, objects]
 
     def primitive_posteriors(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """p(s|x) [B, M] and p(o|x) [B, N] of composition features `z` [B, d]."""
+        """The posteriors p(s|x) [B, M] and p(o|x) [B, N] of image features `z` [B, d]."""
         assert self.factors is not None
         z_s, z_o = self.factors(z)
         return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
     def encode(self, candidates: Ints, names: Collection[str]) -> Prototypes:
-        """Text features that the score's summands `names` need, without gradients."""
+        """The text features of `candidates` that the score terms `names` need, without gradients."""
         return self.prompts.encode(candidates if "semantic" in names else candidates[:0])
 
     @torch.no_grad()
@@ -175,7 +178,7 @@ class Paths(nn.Module):
 
 
 def inspect_paths(paths: Paths) -> Inspectable:
-    """What a method with prompts shows of its features."""
+    """The features, semantic prototypes and factors of a method with prompts, for reports."""
     factors = paths.factors
     return Inspectable(
         features=lambda inputs: paths.adapt(inputs["cls"]),

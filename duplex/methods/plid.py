@@ -61,14 +61,14 @@ class PlidOptions(TextOptions):
 
 
 class Classes(NamedTuple):
-    """Unit means of text features, and deviations of D samples from them."""
+    """Unit mean text feature of each class, and the deviations of D samples from it."""
 
     means: tuple[Tensor, Tensor, Tensor]  # [C, d], [M, d], [N, d]
     deviations: tuple[Tensor, Tensor, Tensor]  # [C, D, d], [M, D, d], [N, D, d]
 
 
 class Enrichment(nn.Module):
-    """Attention of text features [C, d] to D descriptions of each [C, D, d]; initially the identity."""
+    """Adds to each text feature [C, d] what it attends to in its D descriptions [C, D, d]; before training, nothing."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Enrichment(nn.Module):
 
 
 class Plid(TextMethod[PlidOptions]):
-    """Distributions of text features; the score mixes the logits of composition, state and object."""
+    """PLID: distributions of text features; the score mixes the logits of composition, state and object."""
 
     described: Tensor
 
@@ -101,7 +101,7 @@ class Plid(TextMethod[PlidOptions]):
 
     @torch.no_grad()
     def describe(self, compositions: Ints) -> Tensor:
-        """Text features of each composition in each of the D templates [C, D, d]."""
+        """Text features [C, D, d] of each composition's name put into each of the D templates."""
         labels, tower = self.labels, self.context.tower
         prompts = [Prompts(labels, tower, paths="composition", template=words) for words in self.options.templates]
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
@@ -142,14 +142,17 @@ class Plid(TextMethod[PlidOptions]):
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def draw_mix(self, like: Tensor) -> Tensor:
-        """A random b ~ Beta(1, q) with the mean `1 / (1 + q)`, the option `mix`."""
+        """A random weight b ~ Beta(1, q) with the mean `1 / (1 + q)`, which is the option `mix`."""
         q = 1 / self.options.mix - 1
         return 1 - torch.rand((), device=like.device, dtype=like.dtype) ** (1 / q)
 
     def margins(self, x: Tensor, deviations: Tensor, target: Tensor) -> Tensor:
-        """What the loss adds to the logit of each class [B, C]: half the variance of that logit minus the label's.
+        """Margin that the loss adds to each class's logit [B, C].
 
-        The variance is over the D `deviations` [C, D, d] of the classes' text features; `target`: the labels [B].
+        It is half the variance of the difference between that logit and the label's logit.
+
+        deviations: how far each class's D samples are from their mean [C, D, d]; the variance is over these samples.
+        target: the images' labels [B].
         """
         squares = x**2
         spread = squares @ deviations.square().sum(1).T  # [B, C]
@@ -174,10 +177,10 @@ class Plid(TextMethod[PlidOptions]):
 
 
 def deviations(mean: Tensor, described: Tensor) -> Tensor:
-    """How far each described text feature departs from its class's mean [C, D, d].
+    """Difference between each sample of a class's text features and the mean of the class's samples [C, D, d].
 
-    A class (composition, state or object) has the text feature `mean` [C, d] and D descriptions `described` [C, D, d].
-    Its samples are `normalise(mean + described)`; returned is each sample minus the mean of the class's samples.
+    mean: text feature [C, d] of each class (composition, state or object).
+    described: features of its descriptions [C, D, d]; the samples are `normalise(mean + described)`.
     """
     samples = unit(mean[:, None] + described)
     return samples - samples.mean(1, keepdim=True)

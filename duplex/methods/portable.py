@@ -40,7 +40,7 @@ KINDS = ("states", "objects")
 
 
 def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> dict[str, Tensor]:
-    """Tensors of prompts, adapter and disentanglers for the score's summands `names`."""
+    """The tensors of prompts, adapter and disentanglers that the score terms `names` need."""
     prototypes, device = paths.encode(candidates, names), paths.negatives.device
     tensors = candidate_primitives(paths.prompts.labels, candidates, device)
     tensors["scale"] = torch.tensor(paths.scale, device=device)
@@ -63,7 +63,7 @@ def portable_paths(paths: Paths, candidates: Ints, names: Collection[str]) -> di
 
 
 def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.device) -> dict[str, Tensor]:
-    """The tensors `state_of` and `object_of` of an export: index of each candidate's state and object."""
+    """The exported tensors `state_of` and `object_of`: index of each candidate's state and object."""
     numbers = {"state_of": labels.state_of(candidates), "object_of": labels.object_of(candidates)}
     return {name: torch.as_tensor(values, device=device) for name, values in numbers.items()}
 
@@ -71,7 +71,7 @@ def candidate_primitives(labels: LabelSpace, candidates: Ints, device: torch.dev
 def portable_closed_form(
     model: ClosedForm, candidates: Tensor, primitives: tuple[GroupPosterior, GroupPosterior] | None
 ) -> dict[str, Tensor]:
-    """Tensors of a fitted `ClosedForm`, and of posteriors over states and objects, if used."""
+    """The tensors of a fitted `ClosedForm` and, if the score uses them, of its posteriors of states and objects."""
     rows, offset = model.linear(candidates)
     tensors = {"likelihood.whitening": model.whitening, "likelihood.rows": rows, "likelihood.offset": offset}
     effects, interactions = model.additive, model.interactions
@@ -84,7 +84,7 @@ def portable_closed_form(
 
 
 def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dict[str, Tensor]:
-    """Means of visual prototypes `rows` [C, d] by state, by object and over all, for words added later."""
+    """Means of the visual prototypes `rows` [C, d] per state, per object and over all, for words added later."""
     means = {"mean.all": rows.mean(0)}
     states = torch.as_tensor(labels.state_of(compositions), device=rows.device)
     objects = torch.as_tensor(labels.object_of(compositions), device=rows.device)
@@ -94,9 +94,10 @@ def prototype_means(rows: Tensor, labels: LabelSpace, compositions: Ints) -> dic
 
 
 def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
-    """Predicted prototypes minus the overall mean [C, d]: effects of state and object, and their interaction.
+    """Predicted prototypes minus the overall mean [C, d]: state effect, object effect and their interaction.
 
-    states, objects: indices [C]; a new word has the index -1 and the effect 0.
+    states: index of each composition's state [C]; a new word has the index -1 and the effect 0.
+    objects: index of each composition's object [C], likewise.
     """
     zero = torch.zeros_like(t["effects.mean"])[None]
     rows = torch.cat([t["effects.states"], zero])[states] + torch.cat([t["effects.objects"], zero])[objects]
@@ -108,13 +109,13 @@ def composed_prototypes(t: Tensors, states: Tensor, objects: Tensor) -> Tensor:
 
 
 def score_terms(t: Tensors, features: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and values [B, C] of each summand of the score, for cached features [B, d]."""
+    """Yield each summand of the score, as its name and its values [B, C], for cached features [B, d]."""
     x = unit(features)
     yield from score_formula.score_terms(t, x, torch, x.float())
 
 
 def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Tensor]:
-    """One model's tensors from those of the K members of a product, named `members.0.NAME`, `members.1.NAME`, ..."""
+    """The tensors of a product: those of its K members, renamed to `members.0.NAME`, `members.1.NAME` and so on."""
     shared = {name: members[0][name] for name in ("state_of", "object_of")}
     own = {
         f"members.{place}.{name}": value
@@ -126,11 +127,11 @@ def joined_members(members: Sequence[Tensors], weights: Tensor) -> dict[str, Ten
 
 
 def probabilities(t: Tensors, scores: Tensor) -> Tensor:
-    """Candidates' probabilities [B, C]; infeasible ones have the score -inf."""
+    """Probability of each candidate [B, C], from scores that are -inf for infeasible candidates."""
     return scores.softmax(-1) if "product" in t else probabilities_from_sums(scores)
 
 
 def probabilities_from_sums(scores: Tensor) -> Tensor:
-    """Probabilities [B, C] from sums of posteriors: rows divided by their totals."""
+    """Probabilities [B, C] from scores that are sums of posteriors: each row divided by its total."""
     weight = scores.clamp(min=0)
     return weight / weight.sum(-1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)

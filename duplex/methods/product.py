@@ -39,7 +39,7 @@ class ProductOptions(CombinedOptions):
 
 
 class ProductMethod(Method[ProductOptions]):
-    """The weighted sum of the log probabilities of finished runs."""
+    """Weighted sum of the log probabilities of finished runs, the members of the product."""
 
     combines_runs: ClassVar[bool] = True
     temperatures: Tensor  # [K], one per member

@@ -37,7 +37,7 @@ class PromptOptions(PathOptions):
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
-    """Methods whose score sums posteriors, some by prompts; the options `losses` and `inference` list the terms."""
+    """Base class of methods whose score sums posteriors, some of them by prompts; the option `inference` lists them."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
     options: Any
@@ -63,7 +63,7 @@ class PathMethod(Method[OptionsT], Generic[OptionsT]):
 
 
 class PromptMethod(PathMethod[PromptOptions]):
-    """Prompts without visual prototypes."""
+    """CLIP, CoOp, CSP or three paths, by options: prompts without visual prototypes."""
 
     def __init__(self, context: MethodContext, options: PromptOptions) -> None:
         super().__init__(context, options)

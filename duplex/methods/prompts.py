@@ -24,7 +24,7 @@ TEMPLATE = "a photo of"
 
 
 class Prototypes(NamedTuple):
-    """Semantic prototypes (text features or embedded words) of listed compositions, all states and all objects."""
+    """Semantic prototypes (text features or embedded words) of given compositions, of all states and of all objects."""
 
     compositions: Tensor  # t^c [C, d]
     states: Tensor  # t^s [M, d]; empty without the state path
@@ -32,13 +32,13 @@ class Prototypes(NamedTuple):
 
 
 class Prompts(nn.Module):
-    """Text prompts, and their encoding by the frozen text tower.
+    """Text prompts of compositions, states and objects, encoded by the frozen text tower.
 
-    A prompt is K context vectors and names, `P^c = [v^c_1..v^c_K, s_m, o_n]`, `P^s = [v^s.., s_m]`,
-    `P^o = [v^o.., o_n]`, as rows of one lexicon `[V, width]`.
+    A prompt is K context vectors and names: `P^c = [v^c_1..v^c_K, s_m, o_n]` of a composition, `P^s = [v^s.., s_m]` of
+    a state, `P^o = [v^o.., o_n]` of an object. All vectors are rows of one table [V, width], which `lexicon` returns.
 
     context: "learned" trains context vectors of each path, initialised with the template; "fixed" uses the template.
-    vocabulary: "learned" trains one vector per name, at first its tokens' mean, for all paths; "fixed" uses its tokens.
+    vocabulary: "learned" trains one vector per name, at first the mean of its tokens; "fixed" uses the name's tokens.
     paths: "composition" (prompts of compositions only) or "three" (prompts of states and of objects as well).
     """
 
@@ -110,8 +110,9 @@ class Prompts(nn.Module):
         return context, dropout(names, self.word_dropout) if drops else names
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
-        """Rows of the lexicon of P prompts `[P, L]`, padded with -1: start, context, names, end.
+        """P prompts as row numbers of the table `lexicon` [P, L]: start, context, names, end; padded with -1.
 
+        path: kind of prompt: "composition", "state" or "object".
         names: one array [P] per name in a prompt, of indices into the list of all states followed by all objects.
         """
         count = len(names[0])
@@ -131,7 +132,7 @@ class Prompts(nn.Module):
         return np.concatenate([np.pad(b, ((0, 0), (0, longest - b.shape[1])), constant_values=-1) for b in blocks])
 
     def forward(self, compositions: Ints, checkpointing: bool = False) -> Prototypes:
-        """Semantic prototypes with gradients; features of fixed prompts are cached."""
+        """Encode prompts with gradients; the features of prompts without learned vectors are encoded only once."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         key = (compositions.tobytes(), self.frozen_rows.device, self.frozen_rows.dtype)
@@ -147,7 +148,7 @@ class Prompts(nn.Module):
 
     @torch.no_grad()
     def encode(self, compositions: Ints) -> Prototypes:
-        """Semantic prototypes without gradients, in batches."""
+        """Encode prompts without gradients, in batches."""
         if not len(compositions) and "state" not in self.paths:
             return self._split(self.frozen_rows.new_empty(0, self.tower.dim), 0)
         encoded = self.tower.encode_blocks(self.all_sequences(compositions), self.lexicon())
@@ -159,6 +160,6 @@ class Prompts(nn.Module):
 
 
 def word_vectors(labels: LabelSpace, tower: TextTower) -> tuple[Tensor, Tensor]:
-    """A text tower's features of "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
+    """A text tower's features of the prompts "a photo of <state>" [M, d] and "a photo of <object>" [N, d]."""
     _, states, objects = Prompts(labels, tower).encode(np.empty(0, dtype=np.int64))
     return states, objects

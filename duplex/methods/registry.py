@@ -38,7 +38,7 @@ _code: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()  # hashes of me
 
 
 class BrokenMethod(DuplexError):
-    """A kind's class that cannot be imported or is no valid method."""
+    """Raised for a kind whose class cannot be imported or is no valid method."""
 
 
 def installed_methods() -> dict[str, EntryPoint]:
@@ -46,7 +46,7 @@ def installed_methods() -> dict[str, EntryPoint]:
 
 
 def method_source(kind: str) -> EntryPoint:
-    """The entry point of a kind or of `module:Class`; raises `UsageError` for others."""
+    """The entry point of a kind or of `module:Class`; raises `UsageError` for an unknown kind."""
     if ":" in kind:
         return EntryPoint(kind, kind, GROUP)
     known = installed_methods()
@@ -57,7 +57,7 @@ def method_source(kind: str) -> EntryPoint:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Yield a name by which `find_method` finds a class inside the block."""
+    """Yield a name by which `find_method` finds `method_class` as long as the `with` block runs."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     _temporary[kind] = method_class
     try:
@@ -67,7 +67,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """The class of a kind, `module:Class` also in the current folder; raises `BrokenMethod`."""
+    """The class of a kind or of `module:Class`, also from the current folder; raises `BrokenMethod`."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")
@@ -109,17 +109,17 @@ def _checked_options(kind: str, value: type[Method[Any]]) -> type[Method[Any]]:
 
 
 def method_code(kind: str) -> str | None:
-    """Hash of a plug-in's code as it was imported; None for a kind of this package."""
+    """Hash of a plug-in's code as it was when imported; None for a kind of this package."""
     return _code[find_method(kind)]
 
 
 def parse_options(kind: str, record: Mapping[str, Any]) -> Options:
-    """A kind's options; raises `OptionError` for unknown keys and wrong values."""
+    """Make a kind's options from a dict; raises `OptionError` for unknown keys and wrong values."""
     return find_method(kind).Options.from_dict(record)
 
 
 def make_method(kind: str, options: Options, context: MethodContext) -> Method[Any]:
-    """Build a method, in `WithFinetuning` if the context has encoder blocks to fine-tune.
+    """Build a method, together with fine-tuned blocks if the context has them.
 
     Raises `UsageError` if the context lacks a needed input, or if a method that trains nothing is to fine-tune blocks.
     """
@@ -143,7 +143,7 @@ def make_method(kind: str, options: Options, context: MethodContext) -> Method[A
 
 
 def describe_method(kind: str) -> dict[str, Any]:
-    """What `duplex methods` prints; for a kind that cannot be loaded, with `error`."""
+    """What `duplex methods` prints about a kind: a dict, with the key `error` if the kind cannot be loaded."""
     source = method_source(kind)
     record: dict[str, Any] = {"kind": kind, "source": provider(source), "module": module_of(source)}
     try:

@@ -43,7 +43,7 @@ class ScenOptions(Options):
 
 
 class Scen(EmbeddingHead[ScenOptions]):
-    """The cosine of an image's fused state and object embeddings with a composition's embedding."""
+    """SCEN: the score is the cosine of an image's fused state and object embeddings with a composition's embedding."""
 
     def __init__(self, context: MethodContext, options: ScenOptions) -> None:
         super().__init__(context, options, trained_words=False, scale=options.scale)
@@ -56,7 +56,7 @@ class Scen(EmbeddingHead[ScenOptions]):
         self.composer = Composer(self.words.width, width)
 
     def spaces(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit embeddings [B, e] in the state space and in the object space."""
+        """Unit embeddings [B, e] of image features in the state space and in the object space."""
         z = unit(z)
         return unit(self.encode_s(z)), unit(self.encode_o(z))
 
@@ -76,9 +76,9 @@ class Scen(EmbeddingHead[ScenOptions]):
         }
 
     def contrast(self, h: Tensor, same: Tensor, other: Tensor) -> Tensor:
-        """The contrastive loss of embeddings `h` [B, e]: L_ts if `same` are states and `other` objects.
+        """Contrastive loss of embeddings `h` [B, e]: L_ts if `same` are states and `other` objects, L_to if exchanged.
 
-        Exchanged, they give L_to. Each image is drawn to one with the same label, away from those with only the other.
+        An image is pulled towards one with the same `same` label and pushed from those that share only the `other` one.
         """
         positive, paired = next_allowed_partner(same[:, None] == same)
         negative = (other[:, None] == other) & (same[:, None] != same)  # [B, B]

@@ -26,7 +26,7 @@ def two_layer_network(t: Mapping[str, Any], first: str, second: str, x: Any, xp:
 
 
 def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, log probabilities [B, C]) of those terms `visual`, `semantic`, `factors` that the model has."""
+    """Yield name and log probabilities [B, C] of the terms `visual`, `semantic` and `factors` that the model has."""
     z, floor = x, FLOOR if "product" in t else -inf
     if "adapter.scale" in t:
         z = unit(z + t["adapter.scale"] * two_layer_network(t, "adapter.down", "adapter.up", z, xp), xp)
@@ -42,7 +42,7 @@ def path_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any
 
 
 def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor [B, C]): log probabilities of the candidates by class means, of the terms that the model has.
+    """Yield name and log probabilities [B, C] of the closed-form terms that the model has.
 
     `gaussian` is log p_g(c|x), of compositions; `gaussian_factors` is log p_g(s|x) p_g(o|x), of states times objects.
     """
@@ -58,18 +58,18 @@ def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str,
 
 
 def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
-    """Log probabilities [B, C] of the candidates, up to a constant per image, from float64 scores.
+    """The candidates' log probabilities [B, C], up to a constant per image, from float64 scores.
 
-    temperature: divides the log scores (from validation). `t["log_prior"]`, log p(c) of each candidate, is then added.
+    temperature: divides the log scores; chosen on validation images. `t["log_prior"]`, each log p(c), is then added.
     """
     log_p = log_softmax(scores, xp) if "product" in t else xp.log(xp.clip(scores, LEAST, None))
     return log_p / temperature + t["log_prior"]
 
 
 def weighted(t: Mapping[str, Any], name: str, log_p: Any, xp: Any) -> Any:
-    """What the term `name` adds to the score [B, C]: its probabilities times the model's weight of this term.
+    """What the term `name` adds to the score [B, C]: its weight times its probabilities.
 
-    If the model multiplies its terms (a product), the log probabilities `log_p` are used instead of probabilities.
+    If the model multiplies its terms (a product), the weight is multiplied with the log probabilities `log_p` instead.
     """
     term = log_p if "product" in t else xp.exp(log_p)
     return t[f"weights.{name}"] * term if f"weights.{name}" in t else term
@@ -96,9 +96,9 @@ def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator
 
 
 def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield the name and values [B, C] of each summand of the score, for unit features `x` [B, d].
+    """Yield name and values [B, C] of each summand of the score, for unit features `x` [B, d].
 
-    `single`: the same features in float32, for the closed form, if `x` has another precision.
+    single: the same features in float32, for the closed form, if `x` has another precision.
     """
     single = x if single is None else single
     yield from member_terms(t, x, xp, single)

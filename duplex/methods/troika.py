@@ -39,7 +39,7 @@ class TroikaOptions(ThreePathOptions):
 
 
 class TractionLayer(nn.Module):
-    """Residual cross-attention of prompt features to patch tokens, then a feed-forward network."""
+    """Lets prompt features attend to patch tokens and adds the result to them; a feed-forward network follows."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class TractionLayer(nn.Module):
 
 
 class Traction(nn.Module):
-    """Layers that pull prompts' text features `t` [C, d] towards each image: unit prototypes [B, C, d]."""
+    """Layers that pull text features `t` [C, d] towards each image; returns unit prototypes per image [B, C, d]."""
 
     def __init__(self, dim: int, token_width: int, options: TroikaOptions) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Traction(nn.Module):
 
 
 class Troika(ThreePaths[TroikaOptions]):
-    """Scores by prompts of compositions, states and objects, whose text features attention pulls towards each image."""
+    """Troika: scores by prompts of pairs, states and objects, whose text features are pulled towards each image."""
 
     def __init__(self, context: MethodContext, options: TroikaOptions) -> None:
         super().__init__(context, options)

@@ -23,12 +23,12 @@ Floats = NDArray[np.float64]
 
 
 def feasibility(states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> Floats:
-    """Feasibility of each composition [M*N], by word vectors [M, w] and [N, w]; +inf for seen ones."""
+    """Feasibility of all compositions [M*N] by word vectors of states [M, w] and objects [N, w]; +inf for seen ones."""
     return np.concatenate([values for _, values in Feasibility(states, objects, labels).blocks()])
 
 
 class Feasibility:
-    """Feasibility of all compositions, in blocks of states; no table is stored."""
+    """Computes the feasibility of all compositions a block of states at a time, without storing it."""
 
     def __init__(self, states: ArrayLike, objects: ArrayLike, labels: LabelSpace) -> None:
         self.labels = labels
@@ -37,7 +37,7 @@ class Feasibility:
         self._seen = np.asarray(labels.pairs["train"], dtype=np.int64)
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield, per block of states, the index of its first composition and its compositions' feasibility."""
+        """Yield, for each block of states, its first composition's index and the feasibility of its compositions."""
         step = max(1, BLOCK // len(self.labels.objects))  # states
         m, n = self.labels.state_of(self._seen), self.labels.object_of(self._seen)
         by_n = np.argsort(n, kind="stable")
@@ -54,7 +54,7 @@ class Feasibility:
 
 
 class Cosines:
-    """Cosines between all states' or objects' word vectors; stored as a table if there are few."""
+    """Cosines between the word vectors of all states, or of all objects; stored as a table if there are few words."""
 
     def __init__(self, vectors: ArrayLike, count: int, kind: str) -> None:
         rows = np.asarray(vectors, dtype=np.float64)
@@ -65,11 +65,11 @@ class Cosines:
         self._table: Floats | None = self._rows @ self._rows.T if count <= TABLE else None
 
     def from_words(self, some: slice) -> Floats:
-        """Cosines of a slice of the words with all [S, count]."""
+        """Cosines of the words in the slice `some` with all words [S, count]."""
         return self._rows[some] @ self._rows.T if self._table is None else self._table[some]
 
     def to_words(self, some: Ints) -> Floats:
-        """Cosines of all words with those at the indices `some` [count, S]."""
+        """Cosines of all words with the words at the indices `some` [count, S]."""
         return self._rows @ self._rows[some].T if self._table is None else self._table[:, some]
 
 

@@ -13,14 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from duplex.encoders.base import (
-    PACKAGED,
-    CatalogEntry,
-    EncoderFamily,
-    EncoderSource,
-    read_config,
-    refuse_other_weights,
-)
+from duplex.encoders.base import PACKAGED, CatalogEntry, EncoderFamily, EncoderSource, read_config, refuse_other_weights
 from duplex.encoders.open_clip import ClipEncoder, complete_preprocess, open_clip, read_weights
 from duplex.errors import UsageError
 
