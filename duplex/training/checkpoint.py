@@ -45,7 +45,7 @@ REMEDIES: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class ModelHeader:
-    """Path and header of a model file, whose tensors are not read."""
+    """Path and JSON header of a model file, without its tensors."""
 
     path: Path
     kind: Kind
@@ -55,12 +55,12 @@ class ModelHeader:
 
     @cached_property
     def record(self) -> Record:
-        """How the method of a checkpoint was trained."""
+        """How a checkpoint's method was trained."""
         return Record.from_dict(self.fields)
 
 
 def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a model file, whole or not at all."""
+    """Write a model file of the given kind atomically: after a failure, no partial file is left."""
     stored = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
@@ -70,7 +70,7 @@ def write_model(path: Path, kind: Kind, fields: Mapping[str, Any], tensors: Mapp
 
 
 def read_header(path: Path, kind: Kind) -> ModelHeader:
-    """Read the header of a model file; raises `DuplexError` for other files, and if the header is damaged."""
+    """Read a model file's header; raises `DuplexError` if the file is no such file, of another kind, or damaged."""
     try:
         with safe_open(path, "pt") as file:
             fields = dict(json.loads((file.metadata() or {})[KEY]))
@@ -92,7 +92,7 @@ def read_header(path: Path, kind: Kind) -> ModelHeader:
 
 
 def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
-    """Read the tensors of a model file; raises `DuplexError` if they are not those that its header was written with."""
+    """Read the tensors of a model file; raises `DuplexError` if they do not match the digest in its header."""
     try:
         with safe_open(header.path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -104,7 +104,7 @@ def read_tensors(header: ModelHeader) -> dict[str, Tensor]:
 
 
 def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
-    """The sha256 of the names, types, shapes and values of tensors on the CPU."""
+    """The sha256 of CPU tensors: of their names, types, shapes and values."""
     sha256 = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -114,7 +114,7 @@ def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON record with the field `checksum`, the sha256 of all other fields."""
+    """Copy a JSON object and add the field `checksum`, the sha256 of all its other fields."""
     fields = {key: value for key, value in record.items() if key != "checksum"}
     return {**fields, "checksum": json_digest(fields)}
 
@@ -126,7 +126,7 @@ WORD_VECTORS = "words"  # field of `Record.encoder`: sha256 of the file of word 
 
 @dataclass(frozen=True)
 class Record:
-    """How a method was trained, and what was chosen by validation."""
+    """Metadata of a checkpoint: how its method was trained, and what validation images decided."""
 
     kind: str
     provider: str  # distribution and version that define the kind
@@ -176,30 +176,30 @@ class Record:
 
 
 def save_checkpoint(path: Path, method: Method[Any], record: Record) -> None:
-    """Write a method's checkpoint, whole or not at all; equal runs give equal bytes."""
+    """Write a method's checkpoint atomically; equal runs give equal bytes."""
     known = {} if record.novelty is None else record.novelty.tensors()
     write_model(path, "checkpoint", record.to_dict(), {**method.state_dict(), **known})
 
 
 def read_checkpoint(path: Path) -> ModelHeader:
-    """Read a checkpoint without its tensors; raises `DuplexError` if the file is missing or no checkpoint."""
+    """Read a checkpoint's header; raises `DuplexError` if the file is missing or is no checkpoint."""
     return read_header(path, "checkpoint")
 
 
 def read_record(path: Path) -> Record:
-    """Read how a checkpoint's method was trained, without its tensors."""
+    """Read a checkpoint's metadata: how its method was trained."""
     return read_checkpoint(path).record
 
 
 def read_novelty(checkpoint: ModelHeader, device: torch.device) -> NoveltyDetector | None:
-    """Read a checkpoint's detector of images unlike the training images; None if it has none."""
+    """Read a checkpoint's detector of images that are unlike the training images; None if it has none."""
     with safe_open(checkpoint.path, "pt") as file:
         names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118
         return NoveltyDetector.from_tensors({name: file.get_tensor(name) for name in names}, device)
 
 
 def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Mapping[str, str]) -> None:
-    """Raise `DuplexError` unless labels and encoder are those that the run `place` was trained with."""
+    """Raise `DuplexError` unless the run `place` was trained with the same labels and encoder."""
     for key in COMPARED:
         trained_on, here = record.encoder.get(key), encoder.get(key)
         if trained_on != here:
@@ -217,7 +217,7 @@ def check_inputs(place: object, record: Record, labels: LabelSpace, encoder: Map
 
 
 def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, encoder: Mapping[str, str]) -> Method[Any]:
-    """Load a trained method for evaluation; a line on stderr tells if a plug-in's code is not that of training.
+    """Load a trained method for evaluation; prints a line to stderr if a plug-in's code changed since training.
 
     Raises `DuplexError` if labels or encoder (fields that identify it) differ from those of training, or if the tensors
     are damaged or do not fit the method.
@@ -252,7 +252,7 @@ def load_checkpoint(checkpoint: Path | ModelHeader, context: MethodContext, enco
 def load_members(
     options: CombinedOptions, folder: Path, context: MethodContext, encoder: Mapping[str, str]
 ) -> tuple[Method[Any], ...]:
-    """Load the runs that a product in `folder` refers to; raises `DuplexError` for one trained again since."""
+    """Load the runs that the product in `folder` combines; raises `DuplexError` if one was trained again since."""
     loaded = []
     for member in options.members:
         checkpoint = read_checkpoint(Path(os.path.normpath(folder / member["checkpoint"])))

@@ -53,14 +53,7 @@ class Dataset:
     `load_dataset` and `Dataset.from_arrays` make one.
     """
 
-    def __init__(
-        self,
-        name: str,
-        data: Data,
-        *,
-        patches: bool = False,
-        project: Params | None = None,
-    ) -> None:
+    def __init__(self, name: str, data: Data, *, patches: bool = False, project: Params | None = None) -> None:
         """Make a data set from its parts; users call `load_dataset` or `Dataset.from_arrays` instead.
 
         name: for messages, and in a project the data set's name in params.yaml.
@@ -83,7 +76,7 @@ class Dataset:
 
     @property
     def manifest(self) -> pd.DataFrame:
-        """Copy of the data set's table (columns image, state, object, split); pass a changed one to `from_arrays`."""
+        """A copy of the data set's table (columns image, state, object, split); `from_arrays` accepts a changed one."""
         return self._data.manifest.copy()
 
     @property
@@ -105,7 +98,7 @@ class Dataset:
         device: str = "auto",
         name: str = "arrays",
     ) -> Dataset:
-        """Return a data set of features that are already computed.
+        """Make a data set from features that are already computed.
 
         features: numbers [images, width], as an array or a tensor, not normalised.
         table: one row per image with the columns state, object and split (train, val or test), and optionally image,
@@ -351,7 +344,7 @@ def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -
 
 
 def require_both_groups(inputs: RunInputs, split: str, name: str) -> None:
-    """Raise UsageError unless a split has images of seen and of unseen pairs, without which AUC is undefined."""
+    """Raise UsageError unless a split has images of both seen and unseen pairs; without both, AUC is undefined."""
     is_seen = inputs.labels.is_seen(inputs.examples[split].compositions.cpu().numpy())
     if is_seen.all() or not is_seen.any():
         group = "unseen" if is_seen.all() else "seen"
@@ -403,7 +396,7 @@ SHARED_COLUMNS = ["image", "label", "seen"]  # of predictions; must agree betwee
 
 @dataclass(frozen=True, eq=False)  # arrays and tables have no single truth value
 class Result:
-    """Metrics in percent of one run in one world on one split; `duplex.evaluate` returns it."""
+    """Metrics of one run in one world on one split, in percent; `duplex.evaluate` returns it."""
 
     name: str  # of the run: method and seed
     dataset: str
@@ -430,7 +423,7 @@ class Result:
 
     @property
     def auc(self) -> float:
-        """The area under the curve of unseen against seen accuracy, in percent."""
+        """AUC: the area under the curve of unseen against seen accuracy, in percent."""
         return float(self.metrics["auc"])
 
     @property
@@ -446,7 +439,7 @@ class Result:
         return table.assign(**{name: 100 * table[name] for name in ("seen", "unseen", "hm")})
 
     def table(self) -> pd.DataFrame:
-        """A table with a row for each of S, U, HM and AUC, in percent, and their 95 % intervals.
+        """A table of S, U, HM and AUC in percent, one row each, with their 95 % intervals.
 
         In the open world, another row has the AUC with every pair a candidate.
         """
@@ -481,7 +474,7 @@ class Result:
 
 
 def compare(first: Result | Sequence[Result], second: Result | Sequence[Result]) -> pd.DataFrame:
-    """Table of `second` minus `first` in S, U, HM, AUC: percentage points, bounds of a 95 % interval, p-value.
+    """Differences `second` minus `first` in S, U, HM and AUC: percentage points, 95 % interval, p-value.
 
     For single results, the interval of AUC is DeLong's and the others come from a bootstrap over images; for lists, all
     come from a bootstrap over runs and images.
@@ -515,7 +508,7 @@ def _check_same_images(results: Sequence[Result]) -> None:
 
 
 def evaluate(run: Run, data: Dataset, *, world: World = "closed", split: str = "test") -> Result:
-    """The metrics of a trained method, with 95 % intervals, as the DVC pipeline computes them.
+    """Measure a trained method: metrics with 95 % intervals, computed as in the DVC pipeline.
 
     run: the trained method, as `fit` returns it.
     data: the data set of training, or another with the same labels and encoder.

@@ -54,7 +54,7 @@ ADVANCED = 256  # images whose block inputs are computed at once
 
 @dataclass(frozen=True)
 class InputRequest:
-    """What a run requests of a data set."""
+    """The kinds of data that a run needs from a data set, besides labels and CLS features."""
 
     needs: frozenset[str] = frozenset({"cls", "text"})  # `Method.needs`
     precision: str = "fp32"  # of the text tower, in training and evaluation alike
@@ -64,7 +64,7 @@ class InputRequest:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """Data that a method is trained and evaluated on; runs that request the same data share one object."""
+    """The data that a method is trained and evaluated on; runs with equal requests share one object."""
 
     manifest: pd.DataFrame
     labels: LabelSpace
@@ -79,7 +79,7 @@ class RunInputs:
     members: tuple[Method[Any], ...] = ()  # finished runs that the method combines
 
     def context(self, world: World = "closed") -> MethodContext:
-        """What a method's constructor receives; candidates of `world` are used in training."""
+        """What a method's constructor receives, besides options, to train with the candidates of `world`."""
         shapes = {name: tuple(values.shape[1:]) for name, values in self.examples["train"].inputs.items()}
         blocks = self.make_blocks, self.members, self.member_blocks
         labels = replace(self.labels, pairs={split: pairs.copy() for split, pairs in self.labels.pairs.items()})
@@ -87,7 +87,7 @@ class RunInputs:
 
     @cached_property
     def words(self) -> PrimitiveVectors | None:
-        """Word vectors of all states and objects: from the GloVe file, else from the text tower; else None."""
+        """Word vectors of all states and objects, from the GloVe file or else the text tower; None without both."""
         if self.glove is not None:
             from duplex.evaluation.word_vectors import read_word_vectors
 
@@ -101,7 +101,7 @@ class RunInputs:
 
 @dataclass(frozen=True)
 class CachedFeatures:
-    """A data set's own feature cache, with one row per image of its manifest."""
+    """A data set's own feature cache, which has one row per image of the manifest."""
 
     path: Path
     manifest: Path
@@ -109,7 +109,7 @@ class CachedFeatures:
     root: str | None = None  # folder of the images as params.yaml gives it; None: any
 
     def require(self) -> tuple[Path, None]:
-        """The cache's path; None stands for all rows. Raises `UsageError` if the manifest was written anew."""
+        """The cache's path, and None for "all rows"; raises `UsageError` if the manifest was written again since."""
         if sha256(self.manifest) != self.manifest_sha256:
             raise UsageError("the data set was prepared again after it was loaded; load it again")
         return self.path, None
@@ -117,7 +117,7 @@ class CachedFeatures:
 
 @dataclass(frozen=True)
 class OpenedFeatures:
-    """The features of a data set's images in memory, and where further inputs are read from."""
+    """The CLS features of a data set's images, and the file from which patch tokens and block inputs are read."""
 
     cls: NDArray[np.float32]  # [N, d]
     bad: Bools  # [N] images without features
@@ -128,7 +128,7 @@ class OpenedFeatures:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A data set to train on and to evaluate on."""
+    """The labels and features of a data set, for training and evaluation."""
 
     manifest: pd.DataFrame  # image, state, object, split
     labels: LabelSpace
@@ -145,14 +145,14 @@ class Data:
         return {**vars(self), "kept": {}, "advanced": {}}
 
     def inputs(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """As `read`, but read once for equal requests, and kept in memory."""
+        """The same as `read`, but data of equal requests are read only once and kept in memory."""
         key = replace(request, needs=request.needs & {"patch"})
         if key not in self.kept:
             self.kept[key] = self.read(request)
         return self.kept[key]
 
     def read(self, request: InputRequest = InputRequest()) -> RunInputs:
-        """Read what a run requests; raises `DuplexError` if the cache is outdated or lacks it."""
+        """Read the requested data; raises `DuplexError` if the feature cache is outdated or lacks some of them."""
         entry = self.encoder
         tower: TextTower | None = None
         identity = {"encoder": IMPORTED}
@@ -202,7 +202,7 @@ class Data:
         )
 
     def open(self, encoder: Mapping[str, str] = MappingProxyType({})) -> OpenedFeatures:
-        """Read the CLS features; raise `DuplexError` if another encoder made them than the one of this identity."""
+        """Read the CLS features; raises `DuplexError` unless the encoder with this identity computed them."""
         if isinstance(self.features, np.ndarray):
             identity = {"weights": f"arrays of width {self.features.shape[1]}", "manifest": self._table_digest()}
             return OpenedFeatures(self.features, np.zeros(len(self.manifest), dtype=bool), identity)
@@ -283,7 +283,7 @@ class Data:
 
 
 def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
-    """A data set of params.yaml; `DuplexError` if its source or features changed after they were prepared or read."""
+    """Open a data set of params.yaml; raises `DuplexError` if source or features changed after they were prepared."""
     entry = params.dataset(dataset)
     place = paths.manifest(dataset)
     manifest, labels = read_manifest(place), LabelSpace.load(paths.labels(dataset))
@@ -295,7 +295,7 @@ def open_data(params: Params, dataset: str, paths: ArtifactPaths) -> Data:
 def load_inputs(
     params: Params, dataset: str, paths: ArtifactPaths, request: InputRequest = InputRequest()
 ) -> RunInputs:
-    """What a run requests of a data set of params.yaml."""
+    """Read the requested data of a data set of params.yaml."""
     return open_data(params, dataset, paths).read(request)
 
 
@@ -303,7 +303,7 @@ LoadInputs = Callable[[Params, str, ArtifactPaths, InputRequest], RunInputs]  # 
 
 
 class InputsCache:
-    """`load_inputs` that keeps what it read of the last data set in memory."""
+    """Called like `load_inputs`; it keeps what it read of the most recent data set in memory."""
 
     def __init__(self) -> None:
         self._dataset = ""
@@ -322,7 +322,7 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def checked_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a user's table of labels and return its columns image (default: row numbers), state, object and any split.
+    """Check a user's table of labels; returns its columns image (default: row numbers), state, object, perhaps split.
 
     index: the features' pandas index. Rows are matched by position, so different indexes raise `UsageError`.
     """
@@ -353,13 +353,13 @@ def checked_table(
 
 
 def pandas_index(value: object) -> pd.Index | None:
-    """A pandas object's index, or a mapping's keys (pandas aligns rows by both); None for other values."""
+    """A pandas object's index, or a mapping's keys, which pandas treats as an index; None for other values."""
     index = pd.Index(list(value)) if isinstance(value, Mapping) else getattr(value, "index", None)
     return index if isinstance(index, pd.Index) else None
 
 
 def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
-    """Which of `text` tower, `words` (word vectors), `patch` tokens a method needs and a data set lacks.
+    """The inputs that a method needs and a data set lacks: `text` (tower), `words` (word vectors), `patch` (tokens).
 
     Encoders are not loaded: whether one has a text tower is what its family says.
     """
@@ -378,7 +378,7 @@ def missing_needs(params: Params, dataset: str, method: str) -> list[str]:
 
 
 def require_configured_inputs(params: Params, dataset: str, method: str) -> None:
-    """Raise `UsageError` if, by params.yaml, a data set lacks an input that a method needs."""
+    """Raise `UsageError` if params.yaml gives a data set no source for an input that a method needs."""
     missing = missing_needs(params, dataset, method)
     if not missing:
         return
@@ -394,7 +394,7 @@ def require_configured_inputs(params: Params, dataset: str, method: str) -> None
 
 
 def supported_methods(params: Params, dataset: str) -> list[str]:
-    """The methods of params.yaml that can be trained with the inputs that a data set has."""
+    """The methods of params.yaml that need no input that the data set lacks."""
     found = []
     for name in params.methods:
         with suppress(DuplexError):  # of a plug-in that cannot be imported
@@ -406,7 +406,7 @@ SHORT = 32  # bytes of state and object that every text tower but the packaged o
 
 
 def long_prompts(encoder: str, weights: str | None, labels: LabelSpace) -> list[str]:
-    """The pairs whose prompt `a photo of STATE OBJECT` has more tokens than an encoder's text tower accepts."""
+    """The pairs whose prompt `a photo of STATE OBJECT` has more tokens than the encoder's text tower accepts."""
     compositions = labels.candidates("closed", "train")
     names = labels.names(compositions)
     if encoder != PACKAGED and all(len(name.encode()) <= SHORT for name in names):

@@ -22,7 +22,7 @@ from duplex.system.files import write_text
 
 @dataclass(frozen=True)
 class StepReport:
-    """Argument of the hook `on_step`: losses and learning rates of the optimiser step that was just taken."""
+    """What the hook `on_step` receives after an optimiser step: its losses and learning rates."""
 
     method: Method[Any]
     epoch: int  # from 1
@@ -33,7 +33,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """Argument of the hook `on_epoch`: losses, learning rates and validation metrics of the epoch that just ended."""
+    """What the hook `on_epoch` receives after an epoch's validation: losses, learning rates and metrics."""
 
     method: Method[Any]
     epoch: int  # 0: before training
@@ -44,21 +44,21 @@ class EpochReport:
 
 
 class TrainingLog(Protocol):
-    """Protocol of training logs, which receive losses, learning rates and validation metrics while a run trains."""
+    """The interface of training logs, which receive losses, learning rates and validation metrics during training."""
 
     def step(self, report: StepReport) -> None:
-        """Write the `report` of an optimiser step: losses and learning rates."""
+        """Write an optimiser step's `report`: its losses and learning rates."""
 
     def epoch(self, report: EpochReport) -> None:
-        """Write the `report` of an epoch: mean losses and validation metrics."""
+        """Write an epoch's `report`: mean losses and validation metrics."""
 
     def close(self) -> None:
-        """Write everything that is not yet written; called once, also if training fails."""
+        """Write what is not yet written; called once, even if training fails."""
 
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Callbacks, optimiser, rate schedule and log that a caller passes to training; None: as the options say."""
+    """Callbacks, optimiser, learning-rate schedule and log from a caller of training; None: by the options."""
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None
@@ -68,11 +68,11 @@ class TrainingHooks:
 
     @property
     def reads_steps(self) -> bool:
-        """Whether a hook or log reads the losses of each step; the CPU then waits for the GPU once per step."""
+        """Whether a hook or log reads each step's losses, for which the CPU then waits for the GPU once per step."""
         return self.on_step is not None or self.log is not None
 
     def step(self, report: StepReport) -> None:
-        """Call the function `on_step` and the training log with the report of an optimiser step."""
+        """Pass the report of an optimiser step to the function `on_step` and to the log."""
         if self.on_step is not None:
             with torch.random.fork_rng([]):  # random numbers that the caller draws do not change training
                 self.on_step(report)
@@ -80,7 +80,7 @@ class TrainingHooks:
             self.log.step(report)
 
     def epoch(self, report: EpochReport) -> None:
-        """Call the function `on_epoch` and the training log with the report of an epoch."""
+        """Pass the report of an epoch to the function `on_epoch` and to the log."""
         if self.on_epoch is not None:
             with torch.random.fork_rng([]):
                 self.on_epoch(report)
@@ -94,7 +94,7 @@ DVC_FILE = "metrics:\n- metrics.json\nplots:\n- plots/metrics:\n    x: step\n"  
 
 
 class DvcliveLog:
-    """Training log in DVCLive's files: tables for `dvc plots`, and last values for `dvc exp show`."""
+    """Training log in DVCLive's files: tables for `dvc plots`, and the latest values for `dvc exp show`."""
 
     def __init__(self, folder: Path) -> None:
         """Start a log in `folder`; an earlier log there is replaced."""
@@ -142,7 +142,7 @@ BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {"dvclive": DvcliveLog, "te
 
 
 def open_log(name: str, folder: Path) -> TrainingLog | None:
-    """A new training log that writes into a folder; None for the name `none`.
+    """Open the training log `name` in a folder; None for the name `none`.
 
     name: `dvclive`, `tensorboard`, `none` or the name of a package's entry point in the group `duplex.training_logs`.
     """

@@ -37,7 +37,7 @@ from duplex.training.logs import EpochReport, StepReport, TrainingHooks
 def make_optimiser(
     method: Method[Any], settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.Optimizer:
-    """The optimiser of the method's parameter groups; for a method without groups, of one unused parameter."""
+    """The optimiser for the method's parameter groups; a method without groups gets one with an unused parameter."""
     groups = [{**group, "params": list(group["params"])} for group in method.groups()]
     groups = groups or [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
     if hooks.optimiser is not None:
@@ -61,7 +61,7 @@ def make_optimiser(
 def make_schedule(
     optimiser: torch.optim.Optimizer, settings: TrainingOptions, hooks: TrainingHooks = TrainingHooks()
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """The schedule of an optimiser's learning rates, a factor per epoch: `hooks.schedule`, else `rate_share`."""
+    """The schedule that multiplies learning rates by a factor per epoch: `hooks.schedule` or else `rate_share`."""
 
     def share(epoch: int) -> float:
         if hooks.schedule is None:
@@ -75,7 +75,7 @@ def make_schedule(
 
 
 def rate_share(epoch: int, settings: TrainingOptions) -> float:
-    """The factor of the learning rate in an epoch, counted from 0.
+    """The factor by which the learning rate is multiplied in an epoch, counted from 0.
 
     It rises in equal steps over `warm_up` epochs. Then the schedule `step` multiplies it by `decay` every `decay_every`
     epochs, `cosine` lowers it along half a cosine to 0 at the end of training, and `constant` keeps it.
@@ -98,7 +98,7 @@ MARGIN = 0.9  # all threads are taken where they need at most this share of one 
 
 
 def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
-    """The number of CPU threads for a method's training, and the measured seconds of each number that was tried.
+    """Choose the number of CPU threads for a method's training; also returns the seconds of each number tried.
 
     Small matrix products are timed first: beside a busy core a single step of all threads can take forty times as long
     as one of a single thread, and products show that in a tenth of a second. If all threads are not far slower,
@@ -158,7 +158,7 @@ SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
 
 @dataclass
 class TrainingState:
-    """Everything that the next epoch depends on. `key` is a hash of options, data and seed."""
+    """Everything that the next epoch depends on, in a form that can be saved; `key`: hash of options, data and seed."""
 
     key: str
     method: Method[Any]
@@ -174,7 +174,7 @@ class TrainingState:
     best: dict[str, Tensor] = field(default_factory=dict)  # tensors of the best epoch
 
     def save(self, path: Path) -> None:
-        """Write the training state to a file, whole or not at all."""
+        """Write the state to a file atomically."""
         moments = self.optimiser.state_dict()
         tensors = {f"method.{name}": tensor for name, tensor in self.method.state_dict().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
@@ -188,7 +188,7 @@ class TrainingState:
         write_model(path, "unfinished training", fields, tensors)
 
     def load(self, path: Path) -> None:
-        """Restore the state; raises `DuplexError`, and changes nothing, for a file of another run."""
+        """Restore the state from a file; for a file of another run, raises `DuplexError` and changes nothing."""
         header = read_header(path, "unfinished training")
         fields = header.fields
         if fields["key"] != self.key:
@@ -211,7 +211,7 @@ class TrainingState:
 
 
 def saved_epoch(path: Path) -> int:
-    """The number of finished epochs in the file of an unfinished run; 0 if there is none."""
+    """The number of finished epochs in an unfinished run's file; 0 if there is no file."""
     try:
         return int(read_header(path, "unfinished training").fields["epoch"])
     except DuplexError:
@@ -233,7 +233,7 @@ def train_epoch(
     show: Callable[[int, dict[str, float]], None],
     hooks: TrainingHooks = TrainingHooks(),
 ) -> dict[str, float]:
-    """Train one epoch and return the mean of each loss term; `show` is called with each step and the means so far."""
+    """Train one epoch and return the mean of each loss term; `show` gets each step's number and the means so far."""
     state.method.train()
     size = settings.batch_size * settings.accumulate
     losses = Losses(state.epoch + 1, settings)
@@ -251,7 +251,7 @@ def train_epoch(
 
 
 def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
-    """The indices of all images in a random order; if inputs are on disk, in one that a disk reads fast."""
+    """The indices of all images in a random order; for inputs on disk, an order in which a disk reads fast."""
     for values in images.inputs.values():
         if not isinstance(values, Tensor):
             return values.shuffled_rows(order)
@@ -259,7 +259,7 @@ def shuffled_rows(images: Batch, order: torch.Generator) -> Tensor:
 
 
 class Losses:
-    """Mean of every loss term over an epoch's images, for progress bars, logs and the training history.
+    """Mean of each loss term over an epoch's images, for progress bars, logs and the training history.
 
     Terms of several steps are read from the device at once, because each read waits until the device is idle.
     """
@@ -273,11 +273,11 @@ class Losses:
         self._waiting: list[tuple[int, int, tuple[str, ...], Tensor]] = []  # step, images, names, values
 
     def add(self, step: int, images: int, terms: dict[str, Tensor]) -> None:
-        """Queue the loss terms of a step, each a mean over `images` images; `flush` copies them from the device."""
+        """Queue a step's loss terms, which are means over `images` images; `flush` copies them from the device."""
         self._waiting.append((step, images, tuple(terms), torch.stack(list(terms.values()))))
 
     def flush(self) -> None:
-        """Copy queued loss terms from the device, update epoch `means`; raise `DuplexError` for NaN or infinity."""
+        """Copy the queued loss terms from the device and update `means`; raises `DuplexError` for NaN or infinity."""
         if not self._waiting:
             return
         values = iter(torch.cat([values for *_, values in self._waiting]).tolist())
@@ -302,10 +302,10 @@ class Losses:
 def optimiser_step(
     method: Method[Any], images: Batch, rows: Tensor, settings: TrainingOptions, optimiser: torch.optim.Optimizer
 ) -> dict[str, Tensor]:
-    """Take one optimiser step over `accumulate` batches and return the mean of every loss term.
+    """Take one optimiser step on the images with the indices `rows`; returns the mean of each loss term.
 
-    Tensors that the batches share (`Method.shared`, such as encoded text) are computed once; their gradients are summed
-    and propagated once. Nothing in a step waits for the device.
+    The step has `accumulate` batches. Tensors that they share (`Method.shared`, such as encoded text) are computed only
+    once; their gradients are summed and propagated once. Nothing in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
     shared = method.shared()
@@ -338,9 +338,9 @@ def learning_rates(optimiser: torch.optim.Optimizer) -> tuple[float, ...]:
 
 
 def prefetch(images: Batch, steps: Iterable[Tensor]) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield, for each optimiser step, a batch and the indices of its images that the step uses.
+    """Yield, for each optimiser step, a batch and the indices in it of the step's images.
 
-    With inputs in memory the batch is `images`; with inputs on disk, the step's images only, which are read ahead.
+    With inputs in memory, the batch is always `images`; with inputs on disk, it is the step's images, read ahead.
     """
     on_disk: list[Any] = [values for values in images.inputs.values() if not isinstance(values, Tensor)]
     if not on_disk:
@@ -363,7 +363,7 @@ Validate = Callable[[Method[Any]], float | Mapping[str, float]]  # AUC, or metri
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """The file in which unfinished training is saved, and from which a killed run continues."""
+    """The file in which unfinished training is saved, so that a killed run can continue."""
 
     label: str = "training"  # for progress and messages
     path: Path | None = None  # written after each epoch; a killed run continues from it bit-identically
@@ -372,7 +372,7 @@ class ResumePoint:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Result of training; the method itself holds the tensors of the best epoch."""
+    """What training returns besides the method, which holds the tensors of the best epoch."""
 
     best_epoch: int
     best_auc: float  # validation AUC of the best epoch
@@ -390,9 +390,9 @@ def train(
     resume: ResumePoint = ResumePoint(),
     hooks: TrainingHooks = TrainingHooks(),
 ) -> TrainingResult:
-    """Train a method in place and load the tensors of its best epoch.
+    """Train a method in place and give it the tensors of its best epoch.
 
-    Epoch 0 is the untrained method, and the only epoch of a method without parameters to train.
+    Epoch 0 is the untrained method; it is the only epoch of a method without parameters to train.
     """
     if not len(examples):
         raise DuplexError(

@@ -69,7 +69,7 @@ _one_thread = threading.RLock()  # PyTorch's settings and its random generators 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method to train on one data set: kind (class), options, training options, and worlds (closed, open or both)."""
+    """A method to train: name, kind, options, training options, and worlds (closed, open or both)."""
 
     name: str  # for messages
     kind: str
@@ -81,7 +81,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """A method of params.yaml as it is trained on a data set; its `finetune` is None with `finetune: auto`."""
+        """Read a method of params.yaml, with the options that it has on a data set; `finetune: auto` becomes None."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(
@@ -95,7 +95,7 @@ class MethodSpec:
         )
 
     def with_settings(self, settings: Mapping[str, Any]) -> MethodSpec:
-        """The method with training options or options of its kind changed; `UsageError` for an unknown name."""
+        """A copy with some options changed, of training or of the kind; raises `UsageError` for an unknown option."""
         training = {field.name for field in fields(TrainingOptions)}
         known = dict.fromkeys([*sorted(training), *(field.name for field in fields(self.options))])
         for key in settings:
@@ -110,14 +110,14 @@ class MethodSpec:
 
     @property
     def request(self) -> InputRequest:
-        """Request for the method's training inputs: kinds of features, precision of the text tower, memory limit."""
+        """What the method needs from a data set: kinds of features, precision of the text tower, memory limit."""
         needs = find_method(self.kind).needs(self.options)
         return InputRequest(needs, self.training.precision, self.finetune, self.training.memory)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A trained method with its checkpoint metadata and history; `duplex.fit` returns it."""
+    """A trained method with its metadata and training history; `duplex.fit` returns it."""
 
     name: str
     method: Method[Any]  # holds the tensors of its best epoch
@@ -128,12 +128,12 @@ class Run:
 
     @property
     def val_auc(self) -> float:
-        """Validation AUC in percent, of the best epoch."""
+        """Validation AUC of the best epoch, in percent."""
         return 100 * self.record.val_auc
 
     @property
     def val_auc_all(self) -> float | None:
-        """Validation AUC in percent with every pair a candidate; None for a run that is not for the open world."""
+        """Validation AUC with every pair a candidate, in percent; None for a run that is not for the open world."""
         return None if self.record.val_auc_all is None else 100 * self.record.val_auc_all
 
     @property
@@ -147,7 +147,7 @@ class Run:
         return pd.DataFrame(self.result.history)
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write checkpoint, history and timing into a folder that `Recognizer.load` reads; return the folder.
+        """Write checkpoint, history and timing into a folder that `Recognizer.load` can read; returns the folder.
 
         Raises `UsageError` if the folder holds an exported model, which would hide the run, or one of these files.
 
@@ -163,7 +163,7 @@ class Run:
         return files.root
 
     def write(self, files: RunPaths) -> None:
-        """Write the run's `files` over any that are there; results of another checkpoint are removed."""
+        """Write the run's `files`, replacing earlier ones, and remove results that belong to another checkpoint."""
         before = sha256(files.checkpoint) if files.checkpoint.is_file() else None
         save_checkpoint(files.checkpoint, self.method, self.record)
         write_text(files.history, self.history.to_csv(index=False, lineterminator="\n"))
@@ -180,7 +180,7 @@ class Run:
 
 @contextmanager
 def reproducible(wanted: Threads = "auto") -> Iterator[None]:
-    """Context manager in which a seed decides every bit of a training run: what training and evaluation run in.
+    """Context manager for training and evaluation, inside of which the seed decides every bit of the result.
 
     PyTorch uses deterministic algorithms, its initial modes (gradients on, autocast off, new tensors float32 on the
     CPU) and `wanted` CPU threads. At the end, the caller's settings and the states of PyTorch's random generators are
@@ -210,9 +210,9 @@ def train_run(
     hooks: TrainingHooks = TrainingHooks(),
     choose_by: ChooseBy | None = None,
 ) -> Run:
-    """Train a method and keep its best epoch by validation; choose bias and feasibility threshold on validation images.
+    """Train a method and keep the epoch that validation chooses; also choose bias and feasibility threshold.
 
-    Callers run it, and whatever of it is compared, in the context `reproducible`.
+    Call it, and everything whose results are compared with it, inside of `reproducible`.
 
     choose_by: the caller's own validation metric, which chooses the epoch instead of the option `select`.
     """
@@ -260,7 +260,7 @@ def train_on_all_images(
 ) -> Run:
     """Train a method on all labelled images, without validation, for the number of epochs that an earlier run chose.
 
-    chosen: checkpoint metadata of the earlier run; its number of epochs, bias and distance threshold are used.
+    chosen: metadata of the earlier run, from which the number of epochs, bias and distance threshold are taken.
     tuned: values of options that the earlier run chose on validation images (`Method.chosen_options`).
     inputs: data set with every image in the training split.
     """
@@ -294,7 +294,7 @@ def train_on_all_images(
 def initialised_method(
     kind: str, options: Options, context: MethodContext, inputs: RunInputs, seed: int, device: torch.device
 ) -> Method[Any]:
-    """An untrained method, initialised from the training images."""
+    """Build a method and let it start from the training images; it is not trained."""
     torch.manual_seed(seed)
     method = make_method(kind, options, context).to(device)
     images = inputs.examples["train"].to(device)
@@ -307,7 +307,7 @@ def finish(
 ) -> tuple[Margins, dict[str, Any]]:
     """Let a trained method choose its settings, then score the validation images once per world.
 
-    Returns their margins in the closed world, and the fields of `Record` that they decide.
+    Returns their margins in the closed world, and the fields of `Record` that follow from the scores.
     """
     labels, rule = inputs.labels, settings.feasibility
     tune(method, val, labels)
@@ -345,7 +345,7 @@ FEASIBILITY_METRICS = ("unseen", "hm", "auc", "auc_low", "auc_high")  # seen acc
 
 @dataclass(frozen=True)
 class WorldResult:
-    """Result of evaluating a method in one world, closed or open: metrics, seen–unseen curve and predictions."""
+    """What evaluating a method in one world (closed or open) gives: metrics, seen–unseen curve and predictions."""
 
     metrics: dict[str, Any]
     margins: Margins
@@ -356,7 +356,7 @@ class WorldResult:
 
 
 def calibration_for(record: Record, world: World, place: object) -> Calibration:
-    """What a run's validation chose for a world; `UsageError` if it was not trained for that world."""
+    """The calibration that the run `place` chose for a world; raises `UsageError` if it has none for that world."""
     calibration = (record.calibration or {}).get(world)
     if calibration is None:
         raise UsageError(f"{place} was not trained for the {world} world; train again, or change `world` of the method")
@@ -371,7 +371,7 @@ def evaluate_world(
     calibration: Calibration,
     split: str = "test",
 ) -> WorldResult:
-    """A method's metrics, curve and predictions on one split in one world, closed or open.
+    """Evaluate a method on one split in one world (closed or open).
 
     In the open world, compositions below the feasibility threshold score -inf; `auc_all` is the AUC with every
     composition a candidate.
@@ -453,7 +453,7 @@ def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration
 
 
 def metrics_at_bias(margins: Margins, bias: float) -> dict[str, float]:
-    """Seen and unseen accuracy and their harmonic mean, in percent, at the bias chosen on validation images."""
+    """Seen accuracy, unseen accuracy and their harmonic mean in percent, at the bias that validation chose."""
     ends = [float(np.mean(right)) for right in (bias < margins.seen, bias > margins.unseen) if right.size]
     record = {"val_bias": bias}
     if len(ends) == 2:
@@ -487,7 +487,7 @@ def _for_every_k(settings: EvaluationParams, measured: Callable[[int], Metrics])
 
 
 def flatten(metrics: Metrics) -> dict[str, Any]:
-    """Metrics as a flat dict; 95 % intervals become numbers such as `auc_low`, because DVC ignores lists."""
+    """Metrics as a flat dict; each 95 % interval becomes two numbers, such as `auc_low`, because DVC ignores lists."""
     record: dict[str, Any] = {}
     for key, value in metrics.to_dict().items():
         if value is not None and key.endswith("_interval"):
@@ -501,7 +501,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
     """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
-    Each is measured at bias 0, among all candidates, and among only the seen (unseen) ones for seen (unseen) pairs.
+    Each is measured at bias 0, once among all candidates, once among only the seen (for unseen pairs, only the unseen).
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     test = inputs.examples["test"].compositions.cpu().numpy()
@@ -515,7 +515,7 @@ def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, di
 
 
 def term_metrics(method: Method[Any], inputs: RunInputs) -> dict[str, dict[str, Any]]:
-    """Closed-world metrics of each score term (summand of the score) alone, and of partial sums of terms."""
+    """Closed-world metrics of each summand of the score alone, and of sums of some summands."""
     labels, test = inputs.labels, inputs.examples["test"]
     sums = score_term_sums(method, labels.candidates("closed", "test"), test, labels)
     records = {}

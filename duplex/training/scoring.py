@@ -52,7 +52,7 @@ BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_
 
 @dataclass(frozen=True)
 class ScoringTask:
-    """Candidate compositions and the function that scores images for them, built once for all images of a split."""
+    """The candidates of a split and the function that scores its images for them, built once per split."""
 
     candidates: CandidateSet
     scorer: Scorer
@@ -61,7 +61,7 @@ class ScoringTask:
 
     @classmethod
     def of(cls, method: Method[Any], candidates: Ints | CandidateSet) -> ScoringTask:
-        """The task of scoring sorted `candidates`; sets the method to evaluation mode."""
+        """Prepare scoring with a method for sorted `candidates`; puts the method into evaluation mode."""
         method.eval()
         name = method.class_name
         size = method.labels.size
@@ -75,13 +75,13 @@ class ScoringTask:
         return cls(candidates, scorer, name=name)
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
-        """Yield all scores in blocks that fit into memory: `(slice of b images, float32 scores [b, candidates])`."""
+        """Yield blocks of scores that fit into memory: a slice of b images and their float32 scores [b, candidates]."""
         for rows, part in _cut(inputs, BLOCK_SCORES // len(self.candidates)):
             scores = self.scorer(part)
             yield rows, checked_scores(self.name, scores, rows.stop - rows.start, len(self.candidates))
 
     def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
-        """All scores in blocks `(slice of images, index of the first candidate, float32 scores [b, w])`.
+        """Yield blocks of scores: a slice of images, the first candidate's index, and float32 scores [b, w].
 
         Unlike `blocks`, it also splits the candidates, if the scores of one image are too many for memory.
         """
@@ -98,7 +98,7 @@ def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tens
 
 
 def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Tensor:
-    """A method's scores, detached; `DuplexError` unless they are floating-point numbers [images, columns]."""
+    """Return a method's scores without gradients; raises `DuplexError` unless they are floats [images, columns]."""
     if scores.shape != (images, columns) or scores.dtype not in (torch.float32, torch.float64):
         found = f"a tensor {list(scores.shape)} of {scores.dtype}"
         raise DuplexError(f"{method} scored images with {found}; expected float32 of shape {[images, columns]}")
@@ -106,14 +106,14 @@ def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Te
 
 
 class TopCandidates:
-    """Indices of each image's best candidates, best first [images, top], updated while scores are computed."""
+    """The indices of each image's best candidates [images, top], best first; updated block by block."""
 
     def __init__(self, images: int, top: int, device: torch.device) -> None:
         self.columns = torch.full((images, top), -1, device=device)
         self._scores = torch.full((images, top), -torch.inf, device=device)
 
     def add(self, scores: Tensor, rows: slice, first: int) -> None:
-        """Update the best candidates with scores [b, w] of the images `rows` and w candidates from index `first` on."""
+        """Update the best candidates by scores [b, w]: images `rows`, and w candidates from index `first` on."""
         top, width = self.columns.shape[1], scores.shape[1]
         if first == 0 and width >= top:
             self._scores[rows], self.columns[rows] = scores.topk(top, dim=1)
@@ -141,7 +141,7 @@ ScoreReader = Callable[[Tensor, slice], None]  # scores [b, C], images
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """Result of scoring a split."""
+    """What scoring a split gives: score statistics and each image's best candidates."""
 
     candidates: CandidateSet
     accumulator: ScoreAccumulator
@@ -164,7 +164,8 @@ def score_split(
 ) -> ScoringResult:
     """Score a split in one pass; return statistics of the scores and best candidates.
 
-    bucket: [C] number of each unseen candidate's bucket, its place between thresholds of feasibility; with buckets, one
+    k: an image counts as right if its label is among the k best candidates.
+    bucket: [C] number of the interval between feasibility thresholds in which each unseen candidate lies; with it, one
         pass measures all thresholds.
     feasible_mask: [C] whether a candidate is feasible; others score -inf.
     top: number of best compositions to keep per image, after adding `bias` to unseen ones.
@@ -201,7 +202,7 @@ def score_split(
 def score_term_sums(
     method: Method[Any], candidates: Ints, examples: Examples, labels: LabelSpace
 ) -> dict[tuple[str, ...], ScoreAccumulator]:
-    """Statistics of each summand of a method's score, and of partial sums, by names; empty if it is no sum."""
+    """Score statistics of each summand of a method's score and of sums of some, by name; empty if it is no sum."""
     method.eval()
     score_terms = method.score_terms(candidates.copy())
     statistics: dict[tuple[str, ...], ScoreAccumulator] = {}
@@ -226,7 +227,7 @@ def score_term_sums(
 
 
 def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
-    """Let a trained method choose settings, such as weights in its score, by validation AUC (`Method.tune`)."""
+    """Let a trained method choose its own settings, such as score weights, by validation AUC (`Method.tune`)."""
     candidates = labels.candidates("closed", "val")
     target = np.searchsorted(candidates, examples.compositions.cpu().numpy())
     seen = labels.is_seen(candidates)
@@ -238,7 +239,7 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
 
 
 def defined_auc(margins: Margins) -> float:
-    """The AUC (fraction) of validation images; `DuplexError` without images of both seen and unseen pairs."""
+    """The AUC of validation images, a fraction; raises `DuplexError` without images of both seen and unseen pairs."""
     auc = Components.of(margins).auc
     if auc is None:
         raise DuplexError("the validation AUC is undefined; its split needs images of both seen and unseen pairs")
@@ -250,7 +251,7 @@ ChooseBy = Callable[[Mapping[str, float]], float]  # seen, unseen, hm and auc as
 
 @dataclass(frozen=True)
 class Validation:
-    """Callable that validates a method in the closed world and returns metrics by name; the last chooses the epoch.
+    """Validates a method in the closed world when it is called; returns metrics, whose last one chooses the epoch.
 
     name: auc (`last` too), hm, unseen, or loss, the mean of `-log p(c|x)` of the labels c among the candidates.
     choose_by: the caller's function that computes the metric `name` from seen and unseen accuracy, HM and AUC.
@@ -292,7 +293,7 @@ class Validation:
 
 
 def metric_name(choose_by: ChooseBy) -> str:
-    """The name of a caller's metric in the training history: its function's name if usable, else 'selection'."""
+    """The name of a caller's metric in the history: that of its function if it can be used, else 'selection'."""
     name = getattr(choose_by, "__name__", "")
     return name if name.isidentifier() and name not in ("auc", "hm", "unseen", "loss", "last") else "selection"
 
@@ -306,7 +307,7 @@ LARGEST_BIAS = 1e6  # beyond it float32 scores of about 1 vanish beside the bias
 
 @checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Calibration:
-    """Bias on unseen scores and threshold that excludes implausible pairs, for one world, chosen by validation."""
+    """What validation chose for one world: the bias on unseen pairs, and the threshold that excludes some of them."""
 
     # Bias: added to the scores of unseen compositions; it maximises the validation harmonic mean
     bias: Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS)]
@@ -319,7 +320,7 @@ class Calibration:
     alternatives: tuple[Calibration, ...] = ()  # choices by other sources, or those that `auto` did not adopt
 
     def to_dict(self) -> dict[str, Any]:
-        """The calibration as values for JSON, without fields that have their defaults."""
+        """The calibration for JSON, without fields that have their default values."""
         values: dict[str, Any] = TypeAdapter(Calibration).dump_python(self, mode="json", exclude_defaults=True)
         return values
 
@@ -382,20 +383,20 @@ def calibrate(
 
 
 def count_unseen_pairs(val: Examples, labels: LabelSpace) -> int:
-    """The number of unseen compositions with validation images."""
+    """How many unseen pairs have validation images."""
     compositions = np.unique(val.compositions.cpu().numpy())
     return int((~labels.is_seen(compositions)).sum())
 
 
 def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Feasibility | None:
-    """The plausibility of compositions by word vectors; None without word vectors or unseen compositions."""
+    """The feasibility of all compositions by word vectors; None without word vectors or without unseen compositions."""
     if words is None or len(labels.pairs["train"]) == labels.size:
         return None
     return Feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
 
 
 def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
-    """How plausible each composition is [M*N] by the method's likelihood, +inf for seen compositions.
+    """The feasibility of all compositions [M*N] by the method's likelihood; +inf for seen compositions.
 
     None if the method has no likelihood or no composition is unseen.
     """
@@ -411,7 +412,7 @@ def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
 def feasible_compositions(
     method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> Bools | None:
-    """The mask [M*N] of compositions whose feasibility reaches the calibration's threshold; None: all do."""
+    """Mask [M*N] of the compositions whose feasibility reaches the calibration's threshold; None: all of them."""
     if calibration.threshold is None:
         return None
     feasible: FeasibilityValues | None
@@ -423,7 +424,7 @@ def feasible_compositions(
 
 
 def best_bias(margins: Margins) -> float:
-    """The bias on unseen scores that maximises the harmonic mean of seen and unseen accuracy."""
+    """The bias on unseen scores at which the harmonic mean of seen and unseen accuracy is highest."""
     curve = Curve.of(margins)
     bias = curve.bias(int(np.argmax(curve.harmonic)))
     if not abs(bias) <= LARGEST_BIAS:
@@ -435,7 +436,7 @@ def best_bias(margins: Margins) -> float:
 
 
 def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, scores: Tensor | None = None) -> Confidence:
-    """Fit the two numbers that turn a method's scores into probabilities: a temperature and log-odds of unseen pairs.
+    """Fit the temperature and the log-odds of unseen pairs with which a method's scores become probabilities.
 
     Both are fitted on validation images, among the candidates of the closed world. Of many images, evenly spaced ones
     are used, as many as can be scored at once in memory.
@@ -466,12 +467,12 @@ FIELDS = ("whitening", "means", "threshold")
 
 @dataclass(frozen=True)
 class NoveltyDetector:
-    """Detector of images unlike the training images, whose distance to every pair's mean exceeds `threshold`.
+    """Detects images unlike the training images: their distance to each training pair's mean exceeds `threshold`.
 
         D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
 
-    is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within pairs. A given share of
-    the distances of validation images, which show seen and unseen pairs, does not exceed the threshold.
+    D is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within pairs. The threshold
+    is chosen so that a given share of validation images, which show seen and unseen pairs, does not exceed it.
     """
 
     whitening: Tensor  # W [d, d]
@@ -480,7 +481,7 @@ class NoveltyDetector:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """The detector of the training images, with a share `passing` of validation images within the threshold."""
+        """Fit a detector to the training images; a share `passing` of validation images stays within its threshold."""
         sizes = len(labels.states), len(labels.objects)
         groups = ClassStatistics.of(unit(train.cls.double()), train.compositions, *sizes).by_pair()
         whitening = shared_whitening(groups)
@@ -490,17 +491,17 @@ class NoveltyDetector:
         return cls(model.whitening, model.means, torch.quantile(distances, passing, interpolation="higher"))
 
     def distances(self, cls: Tensor) -> Tensor:
-        """The distance [B] of each image feature [B, d] to the mean feature of the nearest training pair."""
+        """Distance [B] of each image feature [B, d] to the nearest mean feature of a training pair."""
         whitened = unit(cls.float()) @ self.whitening
         return torch.cdist(whitened, self.means, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The detector's tensors by their names in a checkpoint or an export."""
+        """The detector's tensors, by the names that they have in a checkpoint or an export."""
         return {PREFIX + name: getattr(self, name).detach().cpu().contiguous() for name in FIELDS}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> NoveltyDetector | None:
-        """The detector in a checkpoint's or an exported model's tensors; None if they contain none."""
+        """Find the detector among the tensors of a checkpoint or an exported model; None if they have none."""
         if not any(name.startswith(PREFIX) for name in tensors):
             return None
         return cls(*(tensors[PREFIX + name].to(device) for name in FIELDS))

@@ -55,7 +55,7 @@ from duplex.training.run import MethodSpec, Run, train_run
 
 @dataclass(frozen=True)
 class Trial:
-    """A method with its options, to be trained with a seed on the data set of a store of trials."""
+    """A method with options and a seed, to be trained on the data set of a `Trials` store."""
 
     name: str  # for messages, such as `2 blocks, rate 0.0003`
     spec: MethodSpec
@@ -63,18 +63,18 @@ class Trial:
 
     @property
     def blocks(self) -> int:
-        """Number of the image tower's last blocks that are fine-tuned; 0: none."""
+        """How many of the image tower's last blocks are fine-tuned; 0: none."""
         return 0 if self.spec.finetune is None else self.spec.finetune.depth
 
     @property
     def rate(self) -> float | None:
-        """Learning rate of the fine-tuned blocks."""
+        """Learning rate of the fine-tuned blocks; None: no blocks, or the method's rate."""
         return None if self.spec.finetune is None else self.spec.finetune.learning_rate
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What validation says about a trial."""
+    """The outcome of a trial: its best epoch, and how it did on validation images."""
 
     name: str
     margins: Margins  # of the validation images, closed world
@@ -117,7 +117,7 @@ class Trials:
         return RunPaths(self.folder / json_digest(key)[:12])
 
     def result(self, trial: Trial) -> TrialResult:
-        """The result of a trial, which is trained first unless its files exist; `DuplexError` for damaged ones."""
+        """A trial's result, after training it if its files are missing; raises `DuplexError` for damaged files."""
         files = self.files(trial)
         result, margins = files.root / "result.json", files.root / "margins.npz"
         if not result.is_file():
@@ -146,7 +146,7 @@ class Trials:
         files.unfinished_training.unlink(missing_ok=True)
 
     def load(self, trial: Trial) -> tuple[Record, Method[Any], RunInputs]:
-        """Checkpoint metadata and trained method of a finished trial, and the inputs that it was trained on."""
+        """Load a finished trial: its metadata, the trained method, and the inputs that it was trained on."""
         files, inputs = self.files(trial), self.read(trial.spec.request)
         with report_damage(files.root):
             header = read_checkpoint(files.checkpoint)
@@ -155,7 +155,7 @@ class Trials:
         return record, method, inputs
 
     def run(self, trial: Trial) -> Run:
-        """A finished trial as the run that its training returned."""
+        """The `Run` that a finished trial's training returned, made again from files."""
         record, method, _ = self.load(trial)
         files = self.files(trial)
         with report_damage(files.root):
@@ -171,7 +171,7 @@ class Trials:
 
 @contextmanager
 def report_damage(folder: Path) -> Iterator[None]:
-    """Context manager: raise a `DuplexError` that names `folder` if files of trials in it cannot be read."""
+    """Context manager: if a trial's files cannot be read inside of it, raise a `DuplexError` that names `folder`."""
     try:
         yield
     except Exception as error:
@@ -186,7 +186,7 @@ FAILURES = 2  # numbers of blocks in a row without a gain, after which the searc
 
 @dataclass(frozen=True)
 class RecipeChoice:
-    """Outcome of a search for training settings."""
+    """Outcome of a search: the chosen recipe, its result, and a table of all recipes tried."""
 
     recipe: Trial
     attempt: TrialResult
@@ -199,7 +199,7 @@ def search_recipes(
     """Try recipes, the cheapest first, and return the one that the rules of this module choose.
 
     levels: lists of recipes of equal cost, such as two learning rates.
-    report: called with one line of text per recipe.
+    attempt: function that trains a recipe; `report`: function that receives one line of text per recipe.
     """
     best: tuple[Trial, TrialResult] | None = None
     table: list[dict[str, Any]] = []
@@ -237,14 +237,14 @@ def search_recipes(
 
 
 def gain_exceeds_error(dearer: TrialResult, cheaper: TrialResult) -> bool:
-    """Whether a costlier training gains more validation AUC than the standard error of the difference."""
+    """Whether the dearer training's gain in validation AUC exceeds the standard error of the difference."""
     difference = dearer.components.minus(cheaper.components)
     gain, error = difference.auc, difference.standard_error
     return gain is not None and gain > (error or 0.0)
 
 
 def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> dict[str, Any]:
-    """The table row of a recipe: validation AUC in percent, gain over the best so far, standard errors of both."""
+    """A recipe's row in the table: validation AUC in percent, gain over the best so far, standard errors of both."""
     own = result.components
     row: dict[str, Any] = {"recipe": recipe.name, "blocks": recipe.blocks}
     row |= {"rate": recipe.rate} if recipe.blocks else {}
@@ -256,7 +256,7 @@ def recipe_row(recipe: Trial, result: TrialResult, best: TrialResult | None) -> 
 
 
 def recipe_line(row: Mapping[str, Any], result: TrialResult) -> str:
-    """One line of text about a training that was tried: validation AUC, accuracy, gain over best, seconds."""
+    """One line of text about a recipe that was tried: validation AUC, accuracy, gain over the best so far, seconds."""
     parts = [f"{row['recipe']:<24} validation AUC {row['auc']:5.1f}"]
     if row["accuracy"] is not None:
         parts.append(f"accuracy {row['accuracy']:5.1f} %")
@@ -281,10 +281,10 @@ TIMED_IMAGES = 64
 def finetuned_recipes(
     spec: MethodSpec, depths: Iterable[int], rates: Iterable[float] = RATES, seed: int = 0
 ) -> list[list[Trial]]:
-    """Recipes that train a method and the image tower's last blocks together: one list per depth, a recipe per rate.
+    """Recipes that train a method together with the image tower's last blocks.
 
-    The learning rate of the blocks is the recipe's; the method keeps its own, but trains 6 epochs along half a cosine,
-    without warm-up, and stops after 3 epochs without a better validation AUC.
+    Returns one list per depth, with a recipe per learning rate of the blocks. The method keeps its own rate, but trains
+    6 epochs along half a cosine, without warm-up, and stops after 3 epochs without a better validation AUC.
     """
     training = replace(spec.training, epochs=EPOCHS, schedule="cosine", warm_up=0, patience=PATIENCE)
     levels = []
@@ -308,7 +308,7 @@ class BlockRoom:
 
 
 def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequence[int] = DEPTHS) -> BlockRoom:
-    """The largest number of last blocks of the image tower that can be fine-tuned, and what limits it.
+    """Find how many last blocks of the image tower can be fine-tuned at most, and what limits the number.
 
     The tower must be of a kind that can be cut before these blocks, and their inputs, cached for all images, must fit
     into half of the disk's free space.
@@ -334,7 +334,7 @@ def finetunable_blocks(encoder: Encoder, images: int, folder: Path, depths: Sequ
 
 @dataclass(frozen=True)
 class BlockCost:
-    """Measured seconds per image to train the last blocks of an image tower, and to run them without training."""
+    """Measured seconds per image: to train the last blocks of an image tower, and to run them without training."""
 
     train: float  # forward and backward
     forward: float
@@ -342,7 +342,7 @@ class BlockCost:
 
 
 def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_IMAGES) -> BlockCost:
-    """Measure the seconds per image to train the last blocks of an image tower, and to run them without training.
+    """Measure how many seconds per image it takes to train the last blocks, and to run them without training.
 
     Random numbers stand in for the blocks' inputs. The fastest of three passes counts.
 
@@ -374,7 +374,7 @@ def block_cost(encoder: Encoder, blocks: int, cached: int, images: int = TIMED_I
 
 @dataclass(frozen=True)
 class Schedule:
-    """Numbers of fine-tuned blocks and learning rates that a search tries in a time limit, with its predicted time."""
+    """Numbers of fine-tuned blocks and learning rates that a search tries within a time limit; its predicted time."""
 
     depths: tuple[int, ...]  # numbers of blocks to fine-tune, one after another
     rates: tuple[float, ...]  # learning rates to try at the first depth
@@ -384,7 +384,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ImageCounts:
-    """Numbers of images for training, validation and the final fit to all images, to predict a search's duration."""
+    """How many images are used for training, for validation and for the final fit; they predict a search's duration."""
 
     train: int
     val: int
@@ -402,8 +402,9 @@ def make_schedule(
     """Choose the numbers of fine-tuned blocks and the learning rates that a search tries within `budget` seconds.
 
     The predicted time is that of training every recipe, and of a final fit to all images with the last one. The
-    schedule goes up to the largest number of blocks that the time allows. It also has all smaller numbers if there is
-    time for them, and all learning rates rather than only the first. It is empty if there is no time for one block.
+    schedule goes up to the largest number of blocks that the time allows, at most `depth`. It also has all smaller
+    numbers if there is time for them, and all learning rates rather than only the first. Without time for one block it
+    is empty.
 
     epoch_seconds: duration of an epoch without fine-tuned blocks.
     """
@@ -444,7 +445,7 @@ def _depth_choices(depths: tuple[int, ...], rates: int) -> list[tuple[tuple[int,
 
 
 def stored_schedule(folder: Path, minutes: float, make: Callable[[], Schedule]) -> Schedule:
-    """The schedule of a search with a time limit, from its file in `folder`; without a file, from `make`."""
+    """Read a search's schedule from its file in `folder`; if there is none, call `make` and store its result."""
     path = folder / f"schedule-{minutes:g}.json"
     if not path.is_file():
         write_text(path, json.dumps(asdict(make())) + "\n")
