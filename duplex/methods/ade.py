@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import Composer, WordMethod, next_allowed_partner, score_in_chunks
+from duplex.methods.families import Composer, WordMethod, WordOptions, next_allowed_partner, score_in_chunks
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import Prototypes
-from duplex.options import Count, NonNegative, Options, Positive
+from duplex.options import Count, NonNegative, Positive
 
 
 @dataclass(frozen=True)
-class AdeOptions(Options):
+class AdeOptions(WordOptions):
     width: Count = 300  # size e of concept features and embedded words
     scale: Positive = 50.0  # 1 / T of cosines
     regulariser: NonNegative = 1.0  # weight w of L_reg

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout
 
 from duplex.methods.base import Batch, Inputs, MethodContext
 from duplex.methods.families import TextMethod, TextOptions
@@ -38,6 +38,7 @@ class CailaOptions(TextOptions):
     dropout: Rate = 0.1  # inside each adapter
     scale: Positive = 0.1  # weight a of the adapters' outputs
     mixture: bool = True  # whether composition features use all three adapters, or their own alone
+    feature_dropout: Rate = 0.0  # of the unit features of images, in the losses
     shift: bool = True  # whether to train on artificial images (L_shift)
     template: Template = TEMPLATE  # words before the names in the prompts
 
@@ -80,7 +81,8 @@ class Caila(TextMethod[CailaOptions]):
         return self.texts.texts(self.prompts(self.labels.pairs["train"]), self.train_candidates)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        z = self.images.images(unit(batch.cls))
+        rate = self.options.feature_dropout
+        z = [dropout(f, rate, self.training) for f in self.images.images(unit(batch.cls))]
         logits = (self.scale * f @ t.T for f, t in zip(z, shared, strict=True))
         losses = self.three_path_losses(
             names=("composition", "state", "object"), logits=logits, compositions=batch.compositions

@@ -26,15 +26,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import WordMethod
+from duplex.methods.families import WordMethod, WordOptions
 from duplex.methods.layers import CompositionIndex, Mlp, unit
-from duplex.options import Count, Natural, Options, Positive, Rate, Share
+from duplex.options import Count, Natural, Positive, Rate, Share
 
 CHUNK = 2**14  # compositions embedded at once
 
 
 @dataclass(frozen=True)
-class CanetOptions(Options):
+class CanetOptions(WordOptions):
     width: Count = 512  # hidden units of every perceptron
     layers: Natural = 1  # hidden layers of each image head
     dropout: Rate = 0.1  # in every perceptron

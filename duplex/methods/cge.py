@@ -32,9 +32,9 @@ from torch.nn.functional import dropout, relu
 
 from duplex.labels import Ints, contains_sorted
 from duplex.methods.base import MethodContext
-from duplex.methods.families import EmbeddingHead
+from duplex.methods.families import EmbeddingHead, WordOptions
 from duplex.methods.layers import CompositionIndex, Mlp, unit
-from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
+from duplex.options import Count, Natural, NonNegative, Positive, Rate
 
 
 class NodeFeatures(NamedTuple):
@@ -114,7 +114,7 @@ def mean_pairs(states: Tensor, objects: Tensor, columns: CompositionIndex) -> Te
 
 
 @dataclass(frozen=True)
-class CgeOptions(Options):
+class CgeOptions(WordOptions):
     layers: Natural = 2  # graph convolutions; 0: a composition's embedding is the mean of its words
     width: Count = 4096  # outputs of every convolution but the last
     out: Count = 512  # outputs of the last convolution

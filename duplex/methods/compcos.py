@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from duplex.methods.base import MethodContext
-from duplex.methods.families import Composer, EmbeddingHead
+from duplex.methods.families import Composer, EmbeddingHead, WordOptions
 from duplex.methods.layers import Mlp, unit
-from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
+from duplex.options import Count, Natural, NonNegative, Positive, Rate
 
 
 @dataclass(frozen=True)
-class CompCosOptions(Options):
+class CompCosOptions(WordOptions):
     width: Count = 512  # size of the space of images and compositions
     layers: Natural = 2  # hidden layers of the image head
     dropout: Rate = 0.1  # in the image head

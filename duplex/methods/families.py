@@ -106,16 +106,27 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
 
+@dataclass(frozen=True)
+class WordOptions(Options):
+    """Options that all methods with word vectors share."""
+
+    unit_words: bool = True  # whether word vectors are scaled to unit length first
+
+
+WordOptionsT = TypeVar("WordOptionsT", bound=WordOptions)
+
+
 class WordTable(nn.Module):
-    """Embeddings of all states and objects, which start as normalised word vectors; trained or fixed."""
+    """Embeddings of all states and objects, which start as word vectors, of unit length or as they are."""
 
     states: Tensor
     objects: Tensor
 
-    def __init__(self, states: Tensor, objects: Tensor, *, trained: bool) -> None:
+    def __init__(self, states: Tensor, objects: Tensor, *, trained: bool, unit_words: bool = True) -> None:
         super().__init__()
         for name, vectors in (("states", states), ("objects", objects)):
-            rows = normalize(vectors.detach().clone().to(torch.float32), dim=-1)  # [M, w], [N, w]
+            rows = vectors.detach().clone().to(torch.float32)  # [M, w], [N, w]
+            rows = normalize(rows, dim=-1) if unit_words else rows
             if trained:
                 self.register_parameter(name, nn.Parameter(rows))
             else:
@@ -138,16 +149,17 @@ class Composer(nn.Module):
         return unit(states.index_select(0, candidates.states) + objects.index_select(0, candidates.objects))
 
 
-class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
+class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
     """Base class of methods that start from word vectors, `words`; a subclass sets `composer` or defines `prepare`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
 
-    def __init__(self, context: MethodContext, options: OptionsT, *, trained_words: bool) -> None:
+    def __init__(self, context: MethodContext, options: WordOptionsT, *, trained_words: bool) -> None:
         super().__init__(context, options)
         assert context.words is not None
-        self.words = WordTable(context.words.states, context.words.objects, trained=trained_words)
+        states, objects = context.words.states, context.words.objects
+        self.words = WordTable(states, objects, trained=trained_words, unit_words=options.unit_words)
 
     def prepare(self, candidates: CompositionIndex) -> Any:
         return self.composer(self.words, candidates)
@@ -156,7 +168,7 @@ class WordMethod(SeenMethod[OptionsT], Generic[OptionsT]):
         return (self.prepare(self.train_candidates),)
 
 
-class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
+class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
     """Base class of methods that score by dot products of an image embedding and a composition embedding.
 
     The loss is a cross-entropy over the seen compositions, or in the open world over all. A subclass defines
@@ -165,7 +177,9 @@ class EmbeddingHead(WordMethod[OptionsT], Generic[OptionsT]):
 
     margins: Tensor | None  # [M * N], one per composition
 
-    def __init__(self, context: MethodContext, options: OptionsT, *, trained_words: bool, scale: float = 1.0) -> None:
+    def __init__(
+        self, context: MethodContext, options: WordOptionsT, *, trained_words: bool, scale: float = 1.0
+    ) -> None:
         super().__init__(context, options, trained_words=trained_words)
         self.scale = scale
         if context.world == "open":

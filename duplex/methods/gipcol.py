@@ -8,15 +8,16 @@ Xu et al., "GIPCOL: Graph-Injected Soft Prompting for Compositional Zero-Shot Le
 * G: graph network over states, objects and compositions, a composition starting at the mean of its state and object
 
 The frozen text tower encodes the prompts; the loss is a cross-entropy over seen compositions. In the paper s and o stay
-fixed and are replaced by G's output; here they are trained, and G's last layer starts at zero, so that training starts
-at words the tower knows. `edges: false` removes the network, which leaves CSP with a learned prefix. The graph's
-compositions are all that the data set's splits list, or in the open world all.
+fixed and are replaced by G's output (`words: replaced`); by default they are trained, and G's last layer starts at
+zero, so that training starts at words the tower knows. `edges: false` removes the network, which leaves CSP with a
+learned prefix. The graph's compositions are all that the data set's splits list, or in the open world all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from duplex.methods.cge import CompositionGraph, GraphNetwork
 from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import CompositionIndex, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes, Source
-from duplex.options import Count, Rate, Template
+from duplex.options import Count, LearningRate, Rate, Template
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,13 @@ class GipcolOptions(TextOptions):
     layers: Count = 2  # graph convolutions
     width: Count = 1024  # outputs of every convolution but the last
     dropout: Rate = 0.5  # in the graph network
+    words: Literal["added", "replaced"] = "added"  # whether G's output is added to s and o, or replaces fixed ones
+    network_rate: LearningRate | None = None  # learning rate of the graph network; null: that of training
+    network_decay: Rate | None = None  # its weight decay; null: that of training
+
+    def rules(self) -> Iterable[tuple[object, str]]:
+        is_plain = self.words == "added" and self.network_rate is None and self.network_decay is None
+        yield self.edges or is_plain, "edges: false has no network; leave words, network_rate and network_decay out"
 
 
 class GraphPrompts(Prompts):
@@ -49,14 +57,18 @@ class GraphPrompts(Prompts):
     def __init__(self, labels: LabelSpace, tower: TextTower, context: Source, template: str) -> None:
         super().__init__(labels, tower, context=context, vocabulary="learned", paths="composition", template=template)
         self.network: GraphNetwork | None = None
+        self.register_buffer("fixed_names", None, persistent=False)  # [M + N, width], where G's output replaces words
 
     def lexicon(self) -> Tensor:
         if self.network is None:
             return super().lexicon()
         states = len(self.labels.states)
         context, names = self.learned_parts()
+        if self.fixed_names is not None:
+            names = self.dropped(self.fixed_names)
         nodes = self.network(names[:states], names[states:])[-1]
-        return torch.cat([self.frozen_rows, context, names + torch.cat([nodes.states, nodes.objects])])
+        found = torch.cat([nodes.states, nodes.objects])
+        return torch.cat([self.frozen_rows, context, names + found if self.fixed_names is None else found])
 
 
 class Gipcol(TextMethod[GipcolOptions]):
@@ -70,8 +82,21 @@ class Gipcol(TextMethod[GipcolOptions]):
             graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
             width, rate = options.width, options.dropout
             self.prompts.network = GraphNetwork(graph, tower.width, width, tower.width, options.layers, rate)
+            if options.words == "replaced":
+                self.prompts.fixed_names = self.prompts.learned_parts()[1].detach().clone()
+                return
             for parameter in self.prompts.network.weights[-1].parameters():
                 zeros_(parameter)
+
+    def groups(self) -> list[dict[str, Any]]:
+        options = {"lr": self.options.network_rate, "weight_decay": self.options.network_decay}
+        own = {name: value for name, value in options.items() if value is not None}
+        if self.prompts.network is None or not own:
+            return super().groups()
+        network = list(self.prompts.network.parameters())
+        ids = {id(parameter) for parameter in network}
+        others = [parameter for parameter in self.parameters() if id(parameter) not in ids]
+        return [{"params": others}, {"params": network, **own}]
 
     def shared(self) -> Prototypes:
         prototypes: Prototypes = self.prompts(self.labels.pairs["train"], self.checkpointing)

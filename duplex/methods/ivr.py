@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, Inputs, MethodContext
-from duplex.methods.families import Composer, WordMethod, next_allowed_partner
+from duplex.methods.families import Composer, WordMethod, WordOptions, next_allowed_partner
 from duplex.methods.layers import CompositionIndex, Mlp, unit
-from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
+from duplex.options import Count, Natural, NonNegative, Positive, Rate
 
 
 @dataclass(frozen=True)
-class IvrOptions(Options):
+class IvrOptions(WordOptions):
     width: Count = 512  # size e of all embeddings, and hidden units of f
     layers: Natural = 1  # hidden layers of the embedding f
     dropout: Rate = 0.1  # in the embedding and both heads

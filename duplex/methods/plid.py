@@ -35,7 +35,7 @@ from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext
 from duplex.methods.families import TextMethod, TextOptions
 from duplex.methods.layers import CompositionIndex, Factors, unit
 from duplex.methods.prompts import TEMPLATE, Prompts
-from duplex.options import Count, NonNegative, Template
+from duplex.options import Count, NonNegative, Share, Template
 
 Templates = Annotated[tuple[Template, ...], Field(min_length=2)]
 TEMPLATES = (
@@ -55,6 +55,7 @@ class PlidOptions(TextOptions):
     templates: Templates = TEMPLATES  # words before the names in the descriptions
     margin: bool = True  # whether the losses have margins m from the covariance
     mix: Annotated[float, Field(gt=0, lt=1)] = 0.1  # mean of b, the weight of primitives' logits
+    smoothing: Share = 0.0  # weight of a pair's label that the seen pairs with its state or object alone share
     primitives: NonNegative = 0.1  # weight w of the primitives' losses
     width: Count = 768  # hidden units of each disentangler
     template: Template = TEMPLATE  # words whose tokens initialise the learned context
@@ -138,8 +139,18 @@ class Plid(TextMethod[PlidOptions]):
             margins = (self.margins(*paths) for paths in zip(z, shared.deviations, targets, strict=True))
             logits = [path + margin for path, margin in zip(logits, margins, strict=True)]
         names, weights = ("composition", "state", "object"), (1.0, self.options.primitives, self.options.primitives)
+        if self.options.smoothing:
+            targets = (self.smoothed(targets[0]).to(x.dtype), *targets[1:])
         terms = zip(names, weights, logits, targets, strict=True)
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
+
+    def smoothed(self, target: Tensor) -> Tensor:
+        """Each image's distribution over the seen compositions [B, C] for its label [B] with the option `smoothing`."""
+        m, n = self.train_candidates.states, self.train_candidates.objects
+        related = (m[target][:, None] == m) ^ (n[target][:, None] == n)
+        counts = related.sum(1, keepdim=True)
+        shares = self.options.smoothing * related.double() / counts.clamp(min=1)
+        return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
 
     def draw_mix(self, like: Tensor) -> Tensor:
         """A random weight b ~ Beta(1, q) with the mean `1 / (1 + q)`, which is the option `mix`."""

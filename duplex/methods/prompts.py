@@ -106,8 +106,11 @@ class Prompts(nn.Module):
         assert self.learned_rows is not None
         count = len(self.name_rows)  # the names' rows are the last
         context, names = self.learned_rows[:-count], self.learned_rows[-count:]
+        return context, self.dropped(names)
+
+    def dropped(self, names: Tensor) -> Tensor:
         drops = self.word_dropout > 0 and self.training and torch.is_grad_enabled()
-        return context, dropout(names, self.word_dropout) if drops else names
+        return dropout(names, self.word_dropout) if drops else names
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
         """P prompts as row numbers of the table `lexicon` [P, L]: start, context, names, end; padded with -1.

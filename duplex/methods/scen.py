@@ -24,16 +24,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from duplex.methods.base import Batch, MethodContext
-from duplex.methods.families import Composer, EmbeddingHead, next_allowed_partner
+from duplex.methods.families import Composer, EmbeddingHead, WordOptions, next_allowed_partner
 from duplex.methods.layers import Mlp, unit
-from duplex.options import Count, Natural, NonNegative, Options, Positive, Rate
+from duplex.options import Count, Natural, NonNegative, Positive, Rate
 
 STATE_WEIGHT = 0.4  # of L_s
 OBJECT_WEIGHT = 0.6  # of L_o
 
 
 @dataclass(frozen=True)
-class ScenOptions(Options):
+class ScenOptions(WordOptions):
     width: Count = 512  # size of both spaces, and hidden units of both encoders
     layers: Natural = 1  # hidden layers of each encoder
     dropout: Rate = 0.1  # in both encoders
