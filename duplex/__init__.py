@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from duplex.labels import LabelSpace as LabelSpace
     from duplex.options import Options as Options
     from duplex.recognition.answers import Answer as Answer
+    from duplex.recognition.fit import fit_folder as fit_folder
     from duplex.recognition.recognizer import Recognizer as Recognizer
     from duplex.training.fit import Dataset as Dataset
     from duplex.training.fit import Result as Result
@@ -43,6 +44,7 @@ PUBLIC = {
     "compare": "duplex.training.fit",
     "evaluate": "duplex.training.fit",
     "fit": "duplex.training.fit",
+    "fit_folder": "duplex.recognition.fit",
     "load_dataset": "duplex.training.fit",
     "load_encoder": "duplex.encoders",
     "measure": "duplex.evaluation.metrics",

@@ -54,9 +54,8 @@ def fit(
 
     name = source.resolve().name if source.is_dir() else source.resolve().stem
     place = out or Path(f"{name}-model")
-    folder = None if images is None else images.resolve()
     options: dict[str, Any] = {"encoder": encoder, "weights": weights, "minutes": minutes, "force": force}
-    model = fit_folder(source.resolve(), place, images=folder, say=log, **options)
+    model = fit_folder(source, place, images=images, say=log, **options)
     log(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
 
 

@@ -323,14 +323,27 @@ def refuse_existing_model(out: Path, *, force: bool) -> None:
         raise UsageError(f"{out} holds other files than a model's, such as {others[0]}; choose another folder")
 
 
-def upload(folder: Path, name: str) -> str:
+def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
+    """Copy an exported model with all its files, such as fit.json; False if `folder` is none, so nothing is copied."""
+    if not all((folder / name).is_file() for name in (MODEL, README)):
+        return False
+    refuse_existing_model(out, force=force)
+    with replace_folder(out.resolve()) as scratch:
+        for name in NAMES & {path.name for path in folder.iterdir() if path.is_file()}:
+            shutil.copyfile(folder / name, scratch / name)
+    return True
+
+
+def upload(
+    folder: Path, name: str, commit_message: str = "Exported by duplex", branch: str | None = None, **settings: Any
+) -> str:
     """Upload a folder to the Hugging Face repository `name`, which is created if missing; returns its URL."""
     from huggingface_hub import HfApi
 
-    api = HfApi()
+    api = HfApi(token=settings.pop("token", None))
     try:
-        api.create_repo(name, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder, commit_message="Exported by duplex")
+        api.create_repo(name, exist_ok=True, **settings)
+        api.upload_folder(repo_id=name, folder_path=folder, commit_message=commit_message, revision=branch)
     except Exception as error:  # of many kinds: network and hub
         raise DuplexError(f"{name} could not be uploaded to {api.endpoint}: {first_line(error)}; log in and try again"
         ) from error  # fmt: skip

@@ -65,7 +65,7 @@ from duplex.recognition.export import (
 from duplex.recognition.trained import TrainedRun
 from duplex.report.own import OwnData, write_page
 from duplex.system.code import code_hash
-from duplex.system.files import json_digest, refuse_existing, sole_writer, with_own_name, write_json
+from duplex.system.files import checked_path, json_digest, refuse_existing, sole_writer, with_own_name, write_json
 from duplex.training.checkpoint import with_checksum
 from duplex.training.inputs import Data, RunInputs, long_prompts
 from duplex.training.loop import ResumePoint
@@ -489,34 +489,40 @@ REMARK = "The numbers were measured before the model was fitted once more, on al
 
 
 def fit_folder(
-    source: Path,
-    out: Path,
+    source: str | Path,
+    out: str | Path,
     *,
-    images: Path | None = None,
+    images: str | Path | None = None,
     encoder: str | None = None,
     weights: str | None = None,
     minutes: float = MINUTES,
     say: Say = print,
     force: bool = False,
 ) -> Path:
-    """Fit a model to labelled images and write it to the folder `out`, as `duplex export` does.
+    """Fit a model to labelled images, as `duplex fit` does, and write it to a folder; return the folder.
+
+    `Recognizer.load` reads the folder. Features are kept in the user's cache, unfinished training in `OUT.cache`.
 
     source: a folder `state/object/*.jpg`, a table with the columns image, state, object and optionally split, or the
         folder of a published benchmark.
+    out: folder to write.
     images: folder that a table's image paths start from; by default the table's folder.
-    encoder: name of the frozen encoder; None: see `choose_encoder`.
+    encoder: name of the frozen encoder; None: the best that encodes the images in half an hour, or on a GPU the best.
     weights: the encoder's weights, a published tag or a file.
     minutes: time limit of training, after the images are encoded; timed steps decide which training settings are tried.
+    say: function that is called with each line of text on the data, the training settings tried, and the result.
     force: replace a model at `out` and its page, unless it was updated with further images.
     """
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; expected more than 0")
     if weights is not None and encoder is None:
         raise UsageError(f"--weights is {weights!r} without --encoder; name the encoder, or leave --weights out")
-    out = with_own_name(out)
+    place = checked_path(source, "source").resolve()
+    image_folder = None if images is None else checked_path(images, "images").resolve()
+    out = with_own_name(checked_path(out, "out"))
     refuse_existing_model(out, force=force)
     refuse_existing(page_file(out), force=force)
-    data = read_labelled_folder(source, images, known_pixels=load_pixel_digests(cache_beside(out)))
+    data = read_labelled_folder(place, image_folder, known_pixels=load_pixel_digests(cache_beside(out)))
     refuse_lost_updates(out, data.contents)
     describe(data, say)
     if encoder is None:

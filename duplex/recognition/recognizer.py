@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TextIO
 
 import numpy as np
@@ -56,11 +57,12 @@ from duplex.features.tokens import dequantize
 from duplex.labels import WORLDS, LabelSpace, World
 from duplex.methods.base import Inputs
 from duplex.recognition.answers import Answer, Candidates, Pair, UnreadableImage, as_pairs, with_added_compositions
-from duplex.recognition.trained import TrainedModel, open_trained
+from duplex.recognition.trained import TrainedModel, download, open_trained
 from duplex.system.files import checked_path
 from duplex.system.threads import initial_modes
 
 BATCH = 64
+OF_DOWNLOADS = ("revision", "token", "cache_dir", "force_download", "local_files_only")
 ImageLike = Image.Image | Path | str | NDArray[Any] | Tensor
 
 
@@ -110,6 +112,59 @@ class Recognizer:
         """
         trained = open_trained(where, torch.device(resolve_device(device)), word_vectors)
         return cls(trained, exact=exact, new_share=new_share)
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, **settings: Any) -> Recognizer:
+        """Load a model from the Hugging Face hub, or from a folder of `save_pretrained`.
+
+        Args:
+            name: `OWNER/NAME` on the hub, or the folder.
+            settings: `revision`, `token`, `cache_dir`, `force_download` and `local_files_only`, as huggingface_hub's
+                `ModelHubMixin.from_pretrained` has them, and arguments of `Recognizer.load`.
+        """
+        hub = {key: settings.pop(key) for key in OF_DOWNLOADS if key in settings}
+        folder = checked_path(name, "name")
+        return cls.load(folder if folder.is_dir() else download(str(name), **hub), **settings)
+
+    def save_pretrained(
+        self, folder: str | Path, *, world: World | None = None, licence: str = "other", force: bool = False
+    ) -> Path:
+        """Write the model to a folder that works without this package, as `duplex export` does; return the folder.
+
+        Args:
+            folder: made if it does not exist.
+            world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
+            licence: licence on the model card, such as mit; the copy of an exported model keeps its card.
+            force: replace a model in the folder.
+        """
+        return self._write(checked_path(folder, "folder"), world, licence, force=force)
+
+    def push_to_hub(self, repo_id: str, *, world: World | None = None, licence: str = "other", **settings: Any) -> str:
+        """Upload the model to the Hugging Face hub; return the address of its repository, which may be new.
+
+        Args:
+            repo_id: `OWNER/NAME` of the repository.
+            world: as for `save_pretrained`.
+            licence: likewise.
+            settings: `commit_message`, `private`, `token` and `branch`, as huggingface_hub's
+                `ModelHubMixin.push_to_hub` has them.
+        """
+        from duplex.recognition.export import upload
+
+        with TemporaryDirectory() as scratch:
+            return upload(self._write(Path(scratch), world, licence, repository=repo_id), repo_id, **settings)
+
+    def _write(
+        self, out: Path, world: World | None, licence: str, *, repository: str | None = None, force: bool = False
+    ) -> Path:
+        from duplex.recognition.export import RunFacts, copy_export, export
+
+        if self.added:
+            raise UsageError("added compositions are no part of a model; save the recognizer that they were added to")
+        if not copy_export(Path(self.trained.where), out, force=force):
+            facts = RunFacts(repository or out.resolve().name, licence, repository=repository)
+            export(self.trained, self.worlds[0] if world is None else world, out, facts, force=force)
+        return out
 
     @property
     def labels(self) -> LabelSpace:

@@ -322,12 +322,15 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
     return model
 
 
-def download(name: str) -> Path:
-    """A local folder with the export in the Hugging Face repository `name`, downloaded unless it is cached."""
+def download(name: str, **settings: Any) -> Path:
+    """A local folder with the export in the Hugging Face repository `name`, downloaded unless it is cached.
+
+    settings: arguments of `huggingface_hub.snapshot_download`.
+    """
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[MODEL]))
+        return Path(snapshot_download(name, allow_patterns=[MODEL], **settings))
     except Exception as error:  # of many kinds: network, cache and hub
         raise UsageError(f"{HUB}{name} is not on disk and could not be downloaded: {first_line(error)}") from error
 

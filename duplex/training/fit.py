@@ -156,6 +156,7 @@ def load_dataset(
     images: str | Path | None = None,
     split_seed: int | None = None,
     tokens: Literal["none", "patch"] = "none",
+    block_inputs: int = 0,
     word_vectors: str | Path | None = None,
     cache: str | Path | None = None,
     device: str | None = None,
@@ -172,6 +173,7 @@ def load_dataset(
     images: folder that a table's image paths start from; by default the table's folder.
     split_seed: seed of the random split, for data without a split. None: 0.
     tokens: "patch" also keeps patch tokens, for the methods that need them.
+    block_inputs: number of the image tower's last blocks that may be fine-tuned (`finetune=` of `fit`).
     word_vectors: file in GloVe format, for methods that use word vectors, and to exclude implausible unseen pairs in
         the open world.
     cache: folder of the feature caches; by default `duplex` in the user's cache folder.
@@ -180,10 +182,12 @@ def load_dataset(
     if encoder is None:
         given: dict[str, object] = {"weights": weights, "images": images, "word_vectors": word_vectors, "cache": cache}
         given |= {"split_seed": split_seed, "tokens": None if tokens == "none" else tokens}
+        given["block_inputs"] = block_inputs or None
         if names := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"{', '.join(names)}: only for image files; add `encoder=`, or leave this out")
         return _project_dataset(str(source), device)
     seed = SplitOptions.seed if split_seed is None else require_whole(split_seed, "split_seed", 0, LARGEST_SEED)
+    require_whole(block_inputs, "block_inputs", 0)
     place, device = checked_path(source, "source").resolve(), _checked_device(device or "auto")
     image_folder = None if images is None else checked_path(images, "images").resolve()
     try:
@@ -205,14 +209,14 @@ def load_dataset(
     for issue in (issue for issue in content_issues(data.manifest, present) if issue.count):
         print(f"{place.name}: {issue}", file=sys.stderr)
     tower = load_encoder(entry.name, entry.weights, towers="image", device=device)
-    features, bad = encode_shared(folder, tower, root, names, digests, tokens=tokens)
+    features, bad = encode_shared(folder, tower, root, names, digests, tokens=tokens, block_inputs=block_inputs)
     if bad:
         print(
             f"{len(bad)} of {len(names)} images cannot be encoded and are left out, the first {bad[0].image} "
             f"({bad[0].reason})",
             file=sys.stderr,
         )
-    loaded = Data(data.manifest, data.labels, features, entry, device, words)
+    loaded = Data(data.manifest, data.labels, features, entry, device, words, skip_frozen_blocks=True)
     return Dataset(place.stem, loaded, patches=tokens == "patch")
 
 
@@ -299,7 +303,9 @@ def fit(
     on_epoch: function that is called with an `EpochReport` after each epoch, first before training (epoch 0).
     log: dvclive or tensorboard, which write into a folder of that name in the current folder, a plug-in's log, or an
         object with the methods of `TrainingLog`.
-    settings: training options, such as `epochs`, `clip` and `precision`, and options of the method's kind.
+    settings: training options, such as `epochs`, `clip` and `precision`, options of the method's kind, and `finetune`:
+        the number of the image tower's last blocks to fine-tune, or a dict of the options that `finetune:` has in
+        params.yaml, such as `{"blocks": 2, "adapter": "full", "learning_rate": 1e-3}`.
     """
     if not isinstance(data, Dataset):
         raise UsageError(f"data is {shown(data)}; expected what load_dataset or Dataset.from_arrays returns")
@@ -336,6 +342,8 @@ def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -
     for need in sorted(needs):
         if need in MISSING and need not in data.offers:
             raise UsageError(f"method {spec.name} {MISSING[need]}")
+    if spec.finetune is not None and isinstance(data._data.features, np.ndarray):
+        raise UsageError(f"{spec.name} fine-tunes blocks of the image tower; load image files with `block_inputs=`")
     precision = settings.get("precision")
     if precision in ("bf16", "fp16") and not needs & {"text", "words"}:
         raise UsageError(
@@ -374,9 +382,11 @@ def _kind_of(method: type[Method[Any]]) -> str:
     return kind
 
 
-def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, settings: Mapping[str, Any]) -> MethodSpec:
+def _spec(data: Dataset, name: str, entry: MethodEntry, world: World | None, settings: dict[str, Any]) -> MethodSpec:
     dataset = data.name if data.in_project else ""
-    finetune = finetune_options(entry.finetune_for(dataset))
+    asked = settings.pop("finetune", None)
+    asked = entry.finetune_for(dataset) if asked is None else asked
+    finetune = finetune_options(asked if isinstance(asked, Mapping) else {"blocks": asked})
     if isinstance(finetune, AutoFinetune):
         raise UsageError(f"{name} has `finetune: auto`, which only `duplex train` supports; set the number of blocks")
     spec = MethodSpec(

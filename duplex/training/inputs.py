@@ -241,6 +241,12 @@ class Data:
             tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image")
             blocks = block_count(tower) if finetune.blocks == "all" else blocks
             select_blocks(tower, blocks)
+        if opened.rows is not None and (finetune.augment or blocks > stored):
+            needed = (
+                f"the inputs of {blocks} blocks, and {stored} are stored; load the images with block_inputs={blocks}"
+            )
+            pixels = "pixels, which only data sets of params.yaml have; leave finetune.augment out"
+            raise UsageError(f"fine-tuning needs {pixels if finetune.augment else needed}")
         if PIXELS in opened.identity and (finetune.augment or blocks > stored):
             return read_tokens(path, PIXELS, limit, opened.rows), {PIXELS: "true"}
         remedy = f"in params.yaml and run `duplex extract --dataset {dataset}`"
@@ -268,14 +274,13 @@ class Data:
 
     def _advance(self, values: NDArray[Any], stored: int, blocks: int) -> NDArray[Any]:
         """Run the first `blocks` of the last `stored` image-tower blocks on their inputs; the outputs are float16."""
-        tower = load_encoder(
-            self.encoder.name, self.encoder.weights, towers="image", device=resolve_device(self.device)
-        )
+        device = resolve_device(self.device)
+        tower = load_encoder(self.encoder.name, self.encoder.weights, towers="image", device=device)
         first = last_blocks(tower, stored).blocks[:blocks]
         outputs = []
         with torch.no_grad(), float32_arithmetic(self.encoder.precision):
             for part in torch.from_numpy(values).split(ADVANCED):
-                x = part.to(self.device).float()
+                x = part.to(device).float()
                 for block in first:
                     x = block(x)
                 outputs.append(x.half().cpu().numpy())

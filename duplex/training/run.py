@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,19 @@ class Run:
             refuse_existing(file, force=force)
         self.write(files)
         return files.root
+
+    def export(self, out: str | Path, *, word_vectors: Path | None = None, **settings: Any) -> Path:
+        """Write the model to a folder that works without this package, as `duplex export` does; return the folder.
+
+        out: made if it does not exist.
+        word_vectors: the GloVe-format file that training read, if it read one.
+        settings: `world`, `licence` and `force` of `Recognizer.save_pretrained`.
+        """
+        from duplex import Recognizer
+
+        with TemporaryDirectory() as scratch:
+            recognizer = Recognizer.load(self.save(scratch), device="cpu", word_vectors=word_vectors)
+            return recognizer.save_pretrained(out, **settings)
 
     def write(self, files: RunPaths) -> None:
         """Write the run's `files`, replacing earlier ones, and remove results that belong to another checkpoint."""
