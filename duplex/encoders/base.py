@@ -57,7 +57,7 @@ class MissingWeights:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """An encoder as `duplex encoders list` shows it."""
+    """One encoder in the list that `duplex encoders list` prints."""
 
     name: str
     dim: int  # width of the features
@@ -73,18 +73,18 @@ class EncoderFamily(ABC):
 
     @abstractmethod
     def find(self, name: str, weights: str | None) -> EncoderSource:
-        """The source of an encoder, downloading missing weights; raises UsageError for an unknown name, tag or file."""
+        """Find an encoder, downloading missing weights; raises UsageError for an unknown name, tag or file."""
 
     @abstractmethod
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
         """Build the frozen encoder that `source` describes; towers: "both", "image" or "text"."""
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
-        """Weights that loading an encoder would download; None if they are on disk or unknown."""
+        """The weights that would be downloaded for an encoder; None if they are on disk, or if that is unknown."""
         return None
 
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
-        """The distinct words in `texts` that the family's text towers have no embedding for."""
+        """The words in `texts`, each once, for which the family's text towers have no embedding."""
         return []
 
     def catalog(self) -> list[CatalogEntry]:
@@ -92,12 +92,12 @@ class EncoderFamily(ABC):
 
 
 def family_module(encoder: str) -> str:
-    """Name of the module, not imported, that defines an encoder's family."""
+    """Name of the module that defines an encoder's family; it is not imported."""
     return module_of(_entry_point(encoder))
 
 
 def family_code(encoder: str) -> str | None:
-    """Hash of the code of a plug-in's family; None for a family of this package."""
+    """Hash of the code of an encoder's family, if the family is a plug-in; None for a family of this package."""
     return plugin_hash(family_module(encoder))
 
 
@@ -124,7 +124,7 @@ def _load(point: EntryPoint) -> EncoderFamily:
 
 @dataclass(frozen=True)
 class EncoderIdentity:
-    """Everything that an encoder's features depend on; each feature cache stores it."""
+    """Everything that an encoder's features depend on; stored in each feature cache."""
 
     encoder: str  # name
     architecture: str  # hash of the architecture's options
@@ -147,7 +147,7 @@ class EncoderIdentity:
 
 
 class Encoder(Protocol):
-    """A frozen encoder, as feature caches, methods and the command line use it."""
+    """Interface of frozen encoders, as feature caches, methods and the command line use them."""
 
     name: str
     dim: int  # d, the width of image and text features
@@ -156,17 +156,17 @@ class Encoder(Protocol):
     logit_scale: float  # ln(1/τ) of the pretrained model
 
     def image_transform(self, image: Image.Image) -> Tensor:
-        """An RGB image as the pixels that the image tower takes: [3, R, R] uint8."""
+        """Resize and crop an RGB image to the pixels that the image tower expects: [3, R, R] uint8."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Features [B, d] of pixels [B, 3, R, R]: float32, not L2-normalised."""
+        """Features [B, d] of pixels [B, 3, R, R]; float32, not normalised."""
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, d] and patch tokens [B, T, w], float32, of pixels [B, 3, R, R]."""
+        """Features [B, d] and patch tokens [B, T, w] of pixels [B, 3, R, R]; float32, not normalised."""
 
     @property
     def patch_shape(self) -> tuple[int, int]:
-        """Number and width (T, w) of one image's patch tokens."""
+        """How many patch tokens an image has, and their width (T, w)."""
 
     @property
     def text(self) -> Any:
@@ -203,7 +203,7 @@ def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
-    """The weights that loading an encoder would download; None if all are on disk."""
+    """The weights that would be downloaded to load an encoder; None if all are on disk."""
     return find_family(name).missing_weights(name, weights)
 
 
@@ -212,7 +212,7 @@ def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
 
 
 def resolve_device(device: str) -> str:
-    """`device`, with "auto" resolved to "cuda" or "cpu"; raises UsageError for a device that torch lacks."""
+    """`device`, or cuda or cpu in place of "auto"; raises UsageError for a device that torch lacks."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -231,7 +231,7 @@ def resolve_device(device: str) -> str:
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """Architecture, preprocessing and weights file from which an encoder is built."""
+    """What an encoder is built from: architecture, preprocessing, and weights from a file or a seed."""
 
     name: str
     architecture: Config  # with "embed_dim" and "vision_cfg", as in open_clip's model_cfg
@@ -265,7 +265,7 @@ class EncoderSource:
 
 
 def read_config(path: Path, keys: tuple[str, ...] = ()) -> Config:
-    """Read a JSON file of an encoder's folder; raises DuplexError if it lacks one of `keys`."""
+    """Read a JSON file in an encoder's folder; raises DuplexError if one of `keys` is missing."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -283,7 +283,7 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError for other weights than the tag `own`."""
+    """Raise UsageError if `weights` is given and is not the tag `own`, for an encoder with weights of its own."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
@@ -308,9 +308,9 @@ def _version(library: str) -> str:
 
 
 class TextTower(Protocol):
-    """A frozen text tower that takes token *embeddings*, so that learned and fixed tokens are encoded alike.
+    """Interface of frozen text towers, which accept token *embeddings*: learned and fixed tokens are encoded alike.
 
-    A prompt is a sequence of rows of a *lexicon* `[V, width]` of frozen and learned embeddings.
+    A prompt is a sequence of row numbers of a *lexicon* `[V, width]`, a table of frozen and learned embeddings.
     """
 
     width: int  # of a token embedding
@@ -327,23 +327,23 @@ class TextTower(Protocol):
         pass
 
     def tokens(self, text: str) -> list[int]:
-        """The token ids of a text without start and end; raises DuplexError for a word without an embedding."""
+        """Token ids of a text, without start and end tokens; raises DuplexError for a word without an embedding."""
 
     def embedding(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """The frozen embeddings `[n, width]` of token ids."""
+        """Frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Unnormalised features `[P, dim]`, differentiable in `lexicon`; `checkpoint` recomputes to save memory."""
+        """Features `[P, dim]` of a tree's prompts, not normalised; `checkpoint`: recompute values to save memory."""
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Text features `[P, dim]` of prompts, each encoded by itself, to check `encode` against."""
+        """The same features as `encode`, but with each prompt encoded by itself; to check `encode`."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
-        """Text features `[P, dim]` of prompts without gradients, encoding `block` prompts at a time."""
+        """Features `[P, dim]` of prompts, not normalised, without gradients, `block` prompts at a time."""
 
 
 def random_seed(weights: str | None) -> int | None:
-    """The seed of the weights `random` or `random:SEED`; None for others."""
+    """The seed in the weights' name `random` or `random:SEED`; None for other weights."""
     if weights is None or weights.partition(":")[0] != RANDOM:
         return None
     found = re.fullmatch(r"random(?::([0-9]{1,18}))?", weights)
@@ -357,7 +357,7 @@ def is_random(weights: str | None) -> bool:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Path of the first of the files `names` of a Hugging Face repository that is on disk."""
+    """Path of the first of the files `names` of a Hugging Face repository that is already on disk; None if none is."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -366,7 +366,7 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
-    """Path of the first of the files `names` in a Hugging Face repository, downloaded if necessary."""
+    """Path of the first of the files `names` that a Hugging Face repository has; it is downloaded if necessary."""
     if file := hub_file_on_disk(owner, names):
         return file
     check_reachable(hf_hub_url(owner, names[0]), what, form)
@@ -381,7 +381,10 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM
 
 
 def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
-    """The error for a failed download of `what`; `form`: how an encoder's name says which folder holds its weights."""
+    """The error to raise after a failed download of `what`.
+
+    form: how an encoder's name must say which folder holds its weights, for the advice in the message.
+    """
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(

@@ -26,7 +26,7 @@ TowerBlocks = list[nn.Sequential]
 
 @dataclass(frozen=True)
 class TowerLayout:
-    """The blocks of image towers of one architecture, and the layers after them."""
+    """Where the image towers of one architecture have their blocks, and which layers follow these."""
 
     blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
     end: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> output of the tower [B, w]
@@ -36,7 +36,7 @@ class TowerLayout:
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """The tower's own last blocks and the layers after them, from [B, T, w] or [B, C, H, W] to features [B, d]."""
+    """An image tower's own last blocks and the layers after them: [B, T, w] or [B, C, H, W] to features [B, d]."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
@@ -50,7 +50,7 @@ class LastBlocks:
 
 
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
-    """The last `count` blocks of an encoder's image tower and the layers after them, as a function."""
+    """The last `count` blocks of an encoder's image tower and the layers after them, as one callable."""
     trunk, layout = _trunk(encoder)
     blocks, rest = select_blocks(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
@@ -58,7 +58,7 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 
 class BlockReached(Exception):
-    """Carries what enters the first block out of an image tower."""
+    """Raised to stop an image tower before its first block; its argument is what would enter that block."""
 
 
 class Stop(nn.Module):
@@ -67,7 +67,7 @@ class Stop(nn.Module):
 
 
 def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
-    """The layers before the first block of an image tower, as a function of pixels [B, 3, R, R] uint8."""
+    """A function that runs only the layers before the image tower's first block, on pixels [B, 3, R, R] uint8."""
     first = select_blocks(encoder, block_count(encoder))[0][0]
     [path] = [name for name, module in encoder.visual.named_modules() if module is first]
     tower = _with_part(encoder.visual, path.split("."), Stop())
@@ -92,13 +92,16 @@ def _with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Mo
 
 
 def cached_blocks(encoder: Any, record: Mapping[str, str]) -> int:
-    """Number of last blocks that run on what a cache holds, by its `record`: all on pixels, else on block inputs."""
+    """How many last blocks can run on a cache's content: all on pixels, else those whose inputs it holds.
+
+    record: identity of the cache, which says what it holds.
+    """
     return block_count(encoder) if "pixels" in record else int(record["block_inputs"])
 
 
 @contextmanager
 def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
-    """Yield a list that collects the activations entering the last `count` blocks at each encoding."""
+    """Context manager that yields a list; each encoding appends the activations that enter the last `count` blocks."""
     inputs: list[Tensor] = []
     if count == 0:
         yield inputs
@@ -113,7 +116,7 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
-    """Shape of one image's activations that enter the last `count` blocks: (T, w) or (C, H, W)."""
+    """Shape of what enters the last `count` blocks, for one image: (T, w) or (C, H, W)."""
     from PIL import Image
 
     with capture_block_input(encoder, count) as inputs:
@@ -122,13 +125,13 @@ def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
 
 
 def block_count(encoder: Any) -> int:
-    """Number of blocks of an encoder's image tower."""
+    """How many blocks an encoder's image tower has."""
     trunk, layout = _trunk(encoder)
     return len(layout.blocks(trunk))
 
 
 def select_blocks(encoder: Any, count: int) -> TowerBlocks:
-    """The last `count` blocks; raises UsageError if the tower has fewer or an unknown architecture."""
+    """The image tower's last `count` blocks; raises UsageError if it has fewer or its architecture is unknown."""
     trunk, layout = _trunk(encoder)
     blocks = layout.blocks(trunk)
     if not 1 <= count <= len(blocks):

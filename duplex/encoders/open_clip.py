@@ -70,7 +70,7 @@ def torchvision_is_compiled_for_torch() -> bool:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Let stubs stand for torch's compiler within the `with` block, unless it has been imported."""
+    """Context manager: inside, stubs stand for torch's compiler, unless the compiler is imported already."""
     names = ("torch._dynamo", "torch._dynamo.utils")
     if names[0] in sys.modules:
         yield
@@ -113,14 +113,14 @@ NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size")  # numbers in
 
 
 def open_clip_class(architecture: Config) -> Any:
-    """The class of open_clip for an architecture: CLIP, CustomTextCLIP or CoCa."""
+    """The open_clip class that builds an architecture: CLIP, CustomTextCLIP or CoCa."""
     if not (architecture.get("custom_text", False) or "hf_model_name" in architecture["text_cfg"]):
         return open_clip.CLIP
     return open_clip.CoCa if "multimodal_cfg" in architecture else open_clip.CustomTextCLIP
 
 
 def offline_model_arguments(architecture: Config) -> Config:
-    """The arguments for open_clip's class by which it is built without downloading anything."""
+    """Arguments for the open_clip class, changed so that it downloads nothing."""
     config = copy.deepcopy(architecture)
     config.pop("custom_text", None)
     if "timm_model_name" in config["vision_cfg"]:
@@ -131,7 +131,7 @@ def offline_model_arguments(architecture: Config) -> Config:
 
 
 def build_model(source: EncoderSource) -> Any:
-    """A frozen open_clip model with its weights; raises DuplexError if the file does not fit."""
+    """Build a frozen open_clip model with its weights; raises DuplexError if the weights do not fit the model."""
     kind, config = open_clip_class(source.architecture), offline_model_arguments(source.architecture)
     unknown = sorted(set(config) - set(inspect.signature(kind).parameters))
     if unknown:
@@ -150,7 +150,7 @@ def build_model(source: EncoderSource) -> Any:
 
 
 def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
-    """The image preprocessing of the published weights `tag`; raises UsageError if their activation is another."""
+    """The image preprocessing for published weights; raises UsageError if they were trained with another activation."""
     published = open_clip.get_pretrained_cfg(name, tag)
     if not published:
         raise UsageError(f"weights {tag!r} are neither a file nor a tag of encoder {name!r} (its tags: {_tags(name)})")
@@ -163,7 +163,7 @@ def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a file is a TorchScript archive like OpenAI's, which holds code."""
+    """Whether a weights file is a TorchScript archive, as OpenAI's are; such a file holds code."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -210,7 +210,7 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Write a weights file or TorchScript archive as a folder for `local-dir:FOLDER`, and load it once as a check.
+    """Convert a weights file or TorchScript archive to a folder for `local-dir:FOLDER`, and load it once as a check.
 
     tag: published weights whose preprocessing to use; default for a TorchScript archive: "openai".
     """
@@ -247,14 +247,14 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """open_clip's preprocessing options, with defaults for missing ones and the architecture's image size."""
+    """`options` in open_clip's form, with defaults for missing ones and the architecture's image size."""
     size = architecture["vision_cfg"].get("image_size", 224)
     merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
     return merged
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weights file by name; raises DuplexError if it is unreadable."""
+    """Read the tensors in a weights file, by name; raises DuplexError if it is unreadable."""
     try:
         state: dict[str, Tensor] = open_clip.factory.load_state_dict(str(path))
     except Exception as error:  # torch, safetensors, pickle and zip raise almost anything for other files
@@ -264,14 +264,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def initialised_by(seed: int) -> Iterator[None]:
-    """Seed torch's random generator within the `with` block."""
+    """Context manager: inside, torch's random numbers start from `seed`; afterwards its generator is as before."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Path of published weights (an entry of open_clip's table) on this disk, if they are."""
+    """Path of published weights on this disk, or None; `published`: their entry in open_clip's table."""
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -280,7 +280,10 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """Path of published weights (an entry of open_clip's table), downloaded if necessary; errors call them `what`."""
+    """Path of published weights, downloaded if necessary; `published`: their entry in open_clip's table.
+
+    what: the weights' name in errors.
+    """
     if file := weights_on_disk(published):
         return file
     owner, names = _repository(published)
@@ -305,7 +308,7 @@ def _repository(published: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 class ClipFamily(EncoderFamily):
-    """All open_clip architectures, and folders and hub repositories in open_clip's format."""
+    """The encoders that open_clip can build: its own architectures, and folders and hub repositories in its format."""
 
     usage = "local-dir:FOLDER and hf-hub:OWNER/NAME of open_clip"
 
@@ -365,7 +368,7 @@ class ClipFamily(EncoderFamily):
 
 
 class ImageTransform:
-    """From an RGB image to pixels [3, R, R], with open_clip's resize and crop; uint8, a quarter of float32's bytes."""
+    """Resizes and crops an RGB image as open_clip does, to pixels [3, R, R] uint8, a quarter of float32's size."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
         steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
@@ -386,7 +389,7 @@ class ImageTransform:
 
 
 class FrozenEncoder:
-    """The interface `Encoder` without a model; subclasses set `_visual` and `_text` and implement `encode_patches`."""
+    """Base class of encoders; a subclass sets `_visual` and `_text` and defines `encode_patches`."""
 
     logit_scale = 0.0
 
@@ -429,7 +432,7 @@ class FrozenEncoder:
         return count, width
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Uint8 pixels as the image tower's input, computed like open_clip's ToTensor and Normalize."""
+        """Uint8 pixels as the image tower expects them, computed as open_clip's ToTensor and Normalize do."""
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
             found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "")
             expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"
@@ -480,5 +483,5 @@ class ClipEncoder(FrozenEncoder):
 
 
 def as_tokens(cells: Tensor) -> Tensor:
-    """A feature map [B, w, H, W] as tokens [B, H*W, w]; tokens stay unchanged."""
+    """A feature map [B, w, H, W] reshaped to tokens [B, H*W, w]; tokens stay as they are."""
     return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells

@@ -46,7 +46,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
 class BlipFamily(EncoderFamily):
-    """BLIP models, named `blip:FOLDER`, or `blip:OWNER/MODEL` on the Hugging Face hub."""
+    """BLIP models, with the names `blip:FOLDER` or, on the Hugging Face hub, `blip:OWNER/MODEL`."""
 
     usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 
@@ -106,7 +106,7 @@ class BlipEncoder(FrozenEncoder):
 
 
 class BlipTextTower:
-    """BLIP's text model. Its attention is not causal, so a common prefix of prompts saves no work."""
+    """BLIP's text model as a `TextTower`; its attention is not causal, so prompts with a common prefix save no work."""
 
     def __init__(self, model: Any, source: EncoderSource, precision: str) -> None:
         self._model, self._project = model.text_encoder, model.text_proj
@@ -173,7 +173,7 @@ def _build_blip(source: EncoderSource) -> Any:
 
 
 class TimmFamily(EncoderFamily):
-    """timm's classifiers, named `timm:MODEL`, with weights from a published tag or a file."""
+    """timm's classifiers, with the names `timm:MODEL` and weights from a published tag or a file."""
 
     usage = "timm:MODEL (images alone)"
     has_text = False

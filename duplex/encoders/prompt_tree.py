@@ -36,7 +36,7 @@ BLOCK = 16  # queries per block, about: larger blocks waste products, smaller on
 
 
 def pad_prompts(sequences: Prompts) -> Ints:
-    """Prompts as an array `[P, L]` of lexicon rows with `PAD` after each prompt's end."""
+    """Prompts of different lengths as one array `[P, L]` of lexicon rows, filled up with `PAD`."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
     else:
@@ -59,7 +59,7 @@ def check_length(tokens: int, context_length: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """A prefix tree of `P` prompts: `T` nodes in depth-first order."""
+    """Prefix tree of `P` prompts, whose `T` nodes are in depth-first order."""
 
     rows: Ints  # [T] lexicon row of each node's token
     depths: Ints  # [T] position of each node's token
@@ -86,7 +86,7 @@ class PromptTree:
 
     @property
     def tokens(self) -> int:
-        """Number T of nodes."""
+        """Number T of nodes, which is the number of tokens to encode."""
         return len(self.rows)
 
     @property
@@ -99,7 +99,7 @@ class PromptTree:
 
     @cached_property
     def ancestors(self) -> Ints:
-        """Per node [T, L]: the node, its parent and so on up to the first token, then -1."""
+        """Ancestors of each node [T, L]: the node itself, its parent and so on to the first token, then -1."""
         table = np.full((self.tokens, self.length), -1, np.int64)
         node = np.arange(self.tokens)
         for column in table.T:
@@ -108,7 +108,7 @@ class PromptTree:
         return table
 
     def sequences(self) -> Ints:
-        """The prompts `[P, L]`, padded with -1."""
+        """The prompts as lexicon rows `[P, L]`, padded with -1."""
         path = self.ancestors[self.ends]
         rows = np.full_like(path, PAD)
         prompt, up = np.nonzero(path >= 0)
@@ -117,7 +117,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Yield blocks of at most `size` prompts that share prefixes: their indices and prefix tree."""
+    """Yield blocks of at most `size` prompts that share prefixes, as the prompts' indices and their prefix tree."""
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):
@@ -126,7 +126,10 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention outputs [Q, width] in a prefix tree; `states` [R, 3 * width]: query, key and value of each token."""
+    """Attention outputs [Q, width] in a prefix tree.
+
+    states: query, key and value of each token [R, 3 * width].
+    """
     wide = torch.promote_types(states.dtype, torch.float32)
     output: Tensor = TreeAttention.apply(states.to(wide), plan).to(states.dtype)
     return output
@@ -154,7 +157,7 @@ class TreeAttention(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class GatheredQkv:
-    """Queries, keys and values of one attention call, gathered per block and head: three views of one new tensor."""
+    """Queries, keys and values of one attention call, copied block by block into `rows`; `q`, `k`, `v` are views."""
 
     width: int  # e, of one head
     rows: Tensor  # [C*H*B + 2*C*H*S, e]
@@ -190,7 +193,7 @@ class GatheredQkv:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """The index tensors of attention in a prefix tree: `Q` queries in `C` blocks of at most `B`, with `S` keys each.
+    """Index tensors for attention in a prefix tree: `Q` queries in `C` blocks of at most `B`, with `S` keys each.
 
     States `[R, 3 * width]` hold each token's query, key and value; cut into `H` heads of width `e`: `[R * 3 * H, e]`.
     """
@@ -206,7 +209,7 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class TreeLayout:
-    """The index tensors to encode a `PromptTree`; an *entry* is a distinct (token, position) of its input."""
+    """Index tensors for encoding a `PromptTree`; an *entry* is a distinct (token, position) of its input."""
 
     entry_rows: Tensor  # [E]
     entry_depths: Tensor  # [E]
@@ -230,7 +233,7 @@ class TreeLayout:
 
 @dataclass(frozen=True)
 class QueryBlocks:
-    """Attention queries in blocks; a block's keys are all ancestors of its queries."""
+    """Attention queries in blocks; the keys of a block are all ancestors of its queries."""
 
     queries: Ints  # [Q] nodes
     keys: Ints  # [C, S] nodes; unused columns repeat the first
@@ -255,7 +258,7 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """The index tensors of attention; tree node `i` is row `states[i]` of the tokens' tensor."""
+        """Index tensors for attention, if node `i` of the tree is row `states[i]` of the tokens' tensor."""
         count, size = self.mask.shape[:2]
         total, head = len(self.queries), np.arange(heads)
         query_states = states[self.queries]

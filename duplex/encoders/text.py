@@ -38,7 +38,7 @@ CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose a
 
 
 class TokenFrame(NamedTuple):
-    """The token ids that a tokenizer adds before a text, after it, and as padding."""
+    """Token ids that a tokenizer puts before a text, after it, and into the padding."""
 
     opening: tuple[int, ...]
     closing: tuple[int, ...]
@@ -46,7 +46,7 @@ class TokenFrame(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer and its embedding table `[V, width]`; tokens without a trained embedding (NaN) raise DuplexError."""
+    """A tokenizer with its embedding table `[V, width]`; raises DuplexError for tokens that were not trained (NaN)."""
 
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()
@@ -199,7 +199,7 @@ class ClipTextTower:
     def encode_separately(
         self, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
     ) -> Tensor:
-        """Text features [P, dim] of prompts, rows of `lexicon` [P, L] padded with -1, each encoded by itself.
+        """Features [P, dim] of prompts, each encoded by itself; prompts are rows of `lexicon` [P, L], padded with -1.
 
         padding: embedding `[width]` that fills prompts up to the context length; None fills them up to the longest,
             enough in a causal tower pooled at the end token.

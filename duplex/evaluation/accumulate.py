@@ -4,7 +4,7 @@ A score matrix has a row per image and a column per composition; it may be added
 Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on the score of an image's
 label and on its best scores among seen and among unseen columns. Unseen columns may be divided into *buckets*, those
 between two feasibility thresholds, so that all thresholds are tried in one pass. Memory is proportional to images times
-groups of columns (seen, and one or more buckets).
+*groups*: the seen columns are one group, each bucket another; infeasible columns are left out.
 
 Torch's `argmax` is many times slower than NumPy's on a CPU, and importing torch takes longer than evaluating a score
 file; hence NumPy searches arrays.
@@ -40,7 +40,7 @@ CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Neighbouring columns of one group, in a block of scores whose columns were ordered by group."""
+    """Neighbouring columns of one group in a block of scores, after the block's columns were ordered by group."""
 
     group: int
     span: slice  # in the ordered block
@@ -49,7 +49,7 @@ class ColumnRun:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """The order of a block's columns, changed only if groups alternate often, and runs of columns of one group."""
+    """How to read a block of scores: the order of its columns, and the runs of neighbouring columns of one group."""
 
     order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
     runs: tuple[ColumnRun, ...]  # of the feasible groups
@@ -58,7 +58,7 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """The plan for a block, from the group of each of its columns [w]: 0 seen, from 1 on unseen, -1 infeasible."""
+        """The plan for a block; `groups`: group number of each column [w], 0 seen, 1 and more unseen, -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
@@ -74,7 +74,7 @@ class ColumnPlan:
 
 
 def checked_mask(values: Any, name: str) -> Bools:
-    """A mask as bool; raises `UsageError` unless its values are true or false, or 1 or 0."""
+    """The mask `values` as bools; raises `UsageError` unless each value is true or false, or 1 or 0."""
     array = np.asarray(values)
     if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
         raise UsageError(f"{name} must be true or false for each column")
@@ -82,7 +82,7 @@ def checked_mask(values: Any, name: str) -> Bools:
 
 
 def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLike | None) -> NDArray[Any]:
-    """Group of each composition (column) [C], in the narrowest type: 0 seen, 1 + bucket unseen, -1 infeasible."""
+    """Group number of each column [C]: 0 for seen, 1 + `bucket` for unseen, -1 for infeasible columns."""
     buckets = np.zeros(seen.size, dtype=np.int8) if bucket is None else np.asarray(bucket)
     feasible = None if feasible_mask is None else checked_mask(feasible_mask, "feasible_mask")
     is_whole = buckets.shape == seen.shape and buckets.dtype.kind in "iub" and buckets.min() >= 0
@@ -101,7 +101,7 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Each image's label score [b], its best `k` others in each run of columns [R, b, k], and the best one's place.
+    """Each image's label score [b], the `k` best other scores in each run of columns [R, b, k], and the best's place.
 
     Label scores are -inf if the position is -1. Scores descend along `k`, filled up with -inf. A place [R, b] counts
     from the start of its run and is the first of equal scores. NaN counts as the largest, so that callers find it.
@@ -158,7 +158,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """`topk_per_group` of a torch tensor, on its device."""
+    """The same as `topk_per_group`, for a torch tensor, computed on its device."""
     import torch
 
     device = block.device
@@ -287,12 +287,12 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
-        """All images' statistics with the first `buckets` buckets of unseen columns (None: all); others score -inf."""
+        """Score statistics of all images, if only the first `buckets` buckets are candidates; None: all buckets."""
         *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield the score statistics of all images with 0, 1, 2, ... and finally all buckets of unseen columns.
+        """Yield the score statistics of all images without unseen columns, then with one more bucket of them at a time.
 
         Raises `DuplexError` if scores of an image are missing or were added twice.
         """
@@ -325,7 +325,7 @@ class ScoreAccumulator:
 
 
 def checked_columns(values: Any, name: str) -> Ints:
-    """The score columns of images' labels as int64; raises `UsageError` unless they are whole numbers."""
+    """Columns of images' labels as int64; raises `UsageError` unless they are whole numbers."""
     array = np.asarray(values)
     kind = array.dtype.kind
     if not (kind in "iu" or (kind == "f" and (np.abs(array) < 2.0**62).all() and (array == np.trunc(array)).all())):
@@ -334,7 +334,7 @@ def checked_columns(values: Any, name: str) -> Ints:
 
 
 def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
-    """The names of a score matrix's columns [C], such as states; raises `UsageError` unless there is one per column."""
+    """One name per score column [C], such as its state; raises `UsageError` unless there are `columns` of them."""
     array = np.asarray(values)
     if array.shape != (columns,):
         raise UsageError(f"{noun} has the shape {array.shape}; expected ({columns},), one name per column")
@@ -347,7 +347,7 @@ def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
 
 
 def refuse_inexact(scores: NDArray[Any]) -> None:
-    """Raise `DuplexError` for whole numbers above 2**53, which float64 rounds: different scores would become equal."""
+    """Raise `DuplexError` for whole numbers above 2**53: float64 rounds them, and unequal scores could become equal."""
     if scores.dtype.kind in "iu" and scores.itemsize == 8 and scores.size:
         largest = max(abs(int(scores.min())), abs(int(scores.max())))
         if largest > LARGEST_EXACT:
@@ -359,7 +359,7 @@ def refuse_inexact(scores: NDArray[Any]) -> None:
 
 @dataclass(frozen=True)
 class TopCompetitors:
-    """Score statistics of `N` images: each label's score, and the best `k` others among seen and unseen columns."""
+    """Score statistics of `N` images: the label's score, and the `k` best others among seen and unseen columns."""
 
     target: Ints  # [N]
     is_seen: Bools  # [N] whether the label is a seen composition
@@ -371,7 +371,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
-        """Column with the best score of each image [N], the prediction at bias 0; of equal ones the lowest, or -1."""
+        """Column with each image's best score [N], its prediction at bias 0; of equal ones the lowest; -1: none."""
         scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)

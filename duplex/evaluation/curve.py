@@ -37,7 +37,7 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Margins for top-`k` accuracy; `k` is at most that of the accumulator."""
+        """Compute the margins for top-`k` accuracy; `k` is at most the accumulator's `k`."""
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
                 f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
@@ -54,7 +54,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """Mask [N] of the images that are right if `bias` is added to unseen pairs' scores."""
+        """Mask [N] of the images that are right if `bias` is added to the scores of unseen pairs."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -63,7 +63,7 @@ class Margins:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seen–unseen curve: accuracy on images of seen and of unseen pairs at its points `p = 0 .. P`, by rising bias.
+    """Seen–unseen curve: accuracy on images of seen and of unseen pairs at the points `p = 0 .. P`, by rising bias.
 
     Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the interval of biases between
     breakpoints `p - 1` and `p`. An image of a seen pair is right at the points up to `seen_until`, one of an unseen
@@ -76,7 +76,7 @@ class Curve:
 
     @classmethod
     def of(cls, margins: Margins) -> Curve:
-        """The curve of images with these `margins`."""
+        """Compute the curve of images with these margins."""
         both = np.concatenate([margins.seen, margins.unseen])
         breakpoints = np.unique(both[np.isfinite(both)])
         seen_until = np.searchsorted(breakpoints, margins.seen, side="left")
@@ -87,27 +87,27 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Accuracies [P + 1] over `seen` and `unseen` images chosen by index; repeated indices count repeatedly."""
+        """Seen accuracies [P + 1] of the images at indices `seen`, and unseen accuracies of those at `unseen`."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
     @cached_property
     def seen_accuracies(self) -> Floats:
-        """Accuracy on images of seen pairs [P + 1], falling; NaN without such images."""
+        """Accuracy on images of seen pairs at each point [P + 1], falling; NaN without such images."""
         return share_right_until(self.seen_until, self.breakpoints.size)
 
     @cached_property
     def unseen_accuracies(self) -> Floats:
-        """Accuracy on images of unseen pairs [P + 1], rising; NaN without such images."""
+        """Accuracy on images of unseen pairs at each point [P + 1], rising; NaN without such images."""
         return share_right_from(self.unseen_from, self.breakpoints.size)
 
     @cached_property
     def harmonic(self) -> Floats:
-        """Harmonic mean of both accuracies [P + 1]."""
+        """Harmonic mean of seen and unseen accuracy at each point [P + 1]."""
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias that leads to a `point` from 0 to P: the middle of its interval, or a value beyond the breakpoints."""
+        """A bias at the point number `point`: the middle of its interval; for the two ends, a value beyond the last."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -138,13 +138,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each of the P + 1 points, by the last point at which each is (-1: none)."""
+    """Share of images that are right at each point 0..P; `until`: last point at which each image is right, -1: none."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of right images at each point 0..P of the curve; `since`: an image's first right point (P + 1: none)."""
+    """Share of images that are right at each point 0..P; `since`: first point at which each is right, P + 1: none."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 
@@ -153,6 +153,6 @@ def _share(counts: Ints, images: int) -> Floats:
 
 
 def harmonic_mean(seen: Floats, unseen: Floats) -> Floats:
-    """The elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
+    """Elementwise harmonic mean of seen and unseen accuracies; 0 where both are 0."""
     total = seen + unseen
     return np.divide(2 * seen * unseen, total, out=np.where(np.isnan(total), np.nan, 0.0), where=total > 0)

@@ -33,7 +33,7 @@ ERRORS = 2  # standard errors that a gain must exceed: with one, a sixth of thre
 
 @dataclass(frozen=True)
 class CrossFitGain:
-    """Gain in AUC (a fraction) of a feasibility threshold over none, on pairs that had no part in choosing it."""
+    """Gain in AUC (a fraction) from a feasibility threshold, measured on pairs that had no part in choosing it."""
 
     value: float  # mean over images of unseen pairs, as AUC is
     standard_error: float | None  # over unseen pairs; None for fewer than two
@@ -45,7 +45,7 @@ class CrossFitGain:
 
 
 def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
-    """Each unseen pair's contribution to AUC [P]: the points that its images win against images of seen pairs.
+    """What each unseen pair contributes to AUC [P]: points that its images win against images of seen pairs.
 
     A win (a bias exists that makes both images right) counts 2 points, a tie 1. Points are whole numbers, hence their
     sums are exact, and `AUC = points.sum() / (2 N_s N_u)` over N_s images of seen and N_u of unseen pairs.
@@ -56,7 +56,7 @@ def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
 
 
 def pair_halves(pairs: int) -> Bools:
-    """Masks [100, pairs] that each select a random half of `pairs` pairs; the same masks in every call."""
+    """100 masks [100, pairs], each of a random half of the pairs; every call returns the same masks."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(HALVINGS)])
     return ranks < pairs // 2
@@ -92,23 +92,23 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
 
 
 def largest_clear_gain(gains: Sequence[CrossFitGain]) -> int | None:
-    """Index of the largest of several gains; None if no gain exceeds twice its standard error."""
+    """Index of the largest gain among those that exceed twice their standard error; None if none does."""
     clear = [place for place, gain in enumerate(gains) if gain.is_clear]
     return max(clear, key=lambda place: gains[place].value, default=None)
 
 
 class FeasibilityBlocks(Protocol):
-    """Feasibility, computed in blocks for label spaces too large for memory."""
+    """Interface for feasibility that is computed in blocks, for label spaces too large for memory."""
 
     def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield (index of the block's first composition, values)."""
+        """Yield, for each block, the index of its first composition and the feasibility of its compositions."""
 
 
 FeasibilityValues = Floats | FeasibilityBlocks  # [C], +inf for seen columns
 
 
 def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Floats:
-    """`count` evenly spaced thresholds from the least to the greatest feasibility of unseen compositions."""
+    """`count` evenly spaced thresholds from the lowest to the highest feasibility of unseen compositions."""
     parts = (values[~seen[first : first + len(values)]] for first, values in _blocks(feasible))
     ends = [(part.min(), part.max()) for part in parts if part.size]
     if not ends:
@@ -117,14 +117,14 @@ def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Flo
 
 
 def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
-    """Each composition's bucket [C]: the number of `steps`, ascending thresholds, that exclude it."""
+    """Number of each composition's bucket [C]: how many of the thresholds `steps`, ascending, exclude it."""
     kind = np.min_scalar_type(-steps.size - 1)
     below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
     return np.concatenate([kind.type(steps.size) - part for part in below])
 
 
 def is_feasible(feasible: FeasibilityValues, threshold: float) -> Bools:
-    """Mask [C] of compositions whose feasibility is at least the threshold."""
+    """Mask [C] of the compositions whose feasibility is at least `threshold`."""
     return np.concatenate([values >= threshold for _, values in _blocks(feasible)])
 
 
@@ -134,7 +134,7 @@ def _blocks(feasible: FeasibilityValues) -> Iterator[tuple[int, Floats]]:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Chosen feasibility threshold, all thresholds tried with their validation AUC, and its cross-fitted gain."""
+    """The chosen feasibility threshold, all thresholds tried with their validation AUC, and the cross-fitted gain."""
 
     value: float
     candidates: Floats  # all thresholds tried, ascending
@@ -143,12 +143,12 @@ class Threshold:
 
     @property
     def passing_buckets(self) -> int:
-        """Number of buckets whose feasibility reaches the chosen threshold."""
+        """How many buckets hold compositions that reach the chosen threshold."""
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """The threshold with the best AUC over **validation** images, in buckets by `steps`; of equal ones the lowest."""
+    """Choose, among the ascending thresholds `steps`, the one with the best **validation** AUC; the lowest if equal."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
     by_cut = []  # with none, one, ... buckets feasible

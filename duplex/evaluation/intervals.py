@@ -34,8 +34,8 @@ NAMES = ("seen", "unseen", "hm", "auc")
 class Components:
     """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
 
-    It is the share of the images of the other kind (of seen or of unseen pairs) for which some bias makes both images
-    right; ties count one half.
+    The part of an image of a seen (unseen) pair is the share of the images of unseen (seen) pairs for which some bias
+    makes both images right; ties count one half.
     """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
@@ -56,26 +56,26 @@ class Components:
 
     @property
     def auc(self) -> float | None:
-        """AUC as a fraction; None without images of seen or of unseen pairs."""
+        """AUC, a fraction; None if images of seen pairs or of unseen pairs are missing."""
         return float(self.seen.mean()) if self.seen.size and self.unseen.size else None
 
     @property
     def standard_error(self) -> float | None:
-        """DeLong's; None with fewer than two images of seen or of unseen pairs."""
+        """Standard error of AUC by DeLong's method; None with fewer than two images of seen or of unseen pairs."""
         if min(self.seen.size, self.unseen.size) < 2:
             return None
         return math.sqrt(self.seen.var(ddof=1) / self.seen.size + self.unseen.var(ddof=1) / self.unseen.size)
 
     @property
     def interval(self) -> Interval | None:
-        """95 % confidence interval of AUC, within [0, 1]."""
+        """The 95 % confidence interval of AUC, within [0, 1]; None without a standard error."""
         auc, error = self.auc, self.standard_error
         if auc is None or error is None:
             return None
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
     def minus(self, other: Components) -> Components:
-        """Each image's part of the difference in AUC: this method minus another one on the same images."""
+        """Each image's part of the difference in AUC between this method and another one on the same images."""
         return Components(self.seen - other.seen, self.unseen - other.unseen)
 
 
@@ -86,7 +86,7 @@ def _rank(among: Floats, values: Floats) -> Floats:
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """S, U and best HM in each round [methods, rounds, 3]; a round draws the same images for all methods."""
+    """Each method's S, U and best HM per bootstrap round [methods, rounds, 3]; all methods have the same images."""
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
@@ -101,7 +101,7 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """The interval that holds the middle 95 % of bootstrap values; None without values or if one is NaN."""
+    """The interval of the middle 95 % of bootstrap values; None without values or if one of them is NaN."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -110,7 +110,7 @@ def percentiles(draws: Floats) -> Interval | None:
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of one metric (a fraction) between two methods, with its confidence interval and p-value."""
+    """Difference between two methods in one metric (a fraction), with its confidence interval and p-value."""
 
     value: float
     interval: Interval | None  # 95 %
@@ -118,7 +118,7 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """Differences `second - first` of two methods on the same images, by metric; undefined metrics are left out."""
+    """Differences `second - first` between two methods on the same images, by metric; undefined ones are left out."""
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
@@ -132,7 +132,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Two-sided p-value of bootstrapped differences: twice the smaller share on one side of 0, which counts on both."""
+    """Two-sided p-value: twice the smaller of the shares of bootstrapped differences `<= 0` and `>= 0`, at most 1."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -150,7 +150,7 @@ def _normal_p(value: float, error: float | None) -> float | None:
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Differences `second - first` averaged over seeds, one `Margins` each; undefined metrics are left out."""
+    """Mean differences `second - first` over seeds (one `Margins` each), by metric; undefined ones are left out."""
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
     if len(first) == 1:
@@ -162,9 +162,10 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Value, 95 % interval and p-value of the first D of the metrics `seen, unseen, hm, auc`; NaN: left out.
+    """Values, 95 % intervals and p-values of differences in the metrics `seen, unseen, hm, auc`; NaN is left out.
 
-    `values` are differences [D], `draws` the same in each bootstrap round [rounds, D].
+    values: the differences [D], for the first D of these metrics.
+    draws: the differences in each bootstrap round [rounds, D].
     """
     return {
         name: Difference(float(value), percentiles(change), bootstrap_p(change))
@@ -174,18 +175,18 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Indices of all runs, of all images of seen pairs and of all images of unseen pairs."""
+    """Indices of all runs, of all images of seen pairs, and of all images of unseen pairs."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
 def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """A bootstrap sample: indices of runs and of images of seen and of unseen pairs, with replacement."""
+    """Draw with replacement, for the bootstrap: indices of runs, of images of seen and of images of unseen pairs."""
     drawn, seen, unseen = [rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs)]
     return drawn, seen, unseen
 
 
 def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unseen: Ints) -> Floats:
-    """Mean difference of two methods' `curves` in S, U, HM and AUC [4], over runs and images chosen by index."""
+    """Mean difference in S, U, HM and AUC [4] between two methods' `curves`, over the given runs and images."""
     drawn, times = np.unique(runs, return_counts=True)
     change = [
         headline_metrics(curves[1][run], seen, unseen) - headline_metrics(curves[0][run], seen, unseen) for run in drawn
@@ -195,20 +196,20 @@ def mean_change(curves: Sequence[Sequence[Curve]], runs: Ints, seen: Ints, unsee
 
 
 def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
-    """S, U, best HM and AUC [4] of a curve over images of seen and of unseen pairs chosen by index."""
+    """S, U, best HM and AUC [4] of a curve, over the images of seen and of unseen pairs with the given indices."""
     s, u = curve.resampled(seen, unseen)
     return np.array([s[0], u[-1], harmonic_mean(s, u).max(), area_under_curve(s, u)])
 
 
 def area_under_curve(seen: Floats, unseen: Floats) -> float:
-    """Area under the curve through (unseen accuracy, seen accuracy), by trapezoids, from unseen accuracy 0 on."""
+    """Area under the curve of seen over unseen accuracy, by trapezoids, from unseen accuracy 0 on."""
     steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
     return float(steps.sum() + unseen[0] * seen[0])
 
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """Differences of two methods over several splits of a data set, by metric; undefined metrics are left out."""
+    """Differences between two methods over several splits of a data set, by metric; undefined ones are left out."""
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]  # difference of each metric on each split
@@ -218,7 +219,7 @@ class SplitComparison:
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare two methods over re-splits of a data set: per split one `Margins` per seed, of equal seeds and images."""
+    """Compare two methods over re-splits of a data set; each is given as one `Margins` per seed, split by split."""
     seeds = [len(runs) for runs in first]
     if seeds != [len(runs) for runs in second] or len(seeds) < 2 or 0 in seeds:
         raise UsageError("compare the same seeds of both methods, on the same two or more splits")
@@ -241,7 +242,7 @@ def compare_splits(
 
 
 def in_percentage_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
-    """Differences as JSON values: by metric `value` and `interval` in percentage points, and the p-value `p`."""
+    """Differences for JSON: for each metric `value` and `interval` in percentage points, and the p-value `p`."""
     return {
         name: {
             "value": 100 * gain.value,

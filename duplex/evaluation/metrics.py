@@ -57,7 +57,7 @@ POINTS = 20
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of scored images as fractions; None if the images that a metric needs are missing (docs/metrics.md)."""
+    """Metrics of scored images, as fractions; None if the images that a metric needs are missing (docs/metrics.md)."""
 
     k: int
     images_seen: int
@@ -76,7 +76,7 @@ class Metrics:
     tied: float | None = None  # share of images that are wrong only because the label ties with the best of its group
 
     def to_dict(self) -> dict[str, Any]:
-        """The metrics as JSON values, accuracies in percent."""
+        """The metrics for JSON, with accuracies in percent."""
         return {name: value if name in NO_PERCENTAGES else _percent(value) for name, value in vars(self).items()}
 
 
@@ -95,7 +95,7 @@ def measure(
     rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Metrics:
-    """S, U, HM, AUC and the accuracies of states and objects, from score statistics.
+    """Compute S, U, HM, AUC and the accuracies of states and objects from score statistics.
 
     Args:
         competitors: the result of `ScoreAccumulator.competitors`.
@@ -141,9 +141,10 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """A line per frequency group (head, medium, tail, unseen): compositions, images, and accuracies in percent.
+    """Table with a line per frequency group (head, medium, tail, unseen): compositions, images, accuracies in percent.
 
-    `train` and `test` are images' compositions; `right`: name of an accuracy column -> mask of right test images.
+    train, test: compositions of the training and of the test images.
+    right: for each column of accuracies, its name and a mask of the test images that are right.
     """
     import pandas as pd
 
@@ -162,10 +163,10 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
 def sampled_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
-    """The metrics at about 20 sampled biases, as published tables compute them.
+    """Metrics at about 20 sampled biases, as in published tables.
 
     Args:
-        blocks: gives all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
+        blocks: returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
         target: column of each image's label [N].
         seen, feasible_mask: masks of the columns [C] (default: all feasible).
     """
@@ -207,9 +208,9 @@ def sampled_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """The metrics of `sampled_metrics` from the exact curve's margins, without another pass over the scores.
+    """Metrics at the sampled biases of `sampled_metrics`, from exact margins: no other pass over the scores is needed.
 
-    They differ where scores are equal, or nearer to each other than single precision resolves.
+    They differ from those of `sampled_metrics` where scores are equal or nearly equal in single precision.
     """
     chosen = np.sort(margins.unseen[margins.unseen < FAR]) - EPSILON
     biases = [*chosen[:: max(chosen.size // POINTS, 1)].tolist(), FAR]
@@ -255,19 +256,19 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def interval_of(values: Mapping[str, Any], name: str = "auc") -> tuple[float, float] | None:
-    """Ends of a metric's 95 % interval; None if one is not defined."""
+    """The two ends of a metric's 95 % interval; None if either is not defined."""
     low, high = values.get(f"{name}_low"), values.get(f"{name}_high")
     return None if low is None or high is None else (low, high)
 
 
 def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f") -> str:
-    """A metric's 95 % interval, such as `6.1–7.8`; a dash if it is not defined."""
+    """A metric's 95 % interval as text, such as `6.1–7.8`; a dash if it is not defined."""
     ends = interval_of(values, name)
     return MISSING if ends is None else "–".join(format(end, form) for end in ends)
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A metric as a line such as `auc       12.34   [11.00, 13.70]   p = 0.012`; missing parts are left out."""
+    """A metric as a line of text such as `auc       12.34   [11.00, 13.70]   p = 0.012`; missing parts are left out."""
     line = f"{name}{number(estimate['value']):>6}"
     if estimate["interval"] is not None:
         low, high = estimate["interval"]
@@ -287,7 +288,7 @@ def headline(values: Mapping[str, Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text in columns, never wrapped or cut."""
+    """Rows of text as lines with aligned columns; no text is wrapped or cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines)

@@ -42,14 +42,14 @@ BINS = 15
 
 @checked_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class Confidence:
-    """Temperature and prior that turn a method's log probabilities into calibrated probabilities of its candidates."""
+    """The temperature and the prior that turn a method's log probabilities into calibrated probabilities."""
 
     temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0  # T, by which log probabilities are divided
     unseen_log_odds: Annotated[float, Field(ge=-1e3, le=1e3)] = 0.0  # k, log-odds added to unseen pairs
     new_share: Annotated[float, Field(gt=0, lt=1)] = NEW_SHARE  # r, expected share of images of unseen pairs
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
-        """Log prior [C] of the candidates, given masks of seen and of plausible ones; -inf for implausible ones."""
+        """Log prior [C] of candidates, from masks of the seen and of the plausible ones; -inf for implausible ones."""
         prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.unseen_log_odds)
         for group in (seen & feasible, ~seen & feasible):
             prior[group] -= math.log(max(1, group.sum()))
@@ -63,12 +63,12 @@ UNFITTED = Confidence()  # leaves the probabilities of a method as they are, bes
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Log probabilities [B, C] in float64 of a method's scores, at least log 1e-300, so that all are finite."""
+    """Log probabilities [B, C] of a method's scores, in float64; at least log 1e-300, so that all are finite."""
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
 def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
-    """Fit temperature and log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
+    """Fit the temperature and the log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
 
     The log-odds are 0 unless there are images of both seen and unseen pairs. The loss of overconfident scores is flat
     far from its minimum, where Newton's method could end; hence the best of several starts, and short or halved steps.
@@ -130,7 +130,7 @@ def _loss(
 
 @dataclass(frozen=True)
 class Reliability:
-    """A model's answers in B equally wide bins of their probability, to compare probability with accuracy."""
+    """A model's answers sorted into B equally wide bins of probability, to compare probability with accuracy."""
 
     images: Ints  # [B]
     weight: Floats  # [B] share of the images' weight
@@ -139,7 +139,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probability: Floats, right: Bools, weight: Floats) -> Reliability:
-        """Group answers by their probability, given whether they are right and the images' weights [N]."""
+        """Sort answers into bins by their probability; `right`: whether each is right [N]; `weight`: its weight [N]."""
         place = np.minimum((probability * BINS).astype(int), BINS - 1)
         share = weight / weight.sum()
         mass = np.bincount(place, share, BINS).astype(np.float64)
@@ -150,12 +150,12 @@ class Reliability:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error, a fraction: sum of `weight |accuracy - probability|` over bins."""
+        """Expected calibration error, a fraction: the sum of `weight |accuracy - probability|` over the bins."""
         return float(np.nansum(self.weight * np.abs(self.accuracy - self.probability)))
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights [N] with the sum 1, unseen pairs' images with the sum `new_share`; equal without one of the groups."""
+    """Weights of images [N] with the sum 1, those of unseen pairs with the sum `new_share`; equal if one kind lacks."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))
@@ -164,7 +164,7 @@ def image_weights(is_seen: Bools, new_share: float) -> Floats:
 
 @dataclass(frozen=True)
 class AnsweredImages:
-    """N labelled images, each with the composition that a model finds most probable for it (its answer)."""
+    """Labelled images with a model's answer to each: the composition that it finds most probable."""
 
     labels: LabelSpace
     rows: Ints  # [N] rows of the manifest
@@ -187,17 +187,17 @@ class AnsweredImages:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in percent, in which images of unseen pairs together have the weight `new_share`."""
+        """Accuracy in percent; all images of unseen pairs together have the weight `new_share`."""
         return 100 * float(image_weights(self.is_seen, self.new_share) @ self.right)
 
     @property
     def seen_accuracy(self) -> float:
-        """Accuracy in percent; 0 without images of seen pairs."""
+        """Accuracy on images of seen pairs, in percent; 0 without such images."""
         return 100 * float(self.right[self.is_seen].mean()) if self.is_seen.any() else 0.0
 
     @property
     def unseen_accuracy(self) -> float:
-        """Accuracy in percent; 0 without images of unseen pairs."""
+        """Accuracy on images of unseen pairs, in percent; 0 without such images."""
         return 100 * float(self.right[~self.is_seen].mean()) if not self.is_seen.all() else 0.0
 
     @property
@@ -205,6 +205,6 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Images by label (row) and answer (column) [size, size]; `part`: `labels.state_of` or `labels.object_of`."""
+        """Number of images by label (row) and answer (column) [size, size]; `part`: `labels.state_of`, `.object_of`."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)

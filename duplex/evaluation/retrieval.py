@@ -13,7 +13,7 @@ Vectors = NDArray[np.floating]
 
 
 def unit(vectors: Vectors) -> Floats:
-    """A matrix with rows scaled to length one; rows of zeros stay zero."""
+    """`vectors` with rows scaled to unit length; rows of zeros stay zero."""
     wide = np.asarray(vectors, dtype=np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)
     return np.asarray(np.divide(wide, length, out=np.zeros_like(wide), where=length > 0))
@@ -22,13 +22,13 @@ def unit(vectors: Vectors) -> Floats:
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
     """Rows of the `k` gallery vectors [N, d] nearest to each query [Q, d], and their cosines, both [Q, min(k, N)].
 
-    The largest cosine comes first; of equal cosines the lower row.
+    The largest cosine comes first; of equal cosines, the lower row comes first.
     """
     return most_similar(unit(queries), unit(gallery), k)
 
 
 def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Like `nearest`, for vectors that have unit length already; computed in their own precision."""
+    """Like `nearest`, for vectors that already have unit length; cosines are computed in the vectors' own precision."""
     k = min(k, len(gallery))
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
     cosines = np.empty((len(queries), k), np.result_type(queries, gallery))
@@ -54,5 +54,5 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Share of retrieved items [Q, k] with the label that their query wants [Q], over all queries; NaN without any."""
+    """Share of retrieved items `rows` [Q, k] whose entry in `labels` is the label `wanted` [Q]; NaN without items."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")

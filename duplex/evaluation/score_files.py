@@ -31,7 +31,7 @@ READ_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)  #
 
 @dataclass(frozen=True)
 class ScoreFile:
-    """An open file of scores and labels; the scores of an `.h5` file are read from disk when `scores` is sliced."""
+    """An open file of scores and labels; an `.h5` file's scores are read from disk when `scores` is sliced."""
 
     path: Path
     scores: Any  # [N, C]
@@ -44,11 +44,11 @@ class ScoreFile:
 
     @property
     def steps(self) -> range:
-        """Index of the first image of each block by which the scores are read."""
+        """Index of the first image of each block in which the scores are read."""
         return range(0, self.target.size, max(1, BLOCK // self.seen.size))
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[Any]]]:
-        """Yield (slice of images, scores [b, C]) of all images."""
+        """Yield all scores in blocks: a slice of images, and their scores [b, C]."""
         for start in self.steps:
             rows = slice(start, min(start + self.steps.step, self.target.size))
             with _report_read_errors(self.path, "scores"):
@@ -57,7 +57,7 @@ class ScoreFile:
 
 
 def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
-    """Raise `UsageError` unless two files have the same labels and columns, names included where both have them."""
+    """Raise `UsageError` unless two files have the same labels and columns, and the same names if both have names."""
     for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
         a, b = getattr(first, field), getattr(second, field)
         if a is not None and b is not None and not np.array_equal(a, b):
@@ -69,7 +69,7 @@ def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
 
 @contextmanager
 def open_scores(path: Path) -> Iterator[ScoreFile]:
-    """Open and check a score file; raise `UsageError` if anything is wrong with it."""
+    """Context manager: open and check a score file; raises `UsageError` if anything is wrong with it."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file; give an .npz or .h5 file with {', '.join(REQUIRED)}")
     if path.suffix not in (".npz", ".h5", ".hdf5"):

@@ -20,17 +20,17 @@ LISTED = 10  # names in an error message
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Word vectors of states or objects, one per name, and the words without a vector in the file."""
+    """Word vectors of states or objects, one per name, and the words for which the file has no vector."""
 
     vectors: Floats  # [names, w]
     missing: tuple[str, ...]
 
 
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
-    """Read a word vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
+    """Read one vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
 
-    A hyphenated word that the file lacks counts as its parts, other such words are skipped; a name without any known
-    word raises `DuplexError`.
+    A hyphenated word that the file lacks counts as its parts, other missing words are skipped; a name of which the file
+    has no word raises `DuplexError`.
     """
     words = [prompt_name(name).split() for name in names]
     wanted = set(chain.from_iterable(words))

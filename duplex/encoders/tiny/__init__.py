@@ -25,7 +25,7 @@ _tokenizer = cache(open_clip.SimpleTokenizer)
 
 
 def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
-    """The float32 state dict, with NaN in untrained rows of the token embedding, and the ids of trained tokens."""
+    """Read the float32 state dict, in which untrained token embeddings are NaN, and the ids of the trained tokens."""
     stored = read_weights(path)
     rows = stored.pop("token_rows").long()
     state = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
@@ -36,7 +36,7 @@ def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
 
 
 class TinyFamily(EncoderFamily):
-    """One encoder, named `tiny`."""
+    """The family of the packaged encoder `tiny`."""
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         if name != PACKAGED:
