@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 INFO = f"duplex_czsl-{version(DISTRIBUTION)}.dist-info"
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt"}
 DATA = {
-    "py.typed", "data/benchmarks.yaml", "encoders/tiny/model.json", "encoders/tiny/weights.safetensors",
+    "py.typed", "config/recipes.yaml", "data/benchmarks.yaml",
+    "encoders/tiny/model.json", "encoders/tiny/weights.safetensors",
     "recognition/docs.html", "recognition/page.html",
     "report/blocks.html.j2", "report/charts.css", "report/claims.yaml",
     "report/notebook.html.j2", "report/page.css", "report/page.html.j2",

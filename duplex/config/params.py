@@ -22,6 +22,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -108,6 +109,7 @@ class RunParams(ParamsSection):
     seeds: tuple[Seed, ...] = Field(min_length=1)
     methods: tuple[Name, ...] = Field(min_length=1)  # entries of `methods:`; once read, those of `products` too
     products: tuple[Name, ...] = ()  # methods that combine finished runs of `methods`
+    recipes: Literal["ours", "published"] = "ours"  # published: entries of recipes.yaml replace those of `methods`
 
 
 class EncoderParams(ParamsSection):
@@ -323,6 +325,8 @@ class Params(ParamsSection):
                 if isinstance(values, tuple) and len(set(values)) != len(values):
                     raise UsageError(f"params.yaml: {section}.{key} has a value twice: {list(values)}; remove one")
         self._check_options_by_dataset()
+        if self.run.recipes == "published":
+            self._check_recipes()
         self._check_products()
         self._check_stage_names()
         words = self.evaluation.word_vectors
@@ -341,6 +345,19 @@ class Params(ParamsSection):
         for dataset, options in self.datasets.items():
             for name in options.methods:
                 require(name, self.methods, f"method in {DATASETS}/{dataset}.yaml, methods:")
+
+    def _check_recipes(self) -> None:
+        for dataset, name in product(self.run.datasets, self.run.methods):
+            known = published_recipes()[require(name, published_recipes(), "published recipe")]["per_dataset"]
+            if dataset not in known:
+                raise UsageError(f"the published recipe of {name} is for {', '.join(known)}; it has none for {dataset}")
+            entry = self.methods[name]
+            values = {**entry.options_for(dataset), **entry.training_for(dataset), **entry.finetune_for(dataset)}
+            if undecided := [key for key, value in values.items() if value == "?"]:
+                raise UsageError(
+                    f"no publication says {' and '.join(undecided)} of {name} on {dataset}; decide it in "
+                    f"{DATASETS}/{dataset}.yaml, methods.{name}"
+                )
 
     def _check_stage_names(self) -> None:
         """dvc.yaml joins data set and method by a hyphen."""
@@ -403,6 +420,12 @@ def load_params(path: Path = PARAMS_FILE) -> Params:
     return parse_params(read_yaml(path), dataset_files(path), path)
 
 
+@lru_cache
+def published_recipes() -> dict[str, Any]:
+    """The entries of recipes.yaml: published methods with the settings of their publications, by benchmark."""
+    return dict(read_yaml(PACKAGE / "config" / "recipes.yaml")["recipes"])
+
+
 def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
     """The content of the files datasets/NAME.yaml beside params.yaml, by name."""
     return {file.stem: read_yaml(file) for file in sorted((path.parent / DATASETS).glob("*.yaml"))}
@@ -413,7 +436,13 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
-    methods = _on_datasets(_tables(path, record, "methods"), datasets)
+    methods, run = _tables(path, record, "methods"), record.get("run")
+    if isinstance(run, dict) and run.get("recipes") == "published" and isinstance(run.get("methods"), list):
+        for name, recipe in published_recipes().items():
+            if name in run["methods"]:
+                known = {key: table for key, table in recipe["per_dataset"].items() if key in datasets}
+                methods[name] = {**recipe, "per_dataset": known}
+    methods = _on_datasets(methods, datasets)
     merged = {
         "datasets": datasets,
         "methods": {name: _with_base(f"methods.{name}", entry, methods, (name,)) for name, entry in methods.items()},

@@ -1,0 +1,64 @@
+"""Recipes: published methods with the settings of their publications (`run.recipes: published`)."""
+
+from typing import Any
+
+import pytest
+
+from duplex.config.params import Params, parse_params, published_recipes, read_yaml
+from duplex.data.tables import read_benchmarks
+from duplex.errors import UsageError
+from tests.projects import SHIPPED
+
+WIDTH = 768  # of the features of the benchmarks' encoder
+EVERY = [(name, dataset) for name, recipe in published_recipes().items() for dataset in recipe["per_dataset"]]
+UNDECIDED = {"cds", "logiczsl"}
+
+
+def published(name: str, dataset: str, **files: Any) -> Params:
+    record = read_yaml(SHIPPED)
+    record["run"] = {"datasets": [dataset], "methods": [name], "seeds": [0], "recipes": "published"}
+    return parse_params(record, files, SHIPPED)
+
+
+@pytest.mark.parametrize(("name", "dataset"), EVERY)
+def test_every_recipe_fits_its_benchmark_and_its_kind(name, dataset):
+    assert dataset in read_benchmarks()
+    if name in UNDECIDED:
+        with pytest.raises(UsageError, match=rf"no publication says learning_rate and batch_size of {name} on"):
+            published(name, dataset)
+        return
+    params = published(name, dataset)
+    options, training = params.method(name, dataset), params.training(dataset, name)
+    params.finetune(name, dataset)
+    assert WIDTH % getattr(options, "heads", 1) == 0
+    recipe = published_recipes()[name]
+    for key, value in recipe["per_dataset"][dataset].items():
+        if key not in ("training", "finetune"):
+            assert getattr(options, key) == value
+    for key, value in {**recipe.get("training", {}), **recipe["per_dataset"][dataset].get("training", {})}.items():
+        assert getattr(training, key) == value
+    if training.epochs > 1 and "training" in recipe:
+        stated = {*recipe["training"], *recipe["per_dataset"][dataset].get("training", {})}
+        assert {"learning_rate", "weight_decay", "batch_size", "epochs", "schedule", "select"} <= stated
+
+
+def test_what_was_not_decided_can_be_decided_beside_the_data_set():
+    files = {"ut-zappos": {"methods": {"cds": {"training": {"learning_rate": 5e-4, "batch_size": 64}}}}}
+    training = published("cds", "ut-zappos", **files).training("ut-zappos", "cds")
+    assert (training.learning_rate, training.batch_size, training.word_dropout) == (5e-4, 64, 0.3)
+
+
+def test_methods_and_data_sets_without_a_recipe_are_refused():
+    with pytest.raises(UsageError, match="recipe of ivr is for ut-zappos; it has none for cgqa"):
+        published("ivr", "cgqa")
+    with pytest.raises(UsageError, match="unknown published recipe 'duplex'"):
+        published("duplex", "cgqa")
+    with pytest.raises(UsageError, match="recipe of troika is for mit-states, ut-zappos, cgqa; it has none for shapes"):
+        published("troika", "shapes")
+
+
+def test_our_own_entries_stay_where_nothing_is_said():
+    record = read_yaml(SHIPPED)
+    record["run"] |= {"datasets": ["ut-zappos"], "methods": ["troika"], "products": []}
+    ours = parse_params(record, {}, SHIPPED)
+    assert ours.run.recipes == "ours" and ours.training("ut-zappos", "troika").weight_decay == 0
