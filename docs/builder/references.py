@@ -37,7 +37,7 @@ this package, cite it and the paper whose method it implements:
 ENTRY = re.compile(r"^@\w+\{(\w+),\n(.*?)^\}$", re.M | re.S)
 FIELD = re.compile(r"(\w+) = \{((?:[^{}]|\{[^{}]*\})*)\}")
 CITATION = re.compile(r"\b([A-Z][a-zA-Z-]+) (?:et al\.|and [A-Z][a-z]+),? ([^.;|`]{0,160}?)\(?\b((?:19|20)\d\d)\b")
-OWN = ("prompts", "closed_form", "product")  # kinds of this package: several publications, or none
+OWN = ("prompts", "closed_form", "linear", "product")  # kinds of this package: several publications, or none
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,8 @@ class Method(nn.Module, Generic[OptionsT]):
 
         images: inputs of the V validation images.
         candidates: compositions of the closed world [C].
-        auc: function that returns the validation AUC of scores [V, C].
+        auc: function that returns the validation AUC of scores [V, C]; of scores that exclude every unseen pair (-inf),
+            it returns the accuracy on images of seen pairs.
         """
 
     def chosen_options(self) -> dict[str, Any]:

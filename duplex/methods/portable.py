@@ -16,6 +16,8 @@ likelihood.{whitening [d, d], rows [C, d], offset [C]}  g_c(z) = (z W - mu) . h_
 primitives.{states,objects}.{weight,offset}             p_g(s|x), p_g(o|x), if the score needs them
 effects.{mean,states,objects}, interactions.{states,objects,core}        prototypes of further compositions
 weights.{semantic,factors,gaussian,gaussian_factors}    weights of the score's summands
+classifier.{states,objects}.{weight,offset}             p(s|x), p(o|x) by logistic regressions
+classifier.pairs.{weight [d, C],offset [C]}             p(c|x) of the candidates by one; offset -1e30 if unseen
 product                                     present if terms multiply: the score is a sum of logarithms
 members.K.*, members.weights                tensors of each model of a product, and the weights of their logarithms
 blocks.*                                    fine-tuned blocks of the image tower, whose features the score takes

@@ -45,16 +45,22 @@ def gaussian_terms(t: Mapping[str, Any], x: Any, xp: Any) -> Iterator[tuple[str,
     """Yield name and log probabilities [B, C] of the closed-form terms that the model has.
 
     `gaussian` is log p_g(c|x), of compositions; `gaussian_factors` is log p_g(s|x) p_g(o|x), of states times objects.
+    `linear` is either of them by logistic regression.
     """
     if "likelihood.rows" in t:
         whitened = x @ t["likelihood.whitening"] - t["effects.mean"]
         yield "gaussian", log_softmax(whitened @ t["likelihood.rows"].T + t["likelihood.offset"], xp)
-    if "primitives.states.weight" in t:
-        logs = []
-        for kind in ("states", "objects"):
-            posterior = log_softmax(x @ t[f"primitives.{kind}.weight"] + t[f"primitives.{kind}.offset"], xp)
-            logs.append(xp.clip(posterior, FLOOR, None))
-        yield "gaussian_factors", logs[0][:, t["state_of"]] + logs[1][:, t["object_of"]]
+    for name, group in (("gaussian_factors", "primitives"), ("linear", "classifier")):
+        if f"{group}.states.weight" in t:
+            of_states = linear_posterior(t, f"{group}.states", x, xp)
+            of_objects = linear_posterior(t, f"{group}.objects", x, xp)
+            yield name, of_states[:, t["state_of"]] + of_objects[:, t["object_of"]]
+    if "classifier.pairs.weight" in t:
+        yield "linear", linear_posterior(t, "classifier.pairs", x, xp)
+
+
+def linear_posterior(t: Mapping[str, Any], name: str, x: Any, xp: Any) -> Any:
+    return xp.clip(log_softmax(x @ t[f"{name}.weight"] + t[f"{name}.offset"], xp), FLOOR, None)
 
 
 def answer_logits(t: Mapping[str, Any], scores: Any, temperature: float, xp: Any) -> Any:
@@ -98,7 +104,7 @@ def member_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any) -> Iterator
 def score_terms(t: Mapping[str, Any], x: Any, xp: Any, single: Any = None) -> Iterator[tuple[str, Any]]:
     """Yield name and values [B, C] of each summand of the score, for unit features `x` [B, d].
 
-    single: the same features in float32, for the closed form, if `x` has another precision.
+    single: the same features in float32, for closed form and classifiers, if `x` has another precision.
     """
     single = x if single is None else single
     yield from member_terms(t, x, xp, single)

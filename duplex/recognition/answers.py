@@ -402,6 +402,9 @@ def with_rows(
         members = [with_rows(member, labels, names, added, tower) for member in score_formula.members(t)]
         return {**t, **portable.joined_members(members, t["members.weights"])}
     states, objects = names
+    is_new = len(states) > len(labels.states) or len(objects) > len(labels.objects)
+    if "classifier.pairs.weight" in t or (is_new and "classifier.states.weight" in t):
+        raise UsageError("a linear classifier has no score for what it was not trained on; leave the added pairs out")
     indices = torch.as_tensor(added, device=t["state_of"].device)
     m, n = indices.unbind(1)
     new_states, new_objects = states[len(labels.states) :], objects[len(labels.objects) :]

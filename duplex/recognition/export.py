@@ -45,6 +45,8 @@ SCORE_TERMS = {  # with the tensor that each needs
     "semantic": "semantic",
     "factors": "states",
     "gaussian_factors": "primitives.states.weight",
+    "linear": "classifier.states.weight",
+    "linear (pairs)": "classifier.pairs.weight",
 }
 NOTES = "<!-- Text below this line is kept when the model is written again. -->"
 

@@ -233,7 +233,10 @@ def tune(method: Method[Any], examples: Examples, labels: LabelSpace) -> None:
     seen = labels.is_seen(candidates)
 
     def auc(scores: Tensor) -> float:
-        return Components.of(Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())).auc or 0.0
+        margins = Margins.of(ScoreAccumulator(target, seen).add(scores).competitors())
+        if scores[:, torch.from_numpy(~seen)].isneginf().all():
+            return float(margins.right()[margins.is_seen].mean())
+        return Components.of(margins).auc or 0.0
 
     method.eval().tune(examples.inputs, candidates.copy(), auc)
 
