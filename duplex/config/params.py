@@ -74,7 +74,7 @@ Table = Mapping[str, Any]
 
 
 def is_name(text: str) -> bool:
-    """Whether a data set or a method can have this name, which is part of paths and of DVC's stages."""
+    """Whether a data set or a method may have this name; it becomes part of paths and of DVC's stages."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", text) is not None
 
 
@@ -97,7 +97,7 @@ Workers = Annotated[int | Literal["auto"], PlainValidator(_workers)]
 
 
 class ParamsSection(BaseModel):
-    """Base class of the sections of params.yaml: frozen; unknown keys and wrong types are errors."""
+    """Base class of params.yaml's sections: frozen; unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(**STRICT, extra="forbid", frozen=True)
 
@@ -128,7 +128,7 @@ def _auto_as_table(value: Any) -> Any:
 
 
 class MethodChanges(ParamsSection):
-    """Changes of a method on one data set: options of its kind, and the tables `training` and `finetune`."""
+    """What changes in a method on one data set: options of its kind, and the tables `training` and `finetune`."""
 
     model_config = ConfigDict(extra="allow")
     training: dict[str, Any] = {}  # overrides training options of the data set
@@ -147,7 +147,7 @@ class MethodChanges(ParamsSection):
 
 
 class MethodEntry(MethodChanges):
-    """An entry of `methods:`, merged with the entry that it extends."""
+    """One method under `methods:`, completed by the method that it extends."""
 
     kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
@@ -156,7 +156,7 @@ class MethodEntry(MethodChanges):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Methods whose runs' probabilities this method multiplies (its option `of`)."""
+        """Methods whose runs are combined by this method, a product (its option `of`)."""
         return tuple(self.options.get("of", ()))
 
     @property
@@ -168,15 +168,15 @@ class MethodEntry(MethodChanges):
         return "open" if self.world == "open" else "closed"
 
     def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """The options of the method's class on a data set, unchecked."""
+        """The method's options on a data set, as they are in the file, not checked."""
         return {**self.options, **self._changes(dataset).options}
 
     def training_for(self, dataset: str | None) -> dict[str, Any]:
-        """The training options that the method sets, which override those of the data set."""
+        """The training options that the method sets on a data set; they override the data set's own."""
         return {**self.training, **self._changes(dataset).training}
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
-        """The options of fine-tuning the image tower on a data set, unchecked."""
+        """The options for fine-tuning the image tower on a data set, as they are in the file, not checked."""
         changes = self._changes(dataset).finetune
         is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
         replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
@@ -236,7 +236,7 @@ class ReportParams(ParamsSection):
 
 
 class Params(ParamsSection):
-    """All sections of params.yaml, the project's settings."""
+    """All settings of a project: the sections of params.yaml, and the files of data sets."""
 
     run: RunParams
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -247,21 +247,21 @@ class Params(ParamsSection):
     methods: dict[Name, MethodEntry] = {}
 
     def dataset(self, name: str) -> DatasetParams:
-        """The entry of a data set. Raises UsageError for an unknown name."""
+        """The settings of a data set; raises UsageError for an unknown name."""
         return self.datasets[require(name, self.datasets, "data set")]
 
     def block_inputs(self, dataset: str) -> int:
-        """Number of last image tower blocks whose inputs a data set's cache stores, to fine-tune them."""
+        """How many of the last image-tower blocks can be fine-tuned, as a data set's cache stores inputs for them."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
 
     def pixels(self, dataset: str) -> bool:
-        """Whether a data set's cache stores pixels, to fine-tune any number of image tower blocks."""
+        """Whether a data set's cache stores pixels, so that any number of image-tower blocks can be fine-tuned."""
         wanted = self.dataset(dataset).encoder.pixels
         return self.extraction.pixels if wanted is None else wanted
 
     def entry(self, name: str) -> MethodEntry:
-        """The entry of a method. Raises UsageError for an unknown name."""
+        """The settings of a method; raises UsageError for an unknown name."""
         return self.methods[require(name, self.methods, "method")]
 
     def method_for_world(self, name: str, world: World) -> str:
@@ -275,7 +275,7 @@ class Params(ParamsSection):
         raise UsageError(f"method {name} is for the {only} world alone; change --world, or its `world` in params.yaml")
 
     def worlds(self, name: str) -> tuple[World, ...]:
-        """The worlds (closed, open) in which a method is evaluated. Raises UsageError if there is none."""
+        """The worlds (closed, open) in which a method is evaluated; raises UsageError if there is none."""
         worlds = tuple(world for world in self.entry(name).worlds if world in self.evaluation.worlds)
         if not worlds:
             only = self.entry(name).world
@@ -286,25 +286,25 @@ class Params(ParamsSection):
         return worlds
 
     def method(self, name: str, dataset: str | None = None) -> Options:
-        """A method's options on a data set, checked by the options class of its kind."""
+        """A method's options on a data set, checked by its kind's options class."""
         entry = self.entry(name)
         with self._located(name, dataset):
             return registry.parse_options(entry.kind, entry.options_for(dataset))
 
     def training(self, dataset: str, name: str) -> TrainingOptions:
-        """A method's training options on a data set: those of the data set, overridden by the method's."""
+        """A method's training options on a data set: the data set's, overridden by the method's own."""
         base = self.dataset(dataset).training
         with self._located(name, dataset, ".training"):
             return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
-        """A method's `finetune:` options, `AutoFinetune` if validation chooses them; None if it has none."""
+        """A method's options under `finetune:`; `AutoFinetune` if validation chooses them, None if there are none."""
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, dataset, ".finetune"):
             return finetune_options(record)
 
     def check_entries(self) -> None:
-        """Raise UsageError if an option of a method in params.yaml is not allowed, on any data set."""
+        """Raise UsageError if a method of params.yaml has an option that is not allowed, on any data set."""
         for name, entry in self.methods.items():
             for dataset in (None, *entry.per_dataset):
                 self.method(name, dataset)
@@ -313,7 +313,7 @@ class Params(ParamsSection):
                 self.training(dataset, name)
 
     def check_run(self) -> None:
-        """Check that names under `run:` exist, and that no name or value is given twice. Raises UsageError."""
+        """Raise UsageError if a name under `run:` is unknown, or if a name or value is listed twice."""
         for name in self.run.datasets:
             require(name, self.datasets, "data set in params.yaml, run.datasets:")
         for name in self.run.methods:
@@ -416,7 +416,7 @@ class Params(ParamsSection):
 
 
 def load_params(path: Path = PARAMS_FILE) -> Params:
-    """Read and check params.yaml and datasets/NAME.yaml beside it; methods' options are checked by `check_entries`."""
+    """Read and check params.yaml and the files datasets/NAME.yaml beside it; methods' options are checked later."""
     return parse_params(read_yaml(path), dataset_files(path), path)
 
 
@@ -427,12 +427,12 @@ def published_recipes() -> dict[str, Any]:
 
 
 def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
-    """The content of the files datasets/NAME.yaml beside params.yaml, by name."""
+    """Read the files datasets/NAME.yaml beside params.yaml; returns their content by name."""
     return {file.stem: read_yaml(file) for file in sorted((path.parent / DATASETS).glob("*.yaml"))}
 
 
 def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Params:
-    """The checked content of params.yaml, `record`, and of data sets' files; `path` is for messages."""
+    """Check the content of params.yaml, `record`, and of data sets' files, and make it `Params`; `path`: in errors."""
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
@@ -462,7 +462,7 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The table in a YAML 1.2 file, as plain data for JSON. Raises UsageError for a file that cannot be read."""
+    """Read a YAML 1.2 file as plain data for JSON; raises UsageError for a file that cannot be read or is no table."""
     try:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         content = json.loads(json.dumps(content, default=str, ensure_ascii=False).encode())
@@ -526,7 +526,7 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
 
 
 def shipped_project() -> Path:
-    """The folder of the files dvc.yaml and params.yaml that ship with the package."""
+    """Folder of the dvc.yaml and params.yaml that ship with the package."""
     for folder in (PACKAGE / "shipped", PACKAGE.parent):  # in a wheel (setup.py), in a clone
         if (folder / "dvc.yaml").is_file():
             return folder
@@ -534,7 +534,7 @@ def shipped_project() -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raise UsageError unless `name` can name a data set in YAML, in paths and in DVC's stages."""
+    """Raise UsageError unless a data set may have this name in YAML, in paths and in DVC's stages."""
     why = ""
     if not is_name(name) or len(name) > MAX_NAME_LENGTH:
         why = f"use letters, digits, `_` and single hyphens, at most {MAX_NAME_LENGTH} characters"
@@ -547,7 +547,7 @@ def check_name(name: str) -> None:
 
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Set keys of datasets/NAME.yaml, whose other keys and comments stay; with `run`, list it in `run.datasets`."""
+    """Set keys in datasets/NAME.yaml, whose other keys and comments stay; `run`: also list it in `run.datasets`."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     files[name] = {**files.get(name, {}), **entry}
     listed = record["run"]["datasets"]
@@ -565,7 +565,7 @@ def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
 
 
 def set_method(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
-    """Set options and training options of a method in `methods:` of a data set's file; other options there stay."""
+    """Set a method's options and training options in a data set's file, under `methods:`; other options there stay."""
     before = params.entry(name).per_dataset.get(dataset, MethodChanges())
     known = {field.name for field in fields(TrainingOptions)}
     training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
@@ -576,7 +576,7 @@ def set_method(params: Params, name: str, dataset: str, settings: Mapping[str, A
 
 
 def remove_dataset(name: str) -> None:
-    """Delete datasets/NAME.yaml and its name in `run.datasets`; UsageError if params.yaml needs it."""
+    """Delete datasets/NAME.yaml and its name in `run.datasets`; raises UsageError if params.yaml still needs it."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     require(name, load_params().datasets, "data set")
     if name in record.get("datasets", {}):

@@ -1,1 +1,1 @@
-"""Data sets: images and labels from any source, as one manifest table."""
+"""Data sets: images and labels from any source, as one table, the manifest."""

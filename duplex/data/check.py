@@ -25,7 +25,7 @@ SHOWN = 5  # examples of an issue in its text
 
 @dataclass(frozen=True)
 class DataIssue:
-    """A fault of a data set, such as missing files: a description, a count and the items concerned."""
+    """One kind of fault in a data set, such as missing files: a description, a count, and the items concerned."""
 
     what: str  # description, to be printed after the count
     count: int
@@ -39,13 +39,13 @@ class DataIssue:
 
 
 def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
-    """All issues of a data set and its images below `root`, problems first."""
+    """Check a data set's labels and its images below `root`; returns the faults found, problems first."""
     issues = [*check_labels_of(dataset), *_check_images(dataset.manifest, root)]
     return sorted((issue for issue in issues if issue.count), key=lambda issue: not issue.problem)
 
 
 def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
-    """All issues of a data set's labels, also those with a count of 0; opens no image."""
+    """Check only a data set's labels, without opening images; also returns checks that found no fault, with count 0."""
     labels, manifest = dataset.labels, dataset.manifest
     issues = [_check_splits(dataset)]
     for split in SPLITS:
@@ -66,7 +66,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
-    """Warnings about labels that read alike in prompts: most likely one label in two spellings."""
+    """Warnings about labels that read alike in prompts; most likely they are one label in two spellings."""
     return [str(issue) for issue in check_labels_of(dataset) if issue.count and issue.what.endswith(ALIKE)]
 
 
@@ -131,10 +131,10 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 def content_issues(
     manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Images with equal contents: with one label, with two labels, in two splits; also with a count of 0.
+    """Find images with equal contents: with one label, with two labels, in two splits; a count may be 0.
 
-    `keys`: image -> key, equal for equal contents, none for missing and unreadable images. `nouns`: name of the
-    contents in messages; then its plural.
+    keys: each image's key, equal for equal contents; missing and unreadable images have none.
+    nouns: what messages call one content, and several.
     """
     content = pd.Series(keys, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))

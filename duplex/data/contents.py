@@ -32,7 +32,7 @@ from duplex.system.processes import track
 
 @dataclass(frozen=True)
 class FileHead:
-    """What is known of an image file without decoding its pixels."""
+    """What is known about an image file before its pixels are decoded."""
 
     path: Path
     digest: str  # sha256 of its bytes; "" for a missing file
@@ -41,7 +41,7 @@ class FileHead:
 
 
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
-    """One key per image below `root`: equal for copies, different for all other images.
+    """One key per image below `root`; copies of an image have equal keys, all other images have different keys.
 
     Only images of equal width and height are decoded; JPEGs first at an eighth of their size, completely where that is
     equal.
@@ -88,7 +88,7 @@ def _pixel_digest(data: ImageBytes, *, draft: bool = False) -> str | None:
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The sha256 of each image file, and a dictionary from it to a digest of the pixels; both "" for a missing file.
+    """The sha256 of each image file ("" for a missing one), and a dict from it to a digest of the image's pixels.
 
     Both are of the bytes of one reading, even if the file is replaced meanwhile. For an unreadable image, the sha256 of
     the file also stands for its pixels. Images whose sha256 is in `known` are not decoded.
@@ -108,7 +108,7 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 
 
 def file_digests(root: Path, images: Sequence[str]) -> list[str]:
-    """The sha256 of each image file below `root`; "" for one that is missing or may not be read."""
+    """The sha256 of each image file below `root`; "" for a file that is missing or may not be read."""
 
     def digest(image: str) -> str:
         path = root / image
@@ -122,7 +122,7 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
-    """Paths of images that have changed since they were encoded; `images`: sha256 before the encoding -> path."""
+    """Paths of images whose files changed since they were encoded; `images`: sha256 before the encoding -> path."""
     names = list(images.values())
     after = file_digests(root, names)
     return [name for name, before, now in zip(names, images, after, strict=True) if now != before]
@@ -133,14 +133,14 @@ def change_error(image: Path) -> DuplexError:
 
 
 def row_keys(values: NDArray[Any]) -> list[str]:
-    """One key per row of features [N, d], equal for rows of equal numbers."""
+    """One key per row of features [N, d]; rows of equal numbers have equal keys."""
     return [hashlib.sha256(row.tobytes()).hexdigest() for row in values]
 
 
 def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
-    """One key per image from two lists of keys, equal for images with equal keys in either list, also through others.
+    """Merge two lists of keys into one key per image: images with equal keys in either list get equal keys.
 
-    Without equal keys in `others`, the result is `keys`.
+    So do images that are linked through others. Without equal keys in `others`, the result is `keys`.
     """
     first = pd.Series(range(len(keys)))  # the first image that is known to be equal to each
     while True:
@@ -152,7 +152,7 @@ def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The split of each row of a data set, and how many of the wanted unseen pairs it lacks."""
+    """The split of each row of a data set, and how many unseen pairs fewer than requested it has."""
 
     split: pd.Series  # train, val or test for each row, in the rows' order
     short: int  # number of unseen pairs below the requested one
@@ -190,7 +190,7 @@ def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the 
 def split_by_content(
     frame: pd.DataFrame, contents: Sequence[str], options: SplitOptions, place: object = "the data set"
 ) -> SplitResult:
-    """Assign rows to splits like `make_split`, but keep equal images together; `contents` has one key per row.
+    """Assign rows to splits as `make_split` does, but keep images with equal keys in `contents` in one split.
 
     Equal images with different pairs go to the split of the held-out pair, or else to training. They stay apart if a
     seen pair would lose its last training image, or if two of the pairs are held out for different splits.

@@ -43,7 +43,7 @@ DAMAGED = (
 
 @dataclass(frozen=True)
 class BenchmarkArchive:
-    """An archive of a benchmark: its download addresses, and the files to unpack from it."""
+    """An archive of a published data set: where to download it, and which of its files to unpack."""
 
     file: str  # its name
     urls: Sequence[str]  # tried in this order, encrypted ones first
@@ -75,7 +75,7 @@ class ArchiveMember:
 
 
 def unpack(archive: Path, take: Mapping[str, Sequence[str]], root: Path, limit: int) -> None:
-    """Unpack the wanted files and folders of an archive to `root`; each appears complete or not at all.
+    """Unpack some files and folders of an archive into `root`; each appears there complete or not at all.
 
     Args:
         take: name of a file or folder below `root` -> its possible names in the archive.
@@ -170,7 +170,7 @@ def _is_regular(info: zipfile.ZipInfo) -> bool:
 
 
 def download(name: str, root: Path, report: Callable[[str], None]) -> None:
-    """Download and unpack the missing parts of a benchmark; `report` is called with lines about the progress."""
+    """Download and unpack the missing parts of a published data set; `report` gets lines about the progress."""
     benchmark = BENCHMARKS[require(name, BENCHMARKS, "benchmark")]
     report(f"{name}: {benchmark.terms}\ncite: {benchmark.citation}")
     for archive in benchmark.archives:
@@ -222,11 +222,11 @@ def _fetch_from_mirrors(archive: BenchmarkArchive, path: Path, root: Path, repor
 
 
 class DeadLink(DuplexError):
-    """A URL does not serve the wanted file."""
+    """Raised if a URL does not serve the wanted file."""
 
 
 def fetch(url: str, path: Path) -> Path:
-    """Download `url` to `path` unless the file exists, continuing what an earlier call left in FILE.partial.
+    """Download `url` to `path` unless the file exists; an interrupted download, kept in FILE.partial, is resumed.
 
     Raises `DeadLink` if the URL does not serve a file, and `DuplexError` if the connection keeps breaking or another
     process downloads the same file. Two versions of an archive in one file are noticed when it is unpacked.

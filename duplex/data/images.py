@@ -55,11 +55,11 @@ LINE_END = re.compile(r"\r\n|\r|\n")  # str.splitlines would also break at form 
 
 
 class MachineFault(DuplexError):
-    """An image cannot be read because of the machine: little memory, too many open files, a failing disk."""
+    """Raised if an image cannot be read because of the machine: little memory, too many open files, a failing disk."""
 
 
 def machine_fault(place: object, error: BaseException) -> MachineFault | None:
-    """A `MachineFault` if reading an image failed because of the machine; None if the file itself is at fault."""
+    """The `MachineFault` to raise if reading an image failed because of the machine; None if the file is at fault."""
     if isinstance(error, MemoryError):
         reason = "there was not enough memory"
     elif isinstance(error, OSError) and error.errno is not None and error.errno not in FILE_ERRORS:
@@ -70,7 +70,7 @@ def machine_fault(place: object, error: BaseException) -> MachineFault | None:
 
 
 class BadImageFile(Exception):
-    """A file that cannot be read as an image; `reason` is one of `features.file.REASONS` ("empty", …)."""
+    """Raised for a file that cannot be read as an image; `reason` is one of `features.file.REASONS` ("empty", …)."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -87,12 +87,12 @@ class ImageBytes(io.BytesIO):
 
 
 def read_image(path: Path) -> Image.Image:
-    """The first frame of an image file as 8-bit RGB; errors as of `decode_image`."""
+    """Read the first frame of an image file as 8-bit RGB; raises the same errors as `decode_image`."""
     return decode_image(read_image_bytes(path))
 
 
 def read_image_bytes(path: Path) -> ImageBytes:
-    """The bytes of a regular file, to be both hashed and decoded; errors as of `decode_image`."""
+    """Read the bytes of a regular file, to be both hashed and decoded; raises the same errors as `decode_image`."""
     try:
         info = os.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -108,7 +108,7 @@ def read_image_bytes(path: Path) -> ImageBytes:
 
 
 def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
-    """The first frame of an image, from an open binary file, as 8-bit RGB; `draft`: of a JPEG at an eighth of its size.
+    """Decode the first frame of an open image file to 8-bit RGB; `draft`: decode a JPEG at an eighth of its size.
 
     Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
     of the machine.
@@ -135,7 +135,7 @@ def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = 
 
 
 def thumbnail(path: Path, side: int = 128) -> str | None:
-    """An image file as a JPEG data URI, at most `side` pixels wide and high; None if it cannot be read."""
+    """An image file as a small JPEG in a data URI, at most `side` pixels wide and high; None if it cannot be read."""
     try:
         image = read_image(path)
     except BadImageFile:
@@ -147,7 +147,7 @@ def thumbnail(path: Path, side: int = 128) -> str | None:
 
 
 def verify_image(path: Path) -> str:
-    """Read an image file completely and say what is wrong with it; "" for nothing. Raises `MachineFault`.
+    """Read an image file completely and return what is wrong with it, "" for nothing; raises `MachineFault`.
 
     JPEGs are decoded at an eighth of their size, which still parses every byte.
     """
@@ -159,7 +159,7 @@ def verify_image(path: Path) -> str:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """An image as upright 8-bit RGB. Raises `BadImageFile` for pixels wider than 16 bits.
+    """An image as upright 8-bit RGB; raises `BadImageFile` for pixels of more than 16 bits.
 
     16-bit grey is scaled first: Pillow's conversion would clip it at 255 and make nearly all of it white.
     """
@@ -188,14 +188,14 @@ def suffix_of(name: str) -> str:
 
 
 def describe_skipped(counts: Mapping[str, int]) -> str:
-    """Numbers of skipped files by kind, the most frequent first: `10 .heic, 2 without a suffix`."""
+    """How many files of each kind were skipped, the most frequent kind first: `10 .heic, 2 without a suffix`."""
     common = Counter(counts).most_common(SHOWN)
     rest = sum(counts.values()) - sum(count for _, count in common)
     return ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
 
 
 class ImageTree:
-    """Image files below a root folder. Each folder is listed once, which makes checks of 50,000 files fast."""
+    """The image files below a root folder; each folder is listed once, so checks of 50,000 files are fast."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -206,7 +206,7 @@ class ImageTree:
             raise DuplexError(f"the data root {root} is not a folder; correct its path")
 
     def has(self, path: str) -> bool:
-        """Whether a file exists at a path below the root; raises DuplexError for a link that leaves the root."""
+        """Whether a file exists at a path below the root; raises DuplexError for a link that leads out of the root."""
         folder, _, name = path.rpartition("/")
         if folder not in self._folders:
             self._folders[folder] = self._files(folder)

@@ -39,7 +39,7 @@ SPACING = 0.08  # distance between neighbouring points of a contour
 
 @dataclass(frozen=True)
 class Outline:
-    """The shape of one drawn object."""
+    """The shape of one kind of drawn object: its contour, holes, and place of the highlight."""
 
     contour: Points
     holes: tuple[Points, ...] = ()  # contours cut out of it
@@ -170,7 +170,7 @@ OUTLINES: dict[str, Outline] = {
 
 @dataclass(frozen=True)
 class Look:
-    """Appearance that a state gives to a drawn object. The defaults: a plain object in any colour."""
+    """How a state makes a drawn object look; with the defaults, a plain object in any colour."""
 
     hue: float | None = None  # degrees; None: any colour
     saturation: Range = (0.6, 1.0)
@@ -222,7 +222,7 @@ LOOKS: dict[str, Look] = {
 
 
 def bend_contour(points: Points, kind: str, phase: float) -> Points:
-    """An object's contour [P, 2] bent as "melted" or "wavy"; `phase` shifts the drips or ripples along it."""
+    """Bend an object's contour [P, 2] as `kind`, melted or wavy, says; `phase` shifts the drips or ripples along it."""
     x, y = points[:, 0], points[:, 1]
     if kind == "melted":  # low parts run down in drips, the rest sags
         drip = 0.5 + 0.5 * np.sin(7.0 * x + phase)
@@ -234,7 +234,7 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """Share [H, W] of a pattern's second colour at each pixel of a striped, dotted or checkered object.
+    """How much of a pattern's second colour each pixel has [H, W], from 0 to 1; `kind`: striped, dotted, checkered.
 
     Args:
         frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
@@ -263,7 +263,7 @@ _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 @dataclass(frozen=True)
 class Style:
-    """Limits of random variation of drawn images; lengths are fractions of the image's side."""
+    """Limits of the random variation between drawn images; lengths are fractions of the image's side."""
 
     radius: Range  # of the object
     shift: float  # of its centre, at most
@@ -287,13 +287,13 @@ HARSH = Style(
 
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
-    """A random generator for a seed and a name: equal on every machine, independent per name."""
+    """A random generator for a seed and a name; the same on every machine, and independent of other names'."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
 def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """A random `SIDE` x `SIDE` RGB image of an object, a key of `OUTLINES`; all randomness comes from `rng`."""
+    """Draw a random `SIDE` x `SIDE` RGB image of an object, a key of `OUTLINES`; all randomness comes from `rng`."""
     ground = _background(style, rng)
     place = _Place.drawn(look, style, rng)
     outline = OUTLINES[kind]
@@ -513,7 +513,7 @@ TAIL = 8
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
-    """The manifest of `shapes`; `scale`: share in (0, 1] of the images of each pair, at least one of which remains."""
+    """Make the manifest of `shapes`; `scale`: share in (0, 1] of each pair's images to keep, at least one image."""
     if not 0 < scale <= 1:
         raise DuplexError(f"scale {scale} is not in (0, 1]; leave it out for the whole benchmark")
     rng = random_stream(seed, "manifest")
@@ -553,7 +553,7 @@ def _table(listed: dict[str, list[tuple[Pair, int]]], scale: float) -> pd.DataFr
 
 
 def draw(image: str, seed: int = SEED) -> Image.Image:
-    """Draw the `shapes` image that belongs to a file name such as `striped_heart/0007.png`."""
+    """Draw the `shapes` image with a file name such as `striped_heart/0007.png`."""
     state, _, kind = Path(image).parent.name.partition("_")
     if state not in STATES or kind not in OBJECTS:
         raise DuplexError(
@@ -563,7 +563,7 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
 
 
 def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:
-    """Draw the images of a `shapes` manifest that are missing below `root` or damaged; returns their number.
+    """Draw those images of a `shapes` manifest that are missing below `root` or damaged; returns their number.
 
     Images drawn with another seed or by other code are drawn again. Raises DuplexError if `root` holds images from
     elsewhere.

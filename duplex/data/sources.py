@@ -53,12 +53,12 @@ Keys = Callable[[Sequence[str]], list[str]]  # images -> one key per image, equa
 
 
 def is_on_disk(source: SourceOptions) -> bool:
-    """Whether a data set's folder exists, and its table file if it has one."""
+    """Whether a data set's folder exists and, if it has a table, the table's file."""
     return all(path is None or path.exists() for path in (source.root, source.table))
 
 
 def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
-    """The manifest and the labels of a data set.
+    """Load the manifest and labels of a data set.
 
     If the data has no split, a random one is made; images are then opened, to keep those of equal content together.
     `feature_keys`, from images to one key each, keeps images with equal keys together too.
@@ -98,7 +98,7 @@ def _load_unchanged(source: SourceOptions, contents: Keys) -> LabelledImages:
 
 
 def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
-    """Draw the missing images of the built-in data set `shapes`; other data sets are files."""
+    """Draw the missing images of the built-in data set `shapes`; for other data sets do nothing."""
     if source.kind == "shapes":
         from duplex.data.shapes import render_images
 
@@ -106,7 +106,7 @@ def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
-    """The data at a path: a table (images below `root`, or beside it), a benchmark ("standard"), or a folder tree."""
+    """What data lies at a path: a table (images below `root`, or beside it), a published data set, or a folder tree."""
     split = split or SplitOptions()
     if path.is_file() and is_table(path):
         return SourceOptions("table", root or path.parent, path, split=split)
@@ -118,7 +118,7 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
 
 
 def load_czsl(root: Path) -> LabelledImages:
-    """The manifest and the labels of a benchmark below `root`; missing images stay, with the metadata's path."""
+    """Load the manifest and labels of a published data set below `root`; missing images are kept in the manifest."""
     lists = read_pair_lists(root)
     records = read_metadata(root / METADATA)
     listed = {split: set(pairs) for split, pairs in lists.pairs.items()}
@@ -155,7 +155,7 @@ def load_czsl(root: Path) -> LabelledImages:
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
-    """The records of a benchmark's metadata, saved by torch; a pickle that would run code is refused."""
+    """Read a published data set's metadata, one dict per image; a pickle that would run code is refused."""
     import torch
 
     data = read_bytes(path)
@@ -197,7 +197,7 @@ def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class PairLists:
-    """The pairs that a benchmark lists per split."""
+    """The pairs that a published data set lists for each split."""
 
     pairs: dict[str, list[Pair]]  # split -> its pairs without repeats
     repeats: int  # lines that repeat a pair of their own list
@@ -207,7 +207,7 @@ class PairLists:
 
 
 def label_files(root: Path) -> list[Path]:
-    """Paths of the metadata and of the pair lists of a benchmark."""
+    """Paths of a published data set's metadata and pair lists."""
     return [root / METADATA, *(_folder(root) / f"{split}_pairs.txt" for split in SPLITS)]
 
 
@@ -216,14 +216,14 @@ def has_pair_lists(root: Path) -> bool:
 
 
 def read_pair_lists(root: Path) -> PairLists:
-    """Read a benchmark's pair lists (train, val, test), in `root` or its folder `compositional-split-natural`."""
+    """Read the pair lists (train, val, test) in `root` or its folder `compositional-split-natural`."""
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
     return PairLists(pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS))
 
 
 def read_pair_list(path: Path) -> list[Pair]:
-    """The (state, object) of each line that is not blank; raises DuplexError for a line that is not two words."""
+    """Read a (state, object) from each line that is not blank; raises DuplexError for a line that is not two words."""
     pairs: list[Pair] = []
     for number, line in enumerate(read_lines(path), 1):
         words = re.split(r"[ \t]+", line.strip(" \t"))
@@ -251,7 +251,7 @@ SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_WORDS)})([ _-]?({PARTS}))?|fold[ _
 
 
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
-    """A table of image, state and object for every image below `root`, labelled by the folder names.
+    """Make a table of image, state and object from the images below `root`; folder names give the labels.
 
     Also returns a note on skipped files, text -> number of files; it is empty if none were skipped.
     """
@@ -299,10 +299,10 @@ SIZES = "sizes"  # key of the digest of a folder's files and their sizes in byte
 
 
 def source_record(source: SourceOptions, earlier: Record | None = None) -> Record:
-    """What a data set is read from: its source's options, and a digest of its table, lists or file names.
+    """What a data set was read from: the options of its source, and a digest of its table, lists or file names.
 
     Args:
-        earlier: an earlier record. Its digests are used if the source is not on this machine, for example if only the
+        earlier: an earlier result. Its digests are used if the source is not on this machine, for example if only the
             features were copied here.
     """
     record: Record = TypeAdapter(SourceOptions).dump_python(source, mode="json")

@@ -41,7 +41,7 @@ Place = Callable[[int], str]  # number of a row -> its name in messages
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
-    """Write a manifest as CSV; equal rows give equal bytes on every machine."""
+    """Write a manifest as CSV; equal rows give the same bytes on every machine."""
     with replace_file(path) as scratch:
         scratch.write_bytes(manifest_bytes(frame))
 
@@ -52,7 +52,7 @@ def manifest_bytes(frame: pd.DataFrame) -> bytes:
 
 
 def read_manifest(path: Path) -> pd.DataFrame:
-    """Read and check a manifest. Every cell is text, so a state named `NA` or `1` stays as it is."""
+    """Read and check a manifest; every cell is read as text, so a state named `NA` or `1` stays as it is."""
     command = f"`duplex prepare --dataset {path.parent.name}` writes it"
     if not path.is_file():
         raise DuplexError(f"{path} does not exist; {command}")
@@ -75,7 +75,7 @@ def read_manifest(path: Path) -> pd.DataFrame:
 def checked_cells(
     frame: pd.DataFrame, table: object, place: Callable[[int], str], *, paths: bool = True
 ) -> pd.DataFrame:
-    """Check the cells of a table; it is returned with image paths without `.` and empty parts.
+    """Check a table's cells and return it, with `.` and empty parts removed from image paths.
 
     Images, states and objects are text that can be used in file names, prompts and tables. A column `split` gives a
     split to each row; it is left out if it is empty. Further columns are text or empty.
@@ -108,7 +108,7 @@ def checked_cells(
 
 
 def check_labels(labels: Iterable[str], kind: str, place: object) -> None:
-    """Raise DuplexError for names that are too long, have control characters, or leave no word for a prompt."""
+    """Raise DuplexError for labels that are too long, have control characters, or leave no word for a prompt."""
     for label in set(labels):
         if len(label) > LABEL_LIMIT:
             raise DuplexError(
@@ -142,7 +142,7 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path, optional: Sequence[str] = ()) -> pd.DataFrame:
-    """Read and check a table, with `optional` columns; the result has a column `split` if every row has a split."""
+    """Read and check a table, with `optional` columns; the result has a column `split` only if every row has one."""
     if not is_table(path):
         raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(CSV + PARQUET)}")
     frame, place = (_read_csv if path.suffix.lower() in CSV else _read_parquet)(path, optional)
@@ -154,7 +154,7 @@ def read_table(path: Path, optional: Sequence[str] = ()) -> pd.DataFrame:
 def known_columns(
     header: Sequence[str], place: object, needed: Sequence[str] = NEEDED, optional: Sequence[str] = ()
 ) -> list[str]:
-    """The columns of a table that are used, in order; raises DuplexError for missing, repeated or misspelt ones."""
+    """Columns of a table that are used, in the table's order; DuplexError for missing, repeated or misspelt ones."""
     columns = [*needed, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
         if header.count(name) != 1:
@@ -168,7 +168,7 @@ def known_columns(
 
 
 def refuse_unnamed_split(table: pd.DataFrame, place: object) -> None:
-    """Raise `DuplexError` for a table without `split` if another column holds only names of several splits."""
+    """Raise `DuplexError` if a table has no column `split` and another column contains only names of splits."""
     for number, name in enumerate(table.columns if "split" not in table else ()):
         if name in NEEDED:
             continue
@@ -259,7 +259,7 @@ def _read_parquet(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Pl
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """A data set in memory: table of images, labels, and notes on rows that were left out, such as repeated rows."""
+    """A data set in memory: manifest, labels, and notes on rows that were left out, such as repeated rows."""
 
     manifest: pd.DataFrame  # columns image, state, object, split; one row per image
     labels: LabelSpace
@@ -269,7 +269,7 @@ class LabelledImages:
 
 
 def labels_of(manifest: pd.DataFrame) -> LabelSpace:
-    """The states and objects in a manifest, and per split the pairs that its images show."""
+    """The states and objects in a manifest and, for each split, the pairs that its images show."""
     pairs = {}
     for split in SPLITS:
         rows = manifest.loc[manifest["split"] == split, ["state", "object"]].drop_duplicates()
@@ -283,9 +283,9 @@ def from_rows(
     place: object,
     contents: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> LabelledImages:
-    """Make a data set from a table with the columns image, state, object and, optionally, split (else made at random).
+    """Make a data set from a table with columns image, state, object and perhaps split; without, a split is drawn.
 
-    `place` names the table in messages; images with equal keys, which `contents` gives, stay in one split.
+    `place` is the table's name in messages; images with equal keys, which `contents` gives, stay in one split.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -322,7 +322,7 @@ def split_name(dataset: str, number: int) -> str:
 
 
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
-    """A data set with the same rows and another random split of equal shares; the same for the same number."""
+    """The data set with its images split anew, at random, with the same shares; one number always gives one split."""
     rows = data.manifest
     result = _split(rows, data.contents, split_options_of(rows, FIRST_SEED + number), "the data set")
     manifest = rows.assign(split=result.split.to_numpy())
@@ -331,7 +331,7 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
 
 
 def split_options_of(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """The split options that describe an existing split: shares of unseen pairs and of held-out images."""
+    """Options that describe an existing split: its shares of unseen pairs and of held-out images."""
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []
@@ -371,7 +371,7 @@ class DatasetStatistics:
 
 
 def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> DatasetStatistics:
-    """Count the listed pairs of a data set, and its images if there is a manifest."""
+    """Count a data set's listed pairs and, if there is a manifest, its images."""
     seen = labels.seen
     shares: dict[str, dict[str, float]] | None = None
     images: dict[str, int | None] = dict.fromkeys(SPLITS)
@@ -392,7 +392,7 @@ def count_dataset(labels: LabelSpace, manifest: pd.DataFrame | None = None) -> D
 
 
 def statistics_text(name: str, stats: DatasetStatistics) -> str:
-    """Counts as a table, and the share of images per frequency group: head, medium, tail (of training) and unseen."""
+    """The counts as a table of text, with the share of images in each frequency group: head, medium, tail, unseen."""
     header = ["", "|S|", "|O|", "|S|x|O|", "C_s", "X_s", "val C_s", "C_u", "imgs", "test C_s", "C_u", "imgs"]
     train = stats.splits["train"]
     counts = [stats.states, stats.objects, stats.states * stats.objects, train.seen, train.images]
@@ -412,13 +412,13 @@ def _aligned(table: list[list[str]]) -> list[str]:
 
 
 def read_benchmarks() -> dict[str, dict[str, Any]]:
-    """The contents of benchmarks.yaml: name of a published data set -> archives, terms, citation, counts."""
+    """Read benchmarks.yaml: the archives, terms, citation and counts of each published data set, by name."""
     text = files("duplex.data").joinpath("benchmarks.yaml").read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
 
 
 def published_differences(name: str, stats: DatasetStatistics) -> list[str]:
-    """One line per count that differs from the published count; none for a data set without published counts."""
+    """One line per count that differs from the published one; empty for a data set without published counts."""
     if (benchmark := read_benchmarks().get(name)) is None:
         return []
     published = benchmark["counts"]

@@ -1,7 +1,7 @@
 """Decode image files and encode them in batches.
 
 Worker processes decode image files to batches of pixels, in order, a few batches ahead of the encoder. On a GPU, the
-next batch is encoded while the current one is used.
+next batch is encoded while the current one is used. Encoder outputs have the names of the cache's HDF5 data sets.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory"
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """The encoder outputs to store per image besides the CLS feature."""
+    """Which encoder outputs are stored for each image, besides its CLS feature."""
 
     patches: bool = False  # patch tokens
     block_inputs: int = 0  # the input of this many last blocks of the image tower; 0: none
@@ -63,13 +63,13 @@ class OutputSpec:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> OutputSpec:
-        """What a trained model reads, by the encoder in its checkpoint: `patches`, and inputs of `finetuned` blocks."""
+        """What a model reads, by the encoder `record` in its checkpoint: patch tokens, inputs of `finetuned` blocks."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, int(record.get("bits", 16)), pixels)
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """The data sets in which a cache stores the outputs, each with its shape per image, found on a blank image."""
+        """Names of the HDF5 data sets for these outputs and their shapes per image, found by encoding a blank image."""
         if not (self.patches or self.block_inputs or self.pixels):
             return {}
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
@@ -85,7 +85,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class LaunchedBatch:
-    """A batch of images that the device is encoding."""
+    """A batch of images whose encoding has been started on the device."""
 
     start: int
     statuses: Tensor  # [B] encoded, or why not; on the CPU once `done` has happened
@@ -96,9 +96,9 @@ class LaunchedBatch:
     def launch(
         cls, encoder: Encoder, outputs: OutputSpec, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
     ) -> LaunchedBatch:
-        """Start encoding pixels [B, 3, R, R] uint8, on a CPU at once; `start` is the first image's row.
+        """Start encoding pixels [B, 3, R, R] uint8 of images from row `start` on; on a CPU, this waits for the result.
 
-        `decoded` says per image [B] whether it could be read, `contents` is the sha256 of each file [B, 32].
+        decoded: status of each image [B]: whether it could be read. contents: sha256 of each image's file [B, 32].
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
@@ -123,14 +123,14 @@ class LaunchedBatch:
         return cls(start, statuses, {**values, **kept, CONTENTS: contents}, done)
 
     def result(self) -> tuple[int, Statuses, Values]:
-        """Wait for the device: row of the first image, statuses [B], and outputs [B, ...] by data set."""
+        """Wait for the device; returns the first image's row, statuses [B], and outputs [B, ...] by name."""
         if self.done is not None:
             self.done.synchronize()
         return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
 
 
 def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dict[str, Tensor]:
-    """The chosen outputs [B, ...] of preprocessed images, pixels [B, 3, R, R] uint8, by name.
+    """Encode preprocessed images, pixels [B, 3, R, R] uint8; returns the chosen outputs [B, ...] by name.
 
     `cls` has one feature per image, `patch` one per image patch; `block_inputs` are the activations that enter the
     image tower's last blocks.
@@ -147,7 +147,7 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dic
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
-    """Append black images to each batch up to a multiple of `multiple`, so that batch size does not change features."""
+    """Append black images to each batch, to a multiple of `multiple`, so that features do not depend on batch size."""
     for start, pixels, statuses, contents in batches:
         missing = -len(pixels) % multiple
         yield (
@@ -161,7 +161,7 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches of pixels in order; yield the `result` of each, on CUDA when the next batch has been started."""
+    """Encode batches in order and yield each `LaunchedBatch.result`; on CUDA, only after the next one was launched."""
     in_flight = int(encoder.device.type == "cuda")
     pending: list[LaunchedBatch] = []
     for batch in batches:
@@ -179,7 +179,7 @@ AHEAD = 2  # batches that a worker may be ahead
 
 @dataclass(eq=False)
 class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
-    """Decodes image files: item i is the i-th image's pixels [3, R, R] uint8, status, and content.
+    """Torch data set that decodes image files: item i is the i-th image's pixels [3, R, R] uint8, status, and content.
 
     The content is the sha256 of the decoded bytes, [32] uint8; zero for a file without readable bytes. An unreadable
     image becomes black, with the reason as its status, so that batches keep their size. The status `RETRY` marks an
@@ -203,7 +203,7 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
             return self.black, RETRY, UNREAD
 
     def read(self, row: int) -> tuple[Tensor, int, Tensor]:
-        """An image's pixels, status (read, or why not) and content; raises `MachineFault` if memory or disk fails."""
+        """Read one image: its pixels, status (read, or why not), content; `MachineFault` if memory or disk fails."""
         path = self.root / self.images[row]
         content = UNREAD
         try:
@@ -219,7 +219,7 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:
-    """Number of processes that decode images; "auto": one per available core, less one for the encoder."""
+    """How many processes decode images; "auto": one per available core, except one for the encoder."""
     if wanted != "auto":
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -233,7 +233,7 @@ def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
 def decode_batches(
     images: ImageRows, batches: Sequence[Sequence[int]], num_workers: int, *, pinned: bool
 ) -> Iterator[PixelBatch]:
-    """Decode images ahead in worker processes (0: in this one); yield a batch for each sequence of rows, in order.
+    """Decode images ahead in worker processes (0: in this one); yields a batch for each sequence of rows, in order.
 
     `pinned` memory is for a GPU. Without one, the workers run at a lower priority than the encoder on the same cores:
     one preempted thread of a matrix product delays all of them. At the lowest, other users' jobs would starve the
@@ -255,7 +255,7 @@ def decode_batches(
 
 @contextmanager
 def report_shortages(batch_size: int, kept: str = "finished rows are kept: ") -> Iterator[None]:
-    """Raise `DuplexError` if memory for encoding runs out, or if a process that decodes images dies.
+    """Context manager: raise `DuplexError` if memory for encoding runs out, or if a process that decodes images dies.
 
     The `with` block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the
     main process is at that moment. `kept` begins the advice.

@@ -91,7 +91,7 @@ LISTED_BAD = 5  # bad images that an error lists
 
 @dataclass(frozen=True)
 class ExtractionJob:
-    """What is needed to encode the images of one cache file."""
+    """Everything needed to encode the images of one cache file."""
 
     path: Path
     identity: Identity
@@ -109,7 +109,7 @@ class ExtractionJob:
 
 @dataclass(frozen=True)
 class BadImage:
-    """An image without features, since it could not be read or encoded: its row, its path and the reason."""
+    """An image that has no features because it could not be read or encoded."""
 
     row: int
     image: str
@@ -118,7 +118,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """The number of `rows` in the cache file, of which `resumed` were encoded before."""
+    """What an extraction did: the number of rows in the cache file, how many were there before, and bad images."""
 
     path: Path
     rows: int
@@ -127,7 +127,7 @@ class ExtractionReport:
     bad: list[BadImage] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """A summary line, then one line per image without features."""
+        """The report as text: a summary line, then one line per image without features."""
         resumed = f", {self.resumed} of them encoded before" if self.resumed else ""
         encoded = self.rows - self.resumed
         rate = f", {encoded / self.seconds:.1f} images per second" if encoded and self.seconds else ""
@@ -304,7 +304,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
 
 @contextmanager
 def stop_requests() -> Iterator[threading.Event]:
-    """Yield an event that the first Ctrl-C, or a scheduler's SIGTERM, sets; a second signal acts as usual.
+    """Context manager that yields an event, set by the first Ctrl-C or a scheduler's SIGTERM; a second acts as usual.
 
     Outside the main thread, which alone receives signals, the event is never set.
     """
@@ -330,7 +330,7 @@ def stop_requests() -> Iterator[threading.Event]:
 
 
 def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> None:
-    """Raise `DuplexError` if more than the share `max_bad` of `total` images have no features."""
+    """Raise `DuplexError` if a larger share than `max_bad` of `total` images has no features."""
     if len(bad) <= max_bad * total:
         return
     listed = "; ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
@@ -347,7 +347,7 @@ def _bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage]:
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """The rows of a shard (k, n), the k-th of n from 0, and the path of its file; None: all rows, and `out`.
+    """Rows of the shard (k, n), the k-th of n counted from 0, and the path of its file; None: all rows, and `out`.
 
     A shard begins where a batch begins, so that its features equal those of an extraction without shards. Raises
     `UsageError` for a shard that does not exist and for more shards than batches.
@@ -372,7 +372,7 @@ def shard_path(out: Path, k: int, n: int) -> Path:
 
 
 def find_shards(out: Path) -> list[Path]:
-    """The paths of all shards of the cache `out`, in order. Raises `DuplexError` if one is missing."""
+    """Paths of all shards of the cache `out`, in order; raises `DuplexError` if one is missing."""
     pattern = re.compile(re.escape(out.stem) + r"\.shard-(\d+)-of-(\d+)" + re.escape(out.suffix))
     shards = {path: match for path in out.parent.glob("*") if (match := pattern.fullmatch(path.name))}
     counts = {int(match[2]) for match in shards.values()}
@@ -390,7 +390,7 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path) -> int:
-    """Join all shards of the cache `out`, byte for byte as an extraction without shards; returns its number of rows."""
+    """Join all shards of the cache `out` to a file with the bytes of an extraction without shards; returns its rows."""
     paths = find_shards(out)
     identity: Identity = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -425,13 +425,13 @@ def join_shards(out: Path) -> int:
 
 
 def image_contents(root: Path, images: Sequence[str]) -> Contents:
-    """The sha256 of each image file below `root` as bytes [N, 32]; zero for one that is missing or may not be read."""
+    """The sha256 of each image file below `root` as bytes [N, 32]; zero for missing files and those it may not read."""
     digests = [bytes.fromhex(digest) or bytes(SHA256) for digest in file_digests(root, images)]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, SHA256)
 
 
 def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a cache of one identity stores all that a cache of the identity `wanted` does, from the same encoder.
+    """Whether a cache with this identity stores all that one with the identity `wanted` does, by the same encoder.
 
     Those are CLS features, patch tokens and block inputs; the images may differ.
     """
@@ -443,7 +443,7 @@ def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bo
 
 
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
-    """The row of each encoded image in a cache, by the sha256 of its file; `bad`: also of images without features.
+    """Row of each encoded image in a cache, by the sha256 of its file; `bad`: also of images without features.
 
     Empty if the cache lacks something that a cache with the identity `wanted` stores, or cannot be read.
     """
@@ -460,7 +460,7 @@ def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False)
 
 
 def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[Path]) -> None:
-    """Copy pending rows of an unfinished cache from caches that have the same images.
+    """Fill pending rows of an unfinished cache with rows of other caches that have the same images.
 
     contents: sha256 [N, 32] of the cache's images.
     """
@@ -497,14 +497,14 @@ def user_cache() -> Path:
 
 @dataclass(frozen=True)
 class SharedFeatures:
-    """The features of some images in a folder of caches."""
+    """Finds the features of given images in a folder of caches, wherever they are then."""
 
     folder: Path  # of one encoder
     identity: Identity  # the encoder, and what a cache of the images must store
     digests: tuple[str, ...]  # sha256 of each image file; "" for a missing one
 
     def find(self) -> tuple[Path, Ints] | None:
-        """The path of a cache that has all images, and each image's row in it; -1 for a missing file.
+        """Path of a cache that has all images, and each image's row in it (-1 for a missing file).
 
         None if no single cache has them all.
         """
@@ -516,7 +516,7 @@ class SharedFeatures:
         return None
 
     def require(self) -> tuple[Path, Ints]:
-        """As `find`; raises `DuplexError` if no cache has all images, for example because the folder was emptied."""
+        """Like `find`, but raises `DuplexError` if no cache has all images, for example in an emptied folder."""
         if found := self.find():
             return found
         raise DuplexError(f"{self.folder} no longer has the features of all images; encode them again")
@@ -534,7 +534,7 @@ def encode_shared(
     bits: int = 16,
     max_bad: float = 0.01,
 ) -> tuple[SharedFeatures, list[BadImage]]:
-    """Encode those images that no cache in a folder has; return the features of all, and the images without features.
+    """Encode those images that no cache in the folder has; returns the features of all and the images without features.
 
     Options are those of `extract`; `digests` has the sha256 of each image file, "" for a missing one. Raises
     `DuplexError` if too many images cannot be read, or one changed while it was being encoded.

@@ -88,12 +88,12 @@ Half = NDArray[np.float16]
 
 
 class DamagedCache(Exception):
-    """A file that is no sound feature cache; callers add the file's name and what to do."""
+    """Raised for a file that is no sound feature cache; callers add the file's name and advice."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The rows that a file holds: [start, stop) of the manifest's `total` rows."""
+    """The part of a manifest that a cache file holds: rows `start` to `stop` (excluded) of `total` rows."""
 
     start: int
     stop: int
@@ -117,17 +117,17 @@ def status_of_reason(reason: str) -> int:
 
 
 def value_names(present: Container[str]) -> list[str]:
-    """Names of the data sets with features or tokens that a cache has, in a fixed order."""
+    """Names of a cache's HDF5 data sets that hold features, tokens or pixels, in a fixed order."""
     return [name for name in DATASETS if name in present and name not in ("status", CHECKSUMS, CONTENTS)]
 
 
 def row_bytes(name: str, row: tuple[int, ...]) -> int:
-    """Bytes of one image's values, of shape `row`, in the data set `name`."""
+    """Number of bytes that one image's values, of shape `row`, take in the HDF5 data set `name`."""
     return int(np.prod(row)) * DATASETS[name][1].itemsize
 
 
 def cache_shapes(dim: int, token_shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, tuple[int, ...]]:
-    """The data sets of a cache with features of width `dim`, each with the shape of one image's row."""
+    """Shape per image of each HDF5 data set in a cache with features of width `dim` and the given tokens."""
     shapes = {"cls": (dim,), "status": (), CONTENTS: (SHA256,), **(token_shapes or {})}
     shapes[CHECKSUMS] = (len(value_names(shapes)),)
     return {name: shapes[name] for name in DATASETS if name in shapes}
@@ -142,25 +142,25 @@ Checksums = NDArray[np.uint32]
 
 
 def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Checksums:
-    """CRC-32 [B] of each row of an array [B, ...]; with `statuses` [B], each also covers the row's status."""
+    """CRC-32 of each row of an array [B, ...]; if `statuses` [B] are given, each also covers the row's status."""
     rows = np.ascontiguousarray(block).reshape(len(block), int(np.prod(block.shape[1:]))).view(np.uint8)
     begins = [0] * len(rows) if statuses is None else [zlib.crc32(bytes([status])) for status in statuses]
     return np.array([zlib.crc32(row.data, begin) for row, begin in zip(rows, begins, strict=True)], np.uint32)
 
 
 def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums:
-    """The checksums that an open cache stores for rows of its data set `name`."""
+    """The checksums that an open cache stores for rows of its HDF5 data set `name`."""
     checksums: Checksums = file[CHECKSUMS][rows, value_names(file).index(name)]
     return checksums
 
 
 def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) -> str:
-    """One sha256 for rows of an open cache: their CLS features, and which images were unreadable."""
+    """One sha256 for rows of an open cache: of their CLS features, and of which images were unreadable."""
     return hashlib.sha256(stored_checksums(file, "cls")[rows].tobytes()).hexdigest()
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Read rows (a slice, or ascending numbers); raise `DamagedCache` if one does not match its checksum.
+    """Read rows (a slice, or ascending numbers); raises `DamagedCache` if one does not match its checksum.
 
     Rows whose image has not been encoded yet are not compared.
     """
@@ -172,7 +172,7 @@ def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
 
 
 def read_blocks(file: Any, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield (range of rows, values) of an open cache's data set `name`, read as by `read_rows`."""
+    """Yield an open cache's HDF5 data set `name` in blocks: range of rows, and values as `read_rows` reads them."""
     data = file[name]
     step = max(1, BLOCK * len(data) // max(1, data.nbytes))
     for start in range(0, len(data), step):
@@ -181,14 +181,14 @@ def read_blocks(file: Any, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
 
 
 def check_values(file: Any) -> None:
-    """Read all values of an open cache; raise `DamagedCache` if a row does not match its checksum."""
+    """Read all values of an open cache; raises `DamagedCache` if a row does not match its checksum."""
     for name in value_names(file):
         for _ in read_blocks(file, name):
             pass
 
 
 def refuse_wrong(name: str, rows: NDArray[np.int64], wrong: NDArray[np.bool_]) -> None:
-    """Raise `DamagedCache` that names the first of the row numbers `rows` [B] whose mask `wrong` [B] is set."""
+    """Raise `DamagedCache`, naming the first of the row numbers `rows` [B] that the mask `wrong` [B] marks, if any."""
     if wrong.any():
         raise DamagedCache(f"row {rows[wrong.argmax()]} of {name!r} does not match its checksum")
 
@@ -243,7 +243,7 @@ def cache_identity(
     root: str | None = None,
     pixels: bool = False,
 ) -> Identity:
-    """All settings, unless at their default, that a cache's bytes depend on, and the images' folder `root`."""
+    """The settings that a cache's bytes depend on, except those at their default, and the images' folder `root`."""
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,
@@ -256,7 +256,7 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """The first setting in which two identities differ, by its name in messages; None if they are equal.
+    """Name of the first setting in which two identities differ, as messages call it; None if they are equal.
 
     Folders of images are compared only if both caches record one.
     """
@@ -269,7 +269,7 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path, *, imported: bool = False) -> str:
-    """End of an error message: the command that writes a cache or shard, encoded or `imported`, again."""
+    """End of an error message: the command that writes a cache or shard again, an imported one if `imported`."""
     if imported:
         return f"`duplex cache import FILE --dataset {_dataset(path) or 'NAME'}` makes it again"
     command = extract_command(path)
@@ -280,7 +280,7 @@ def repair_hint(path: Path, *, imported: bool = False) -> str:
 
 
 def extract_command(path: Path, shard: str | None = None) -> str:
-    """The `duplex extract` command that writes the cache at `path`, or its shard `k/n`."""
+    """The `duplex extract` command that writes the cache at `path`, or the shard `k/n` of it."""
     target = _dataset(path) or f"NAME --out {path}"
     return f"duplex extract --dataset {target}{'' if shard is None else f' --shard {shard}'}"
 
@@ -326,7 +326,7 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def open_cache(path: Path) -> Iterator[Any]:
-    """Open a finished cache or shard; raises `DuplexError` for a wrong layout, and for damaged rows that are read."""
+    """Context manager: open a finished cache or shard; raises `DuplexError` for a wrong layout or damaged rows."""
     require_cache_file(path)
     try:
         file = h5py.File(path, "r", locking="best-effort")
@@ -354,7 +354,7 @@ def require_cache_file(path: Path) -> None:
 
 
 def read_format(file: Any) -> str:
-    """The format that an open HDF5 file states; empty if it states none."""
+    """The format that an open HDF5 file says it has; empty if it says nothing."""
     return bytes(file.attrs.get("format", b"")).decode(errors="replace")
 
 
@@ -367,7 +367,7 @@ def read_row_span(file: Any) -> Span:
 
 
 def check_layout(file: Any) -> None:
-    """Raise `DamagedCache` unless an open file has a cache's data sets, contiguous, in the right types and shapes."""
+    """Raise `DamagedCache` unless an open file has a cache's HDF5 data sets, contiguous, with its types and shapes."""
     missing = [name for name in (*REQUIRED, "identity") if name not in file]
     if missing:
         raise DamagedCache(f"there is no {missing[0]!r}")
@@ -387,7 +387,7 @@ def check_layout(file: Any) -> None:
 
 @dataclass(frozen=True)
 class Features:
-    """The CLS features of all images of a finished feature cache, in memory."""
+    """The CLS features of all images in a finished feature cache, loaded into memory."""
 
     path: Path
     identity: Identity
@@ -401,7 +401,7 @@ class Features:
 
 
 def read_features(path: Path | str, expect: Mapping[str, str | None] | None = None) -> Features:
-    """Read the CLS features of a finished feature cache into memory; raise `DuplexError` if it is incomplete.
+    """Read the CLS features of a finished feature cache into memory; raises `DuplexError` if it is incomplete.
 
     Args:
         path: the HDF5 file.
@@ -425,24 +425,24 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
 
 
 def read_contents_digest(path: Path) -> str:
-    """A digest of the features in a finished cache, fast because it is computed from their stored checksums."""
+    """A digest of the features in a finished cache; computed from stored checksums, which is fast."""
     with open_cache(path) as file:
         return contents_digest(file)
 
 
 @contextmanager
 def claim_cache(path: Path) -> Iterator[None]:
-    """Hold the lock for writing a cache; raises `DuplexError` if another process does, or for a foreign file."""
+    """Context manager: hold the lock for writing a cache; `DuplexError` if another process holds it."""
     refuse_foreign(path)
     with sole_writer(path, "extraction", "or give this one another --out"):
         yield
 
 
 class PartialCache:
-    """An unfinished feature cache, to write rows into. The caller must hold the cache's lock (`claim_cache`)."""
+    """An unfinished feature cache that rows are written to; the caller must hold the cache's lock (`claim_cache`)."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `DamagedCache` if the unfinished file of the cache `path` has another format or layout."""
+        """Open the unfinished file of the cache `path`; raises `DamagedCache` if it has another format or layout."""
         self.path = path
         self.partial = partial_path(path)
         try:
@@ -470,7 +470,7 @@ class PartialCache:
 
     @property
     def done(self) -> int:
-        """Number of rows that are finished: encoded, or of an unreadable image."""
+        """Number of finished rows, those of unreadable images included."""
         return int((self.statuses != PENDING).sum())
 
     @classmethod
@@ -482,7 +482,7 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create the unfinished file of a cache: features of width `dim`, tokens of the given shapes per image."""
+        """Create a cache's unfinished file, for features of width `dim` and tokens of the given shapes per image."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         shapes = cache_shapes(dim, token_shapes)
@@ -506,10 +506,10 @@ class PartialCache:
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write rows (ascending, or the first of consecutive ones) of images; they count as finished after `commit`.
+        """Write rows of images (ascending, or the first of consecutive ones); they count as finished after `commit`.
 
-        `statuses` [B] say whether each image was encoded, or why not; `values` are [B, ...] by data set, where
-        `contents` may be left out.
+        statuses: whether each image [B] was encoded, or why not.
+        values: arrays [B, ...] by HDF5 data set; `contents` may be left out.
         """
         places = np.arange(rows, rows + len(statuses)) if isinstance(rows, int) else np.asarray(rows, np.int64)
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in self.names}
@@ -527,7 +527,7 @@ class PartialCache:
         self._uncommitted.append((places, statuses))
 
     def commit(self) -> None:
-        """Flush written rows to disk, and only then mark them as finished: a crash loses no row that is marked."""
+        """Flush written rows to disk, and only then mark them as finished: after a crash, no marked row is missing."""
         if not self._uncommitted:
             return
         self._sync()
@@ -587,5 +587,5 @@ def _allocate(file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 
 
 def size_text(count: int) -> str:
-    """A number of bytes, in GB or MB."""
+    """A number of bytes as text, in GB or MB."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

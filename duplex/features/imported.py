@@ -24,16 +24,7 @@ from duplex.data.contents import row_keys
 from duplex.data.tables import LabelledImages
 from duplex.encoders.base import encoder_identity, find_family, missing_weights
 from duplex.errors import DuplexError, UsageError
-from duplex.features.file import (
-    ALL_ZERO,
-    ENCODED,
-    IMPORTED,
-    NOT_FINITE,
-    Identity,
-    PartialCache,
-    Span,
-    claim_cache,
-)
+from duplex.features.file import ALL_ZERO, ENCODED, IMPORTED, NOT_FINITE, Identity, PartialCache, Span, claim_cache
 from duplex.labels import Ints
 from duplex.options import SourceOptions
 from duplex.system.files import sha256
@@ -46,7 +37,7 @@ FEATURES = ("features", "features")  # singular and plural, for messages
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """An opened .npy or .npz file of image features; rows of a .npy file are read on demand."""
+    """A user's .npy or .npz file of image features, opened; rows of a .npy file are read on demand."""
 
     path: Path
     values: NDArray[Any]  # [rows, width], floats
@@ -54,7 +45,7 @@ class FeatureFile:
 
     @classmethod
     def open(cls, path: Path) -> FeatureFile:
-        """Open a file of image features and check the types and shapes of its arrays.
+        """Open a file of image features and check its arrays' types and shapes.
 
         Raises UsageError if there is no such file or it holds other arrays, DuplexError if it is damaged.
         """
@@ -113,7 +104,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Mask of the `rows` with NaN or infinity, or all zeros in float16; raises UsageError beyond its range."""
+        """Mask of `rows` that have NaN or infinity, or only zeros in float16; raises UsageError beyond its range."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
@@ -126,7 +117,7 @@ class FeatureFile:
         return bad
 
     def keys(self, images: Sequence[str], rows: Ints) -> list[str]:
-        """One key per image, equal for equal features; unusable features get a key of their own."""
+        """One key per image; images with equal features have equal keys, unusable features a key of their own."""
         unusable = self.unusable(rows)
         keys: list[str] = []
         for start in range(0, len(rows), CHUNK):
@@ -135,7 +126,7 @@ class FeatureFile:
 
 
 def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function from images to one key each, equal where features in the file `path` are; None without `path`."""
+    """A function that gives images equal keys if their features in the file `path` are equal; None without `path`."""
     if path is None:
         return None
 
@@ -167,14 +158,9 @@ def _checked_names(path: Path, names: NDArray[Any], rows: int) -> tuple[str, ...
 
 
 def import_features(
-    source: Path,
-    rows: int,
-    manifest_sha256: str,
-    out: Path,
-    images: Sequence[str] | None = None,
-    max_bad: float = 1.0,
+    source: Path, rows: int, manifest_sha256: str, out: Path, images: Sequence[str] | None = None, max_bad: float = 1.0
 ) -> Identity:
-    """Write the feature cache `out` from a user's .npy or .npz file of features (`FeatureFile`).
+    """Write the feature cache `out` from a user's .npy or .npz file of features.
 
     Images whose features are zero or not finite count as unreadable. The rows of a file with names are found by
     `images`. Returns the cache's identity, which names only the file and the manifest, since the encoder is unknown.
@@ -220,10 +206,10 @@ def import_features(
 def check_features(
     path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Check a user's file of image features; yield its issues: rows that are unusable, equal or of no image.
+    """Check a user's file of image features; yields its issues: rows that are unusable, equal, or of no image.
 
     Raises UsageError unless the file fits the data set and the encoder (IMPORTED: unknown). `is_table`: whether the
-    data has an order that a file without names can follow. `max_bad`: largest share of unusable rows.
+    data set is a table, whose order a file without names can follow. `max_bad`: largest share of unusable rows.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()
@@ -240,7 +226,7 @@ def check_features(
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
-    """Raise `UsageError`, ending with `advice`, unless the encoder's features are as wide as those in `file`."""
+    """Raise `UsageError` if the features in `file` have another width than the encoder's; `advice` ends the message."""
     if encoder == IMPORTED:
         return
     width = next((entry.dim for entry in find_family(encoder).catalog() if entry.name == encoder), None)

@@ -39,7 +39,7 @@ SMALL = 1e-12  # divisor for vectors of zeros
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """A cache's settings, shapes and norms, and its numbers of rows: pending, unreadable, NaN, zero, duplicate."""
+    """Describe a cache: settings, shapes, norms, and how many rows are pending, unreadable, NaN, zero or duplicate."""
     with open_cache(path) as file:
         identity = read_identity(file)
         span = read_row_span(file)
@@ -81,7 +81,7 @@ def verify(
     sample: int = 32,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Check that a feature cache fits its images; raise `DuplexError` for the first row that does not.
+    """Check that a feature cache fits its images; raises `DuplexError` for the first row that does not.
 
     All rows are compared with their checksums. A random `sample` of images is encoded again: outputs must agree with
     the stored ones in direction (cosine), and the same images must be unreadable.

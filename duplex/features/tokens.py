@@ -48,10 +48,10 @@ CPU = torch.device("cpu")
 def read_tokens(
     path: Path, name: str = "patch", limit: int = IN_MEMORY, rows: Ints | None = None
 ) -> NDArray[Any] | DiskTokens | None:
-    """The tokens `name` of images of a cache, [N, ...]; None if it has none.
+    """Read one kind of tokens of a cache's images, [N, ...]; None if the cache does not have them.
 
-    They are "patch" or "block_inputs" in float16, or "pixels" in uint8.
-    They are zero for images that could not be read. Up to `limit` bytes are read into memory; more stay on the disk.
+    The kinds are "patch" and "block_inputs" in float16, and "pixels" in uint8. Tokens are zero for images that could
+    not be read. Up to `limit` bytes are read into memory; more stay on the disk. `rows`: of the images; None: all.
     """
     with open_cache(path) as file:
         names = stored_names(file, name)
@@ -69,14 +69,14 @@ def read_tokens(
 
 
 def stored_names(file: Any, name: str) -> tuple[str, ...]:
-    """The data sets with the tokens `name`: one in float16, codes and scales in 8 bits, none if there are no tokens."""
+    """Names of the HDF5 data sets with one kind of tokens: one in float16, two in 8 bits (codes, scales), or none."""
     if name in file:
         return (name,)
     return (CODES, SCALES) if name == "block_inputs" and CODES in file else ()
 
 
 def read_stored(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Tokens from the values of the data sets `stored_names`, codes as float16."""
+    """Tokens from the values of the HDF5 data sets `stored_names`; 8-bit codes become float16."""
     return dequantize(values[0], values[1]) if len(values) == 2 else values[0]
 
 
@@ -96,7 +96,7 @@ class MappedRows:
         return self._rows.shape
 
     def read(self, rows: Ints) -> NDArray[Any]:
-        """Copies of rows. Raises `DamagedCache` for one that, read for the first time, does not match its checksum."""
+        """Copies of rows; raises `DamagedCache` if a row that is read for the first time has another checksum."""
         values = self._rows.take(rows, axis=0)
         self._mapped.madvise(mmap.MADV_DONTNEED)  # the system caches the pages, not this process
         unread = self._unread[rows]
@@ -119,7 +119,7 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Tokens of n images on the disk, which indexing by a slice or positions reads, as if from a tensor.
+    """Tokens of n images that stay on the disk; indexing by a slice or by positions reads them, as from a tensor.
 
     The file stays open, and readable if it is replaced meanwhile, until the last object made from it is deleted.
     """
@@ -131,7 +131,7 @@ class DiskTokens:
 
     @classmethod
     def open(cls, path: Path, name: str = "patch") -> DiskTokens:
-        """The tokens `name`, as in `read_tokens`, of all images of a feature cache that stores them."""
+        """Open one kind of tokens, as in `read_tokens`, of all images of a feature cache that stores them."""
         with open_cache(path) as file:
             mapped = mmap.mmap(file.id.get_vfd_handle(), 0, access=mmap.ACCESS_READ)
             stored = tuple(MappedRows(file, each, mapped) for each in stored_names(file, name))
@@ -145,7 +145,7 @@ class DiskTokens:
         return (len(self.rows), *self.stored[0].shape[1:])
 
     def at(self, places: Ints) -> DiskTokens:
-        """The tokens of the images at positions `places`, not read yet."""
+        """The tokens of the images at positions `places`, without reading them."""
         return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> DiskTokens:
@@ -167,7 +167,7 @@ class DiskTokens:
         return values.to(self.device)
 
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
-        """The positions of all images in a random order in which a disk reads their tokens fast.
+        """Positions of all images in a random order in which a disk reads their tokens fast.
 
         Blocks of neighbouring images are drawn at random, and images are mixed within every `WINDOW` blocks.
         """
@@ -198,7 +198,7 @@ def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(q: NDArray[np.int8], s: Half) -> Half:
-    """The tokens s q in float16, from the codes and scales of `quantize`."""
+    """Tokens s q in float16, from the codes q and scales s of `quantize`."""
     axis = 1 if q.ndim == 4 else 2
     y = np.empty(q.shape, np.float16)
     for start in range(0, len(q), ROWS):
@@ -212,7 +212,7 @@ Arrays = Mapping[str, np.ndarray | DiskTokens]  # rows of a cache, by input name
 
 @dataclass(frozen=True)
 class Examples:
-    """The cached features and labels of the readable images of one split."""
+    """The cached features and the labels of one split's readable images."""
 
     rows: Ints  # manifest rows [n]
     inputs: Mapping[str, Tensor]  # cached inputs: {"cls": [n, d], "patch": [n, T, w], …}
@@ -231,7 +231,7 @@ class Examples:
 
 
 def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray) -> dict[str, Examples]:
-    """The examples of each split, without the images that could not be read (mask `bad`, [N]).
+    """Join features with labels; returns the examples of each split, without unreadable images (mask `bad` [N]).
 
     Raises `DuplexError` if feature cache and manifest differ in length.
     """

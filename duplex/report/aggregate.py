@@ -39,10 +39,10 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 
 
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
-    """Metrics averaged over seeds: `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
+    """Average metrics over seeds, as `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
-    `auc_se`: standard error over seeds. `auc_low`, `auc_high`: means of the seeds' 95 % intervals. Beside worlds there
-    are the tables `validation`, AUC on validation images and the number of seeds whose best epoch is 0, `untrained`;
+    `auc_se` is the standard error over seeds; `auc_low`, `auc_high` are means of the seeds' 95 % intervals. Beside the
+    worlds are `validation`, AUC on validation images and the number of seeds whose best epoch is 0, `untrained`;
     `terms_...`, the closed world with only these summands of the score; `groups`, accuracies of frequency groups; and
     `groups_at_ends`, the same at the ends of the curve. Numbers undefined for a seed are left out.
     """
@@ -69,7 +69,7 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
 
 def headlines(table: Aggregate) -> Aggregate:
-    """At most fourteen of the averaged numbers per method, for `dvc metrics diff` and `dvc exp show`.
+    """At most fourteen averaged numbers per method, for `dvc metrics diff` and `dvc exp show`.
 
     Validation AUC comes first because options are to be chosen by it, not by test metrics.
     """
@@ -129,20 +129,20 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """A run's open-world metrics with a feasibility threshold on `words` or `likelihood`; empty without one."""
+    """A run's open-world metrics with the feasibility threshold by `source` (`words`, `likelihood`); empty without."""
     other: Mapping[str, Any] = record.get(source, {})
     return record if feasibility_source(record) == source else other
 
 
 def feasibility_source(record: Mapping[str, Any]) -> str | None:
-    """What a run's feasibility threshold in the open world is by: `words`, `likelihood`; None without a threshold."""
+    """What the run's feasibility threshold is based on, `words` or `likelihood`; None if it has no threshold."""
     if "threshold" not in record:
         return None
     return "likelihood" if "by_likelihood" in record else "words"
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean; 0 for one value."""
+    """Standard error of the mean of `values`; 0 for a single value."""
     if len(values) < 2:
         return 0.0
     centre = fmean(values)
@@ -150,7 +150,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
-    """Like `read_numbers`, but a missing file is a `DuplexError` that names the command that writes it."""
+    """The same as `read_numbers`, but for a missing file raises a `DuplexError` that names the command to write it."""
     metrics = read_numbers(path, command)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
@@ -158,7 +158,7 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 
 
 def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
-    """A JSON file of numbers, with NaN and infinite ones as None; None if the file does not exist."""
+    """Read a JSON file of numbers, in which NaN and infinity become None; None if the file does not exist."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None))
     except FileNotFoundError:
@@ -169,7 +169,7 @@ def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """Seen–unseen curve, averaged over seeds: unseen accuracy at G evenly spaced seen accuracies, in percent."""
+    """Seen–unseen curve averaged over seeds: unseen accuracy at G evenly spaced seen accuracies, in percent."""
 
     seen: Floats
     unseen: Floats
@@ -179,7 +179,7 @@ class MeanCurve:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Contents of the files of one run (data set, method, seed); `files`: name of a field -> path of its file."""
+    """The content of one run's files (data set, method, seed); `files`: name of a field -> path of its file."""
 
     metrics: Tree
     history: pd.DataFrame | None = None
@@ -196,7 +196,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class DatasetResults:
-    """Results of one data set for the report: runs by method and seed, means over seeds, ablations, data counts."""
+    """One data set's results for the report: its runs, means over seeds, ablations, and counts of the data."""
 
     name: str
     summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...; -> "groups" -> accuracies
@@ -221,7 +221,7 @@ class DatasetResults:
 
 @dataclass(frozen=True)
 class Results:
-    """Results of all data sets, and the paths of the files that the report cites."""
+    """The results of all data sets, and the paths of the files that the report cites."""
 
     datasets: tuple[DatasetResults, ...]
     metrics_file: str = "artifacts/summary.json"
@@ -231,7 +231,7 @@ class Results:
 
 
 def read_run(files: RunPaths) -> RunRecord:
-    """The contents of a run's files."""
+    """Read the files of one run."""
     names = ("metrics", "history", "timing", "evaluation_timing", "predictions")
     return RunRecord(
         metrics=read_numbers(files.metrics) or {},
@@ -244,7 +244,7 @@ def read_run(files: RunPaths) -> RunRecord:
 
 
 def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd.DataFrame | None:
-    """A CSV file; None if it does not exist. Names of states and objects stay text, even a state called `NA`."""
+    """Read a CSV file; None if it does not exist. Names of states and objects stay text, even a state called `NA`."""
     text = ("image", "label", "object", "map", "kind", "world", "top1", "top2", "top3")
     missing = {"margin": ["", "nan"]}
     try:
@@ -256,7 +256,7 @@ def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
-    """Margins of a run's predictions in a world; None unless there are images of both seen and unseen pairs."""
+    """The margins of a run's predictions in one world; None if images of seen or of unseen pairs are missing."""
     rows = predictions[predictions["world"] == world]
     is_seen = rows["seen"].to_numpy(dtype=bool)
     margin = rows["margin"].to_numpy(dtype=np.float64)
@@ -266,7 +266,7 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 
 
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
-    """The seen–unseen curve, averaged over seeds, with an interval if all have the same test images.
+    """The seen–unseen curve averaged over seeds, with a bootstrap interval if all seeds have the same test images.
 
     A bootstrap round draws the same images for all seeds.
     """
@@ -287,6 +287,6 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """The best unseen accuracy for each minimum of seen accuracy in `grid` [G]; `seen` falls; 0 if not reached."""
+    """A curve's best unseen accuracy where seen accuracy is at least each number in `grid` [G]; 0 if it never is."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

@@ -68,7 +68,7 @@ def answers_of(answered: AnsweredImages, manifest: pd.DataFrame) -> pd.DataFrame
 def predicted_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
 ) -> list[ReportPart]:
-    """The parts `Examples`, below `notes`, and `Errors` of one run, whose predictions are in the file `source`."""
+    """The report's parts `Examples`, below `notes`, and `Errors` of a run; its predictions are in the file `source`."""
     answers = predictions[predictions["world"] == "closed"].rename(columns={"top1": "answer"})
     few = min(SHOWN, answers["label"].nunique() // 2)
     tables = [
@@ -85,7 +85,7 @@ def predicted_parts(
 
 
 def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Line]]) -> Gallery:
-    """Images of seen and unseen pairs, right and wrong, with three answers and, by row of the manifest, `texts`."""
+    """Gallery of images of seen and unseen pairs, right and wrong, with three answers and, by manifest row, `texts`."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
         rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
@@ -108,7 +108,7 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Line]) -> T
 
 
 def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]]:
-    """Wrong answers, the most frequent first: label, answer, images, and number of images with the label."""
+    """Pairs of label and wrong answer, the most frequent first, with their images, and the label's number of images."""
     images = answers["label"].value_counts()
     wrong = answers[answers["label"] != answers["answer"]]
     groups: list[Any] = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))
@@ -132,7 +132,7 @@ def pair_accuracy_table(
     best: bool = False,
     train: Mapping[str, int] | None = None,  # number of training images
 ) -> Table:
-    """Accuracy by pair, the worst or the `best` first; of equal accuracies, those with the most images come first."""
+    """Table of each pair's accuracy, the lowest (`best`: the highest) first; if equal, that of most images first."""
     pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
     rivals: dict[str, str] = {}
@@ -181,7 +181,7 @@ def _overall_table(answered: AnsweredImages) -> Table:
 
 
 def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], Ints], labels: Sequence[str]) -> Table:
-    """Accuracy of the states or the objects, the lowest first; `part`: `labels.state_of` or `labels.object_of`."""
+    """Table of each state's or object's accuracy, lowest first; `part`: `labels.state_of` or `labels.object_of`."""
     names = [prompt_name(name) for name in labels]
     target = part(answered.target)
     answer = part(answered.answer)
@@ -208,7 +208,7 @@ def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], 
 def confusion_parts(
     answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails | None
 ) -> list[ReportPart]:
-    """The confusion matrices of states and objects, and the most confused pairs, with images if there are any."""
+    """Confusion matrices of states and of objects, and the most confused pairs, with their images if there are any."""
     labels = answered.labels
     kinds = (("States", labels.state_of, labels.states), ("Objects", labels.object_of, labels.objects))
     parts = [
@@ -249,7 +249,7 @@ def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Th
 
 
 def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> ReportPart | None:
-    """The wrong answers that have the highest probability; None without any, or if no image is on this machine."""
+    """The most probable of the wrong answers; None if there are none, or if no image is on this machine."""
     wrong = answers[~answers["right"]].sort_values("probability", ascending=False, kind="stable")
     if thumbnails is None or not len(wrong):
         return None

@@ -26,7 +26,7 @@ from duplex.system.files import replace_folder, write_json
 
 @dataclass(frozen=True)
 class TableCell:
-    """Cell of a report table. `source`: file and JSON pointer of its number, such as `metrics.json#/closed/auc`."""
+    """Cell of a report table; `source` tells where its number is from, such as `metrics.json#/closed/auc`."""
 
     text: str
     value: float | str | None = None  # to sort by
@@ -37,30 +37,30 @@ class TableCell:
 
 
 def json_pointer(file: str, *keys: object) -> str:
-    """`file#/a/b` for the keys a, b: a JSON pointer with `/` and `~` in keys escaped (RFC 6901)."""
+    """The place in a JSON file under the given keys, as `file#/a/b`; `/` and `~` in keys are escaped (RFC 6901)."""
     return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
 def text_cell(text: str) -> TableCell:
-    """Cell that shows a text and sorts by it."""
+    """Cell that shows a text and is sorted by it."""
     return TableCell(text, text)
 
 
 def number_cell(
     value: float | None, form: str = "{:.1f}", source: str = "", *, spread: str = "", tip: str = ""
 ) -> TableCell:
-    """Cell that shows a number in a format and sorts by it; a dash for None."""
+    """Cell that shows a number in the given format and is sorted by it; a dash for None."""
     return TableCell(MISSING) if value is None else TableCell(form.format(value), value, source, 0, spread, tip)
 
 
 def count_cell(count: int, source: str = "") -> TableCell:
-    """Cell with a whole number, its thousands separated."""
+    """Cell with a whole number whose thousands are separated."""
     return number_cell(int(count), "{:,}", source)
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a report table; `quoted`: whether its numbers are quoted from publications, not measured."""
+    """Row of a report table; `quoted`: its numbers are quoted from publications, not measured."""
 
     cells: Sequence[TableCell]
     quoted: bool = False
@@ -68,7 +68,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class Column:
-    """Column heading of a report table; `tip` is its hover text."""
+    """Heading of a report table's column; `tip` is shown when the pointer hovers over it."""
 
     title: str
     numeric: bool = True
@@ -76,7 +76,7 @@ class Column:
 
 
 def columns(*titles: str, texts: int = 1) -> list[Column]:
-    """Column headings with the given titles; the first `texts` columns hold text, the others numbers."""
+    """Column headings with these titles: the first `texts` columns hold text, all others numbers."""
     return [Column(title, place >= texts) for place, title in enumerate(titles)]
 
 
@@ -100,7 +100,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Note:
-    """Paragraph of a report, often on missing results; `command`: shell command that computes them, or empty."""
+    """Paragraph of a report, often about missing results; `command`: shell command that computes these, or empty."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -109,7 +109,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Line:
-    """Line of text below a thumbnail; `right`: whether the prediction in the text is right, None if there is none."""
+    """Line of text below a thumbnail; `right`: whether the prediction in it is right; None: it has no prediction."""
 
     text: str
     right: bool | None = None
@@ -118,7 +118,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Thumb:
-    """Thumbnail with its label and the lines of text below it; `uri` is None if the image is not on this machine."""
+    """Thumbnail with its label and lines of text; `uri` is None if the image is not on this machine."""
 
     uri: str | None  # data URI
     name: str  # label
@@ -137,7 +137,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Group:
-    """Group of rows of thumbnails in a gallery, with a title."""
+    """Several rows of thumbnails in a gallery, under one title."""
 
     title: str
     strips: Sequence[Strip]
@@ -152,7 +152,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Confusion matrix of K labels: `counts[i][j]` images of the label `names[i]` were answered with `names[j]`."""
+    """Confusion matrix of K labels: `counts[i][j]` images with the label `names[i]` were answered with `names[j]`."""
 
     kind: ClassVar[str] = "matrix"
     caption: str
@@ -162,7 +162,7 @@ class Matrix:
 
     @property
     def rows(self) -> list[tuple[str, list[tuple[int, float, str]]]]:
-        """A label's name with its cells (images, share of the row's images, hover text) per row."""
+        """Each label's name and cells; a cell is a number of images, its share of the row, and a hover text."""
         table = []
         for name, counts in zip(self.names, self.counts, strict=True):
             total = max(1, sum(counts))
@@ -211,7 +211,7 @@ TONES = 8
 
 @dataclass(frozen=True)
 class Mark:
-    """Point of a chart with hover text."""
+    """A point of a chart, with hover text."""
 
     x: float
     y: float
@@ -221,7 +221,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """Line of a chart, with an optional band around it and points with hover text."""
+    """A line of a chart; it may have a band around it, and points with hover text."""
 
     name: str
     x: Sequence[float]
@@ -234,7 +234,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Line chart; `alt` is its text for screen readers."""
+    """A line chart; `alt` describes it for screen readers."""
 
     alt: str
     x_label: str
@@ -246,7 +246,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis of a chart: a linear map from data to pixels, with ticks."""
+    """An axis of a chart, with its ticks: maps data linearly to pixels."""
 
     start: float
     stop: float
@@ -258,7 +258,7 @@ class Axis:
 
 
 def draw(chart: Chart) -> str:
-    """A line chart as an `<svg>` element for an HTML page, whose style sheet sets the colours."""
+    """Draw a line chart as an `<svg>` element for an HTML page, whose style sheet sets the colours."""
     tones = [place if series.tone is None else series.tone for place, series in enumerate(chart.series)]
     coloured = [(series, f"t{tone % TONES}") for series, tone in zip(chart.series, tones, strict=True)]
     legend, legend_height = _legend(coloured)
@@ -279,14 +279,14 @@ def draw(chart: Chart) -> str:
 
 
 def standalone_svg(svg: str) -> str:
-    """An `<svg>` element as the content of an SVG file, with the style sheet that sets its colours."""
+    """Make an SVG file's content from an `<svg>` element, by adding the style sheet that sets its colours."""
     style = _package_text("charts.css")
     head, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
 
 
 def ticks(low: float, high: float, whole: bool = False) -> list[float]:
-    """About five round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten."""
+    """About five round numbers that cover [low, high]; their step is 1, 2 or 5 times a power of ten."""
     raw = max(high - low, 1e-9) / 5
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
@@ -297,7 +297,7 @@ def ticks(low: float, high: float, whole: bool = False) -> list[float]:
 
 
 def coordinate(value: float) -> str:
-    """A coordinate with at most one decimal."""
+    """A coordinate as text, with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -372,14 +372,14 @@ def _series(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
 
 
 def render_page(report: Report) -> str:
-    """The report as an HTML page, with styles, script, drawings and images embedded."""
+    """The report as one HTML page that contains its styles, script, drawings and images."""
     style = Markup(_package_text("page.css") + "\n" + _package_text("charts.css"))
     template = _environment().get_template("page.html.j2")
     return template.render(report=report, style=style, script=Markup(_package_text("page.js")))
 
 
 def render_notebook(title: str, blocks: Sequence[Block]) -> str:
-    """Tables and figures as HTML for a notebook, which has its own style sheet."""
+    """Tables and figures as HTML for a notebook, with a style sheet of their own."""
     return _environment().get_template("notebook.html.j2").render(title=title, blocks=blocks)
 
 
@@ -388,7 +388,7 @@ def render_markdown(report: Report) -> str:
 
 
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
-    """Write a report, and the JSON records `numbers` by file name, to `folder`; return the path of its HTML page.
+    """Write a report and the JSON files `numbers` into `folder`, its drawings into `figures`; returns the page's path.
 
     Both folders are replaced as a whole, because their old files may be links into DVC's cache.
     """
@@ -428,7 +428,7 @@ def _data_uri(figure: Figure) -> str:
 
 
 def plain_markdown(text: object) -> str:
-    """A text on one line with all special characters of Markdown escaped, for paragraphs and table cells."""
+    """A text on one line, with Markdown's special characters escaped, for paragraphs and table cells."""
     out = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for mark in "\\`*_[]|":
         out = out.replace(mark, "\\" + mark)

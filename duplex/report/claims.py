@@ -40,14 +40,14 @@ COSTS = {"parameters": "parameters", "peak_bytes": "memory", "seconds_per_epoch"
 
 @lru_cache
 def read_package_yaml(name: str) -> Tree:
-    """A YAML file of this package: quoted.yaml, claims.yaml (the paper), or tables.yaml (tables of ablations)."""
+    """Read a YAML file of this package: quoted.yaml or claims.yaml (of the paper), or tables.yaml (of ablations)."""
     text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
 
 
 @dataclass(frozen=True)
 class Value:
-    """Mean over seeds with its standard error; `seeds` is 0 and the error too for a number of the paper without one."""
+    """A mean over seeds with its standard error; both error and `seeds` are 0 for a paper's number without error."""
 
     mean: float
     error: float | None
@@ -57,7 +57,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Gap:
-    """A sum of values with signs, and the ends of its 95 % interval over seeds; None if a value has no error."""
+    """A difference or other signed sum of values, with its 95 % interval over seeds, if all values have errors."""
 
     value: float
     low: float | None = None
@@ -65,7 +65,7 @@ class Gap:
 
     @classmethod
     def of(cls, *terms: tuple[float, Value]) -> Gap:
-        """The sum of factor * value, for independent values; degrees of freedom are those of the fewest seeds."""
+        """The sum of factor * value over independent values; the fewest seeds give its degrees of freedom."""
         total = math.fsum(factor * value.mean for factor, value in terms)
         errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
         freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
@@ -77,14 +77,14 @@ class Gap:
 
     @property
     def order(self) -> str:
-        """Verdict on the statement that the value is above zero."""
+        """Verdict on the claim that the sum is above zero."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return UNDECIDED
         return REPRODUCED if self.low > 0 else NOT_REPRODUCED
 
     @property
     def equality(self) -> str:
-        """Verdict on the statement that the value is zero."""
+        """Verdict on the claim that the sum is zero."""
         if self.low is None or self.high is None:
             return UNDECIDED
         if self.low <= 0 <= self.high:
@@ -97,7 +97,7 @@ class Gap:
 
 
 def t_quantile(freedom: int) -> float:
-    """97.5 % quantile of Student's t, to 0.1 %; Cornish and Fisher's expansion for many degrees of freedom."""
+    """The 97.5 % quantile of Student's t, exact to 0.1 %; many degrees of freedom: Cornish and Fisher's expansion."""
     if freedom <= len(T_QUANTILES):
         return T_QUANTILES[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -108,7 +108,7 @@ def t_quantile(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """A method's results in a summary, which may be a row of the paper."""
+    """One method's results on one data set, read from a summary; the method may be a row of the paper's tables."""
 
     name: str
     dataset: str
@@ -122,7 +122,7 @@ class Measured:
 
     @property
     def untrained(self) -> int | None:
-        """The number of seeds whose best epoch is 0; None if it is not recorded."""
+        """How many seeds have 0 as their best epoch; None if the summary does not say."""
         count = self.tree.get("validation", {}).get("untrained")
         return None if count is None else int(count)
 
@@ -131,7 +131,7 @@ class Measured:
         return found
 
     def value(self, table: str, metric: str, sampled: bool = False) -> Value | None:
-        """A metric; in the open world with the published feasibility threshold by words, if the summary has it.
+        """One metric of the method; in the open world, with the published threshold by words if the summary has that.
 
         sampled: prefer the published sweep of the bias to the exact curve.
         """
@@ -157,13 +157,13 @@ class Measured:
         return Value(fmean(numbers), error, len(numbers), " ".join(json_pointer(r.files[part], metric) for r in found))
 
     def surroundings(self, table: str, shared: Sequence[str] = SHARED) -> str:
-        """What both sides of a comparison must share, as text; empty if the summary does not have it."""
+        """The settings that both sides of a comparison must share, as text; empty if the summary lacks them."""
         settings = self.settings(table)
         return "" if settings is None else json.dumps([settings.get(key) for key in shared])
 
 
 def measured(results: Results, data: DatasetResults) -> list[Measured]:
-    """Ablations, which have more seeds, before the methods of the main project."""
+    """All methods measured on a data set: first ablations, which have more seeds, then the main project's methods."""
     found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in data.ablations.items()]
     for name, tree in data.summary.items():
         found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
@@ -171,13 +171,13 @@ def measured(results: Results, data: DatasetResults) -> list[Measured]:
 
 
 def paper_row(name: str) -> Tree:
-    """A row of claims.yaml, or a published method of quoted.yaml as one."""
+    """The entry of a row in claims.yaml; for a published method, an entry made from quoted.yaml."""
     rows = read_package_yaml("claims.yaml")["rows"]
     return dict(rows[name]) if name in rows else {"quoted": name, **read_package_yaml("quoted.yaml")["entries"][name]}
 
 
 def is_row(settings: Tree, row: Tree) -> bool:
-    """Whether a run with these settings is a row of the paper: its kind, and the options in which rows differ."""
+    """Whether these settings are those of a row in the paper: the same kind, and the options in which rows differ."""
     if settings["kind"] != row["kind"]:
         return False
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})
@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
-    """The runs that are a row of the paper: those with a name of its list first, then others with its settings."""
+    """The runs that are a given row of the paper: first those that its list names, then others with its settings."""
     names = row.get("run", [])
     listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
     others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]
@@ -206,7 +206,7 @@ def _fits(each: Measured, row: Tree, table: str) -> bool:
 
 
 def counts_of(statistics: Tree | None) -> Tree | None:
-    """Numbers of states, objects, and by split of seen pairs, unseen pairs and images: the shape of benchmarks.yaml."""
+    """Numbers of states, of objects and, per split, of seen pairs, unseen pairs and images, as in benchmarks.yaml."""
     if statistics is None:
         return None
     counts: Tree = {key: statistics.get(key) for key in ("states", "objects")}
@@ -217,19 +217,19 @@ def counts_of(statistics: Tree | None) -> Tree | None:
 
 
 def benchmark_of(counts: Tree | None) -> str | None:
-    """The published benchmark that has these counts, if any."""
+    """The published benchmark with exactly these counts; None if there is none."""
     return next((str(name) for name, known in read_benchmarks().items() if known["counts"] == counts), None)
 
 
 def backbone_of(encoder: str) -> str | None:
-    """The paper's name of an encoder (name and weights) here; None if the paper has no numbers with it."""
+    """The paper's name for an encoder (name and weights); None if the paper has no numbers with it."""
     known = read_package_yaml("claims.yaml")["encoders"]
     trained = [name for name, start in known.items() if f"{encoder} ".startswith(start) and "random:" not in encoder]
     return trained[0] if trained else None
 
 
 def obstacle(settings: Tree | None, backbone: str) -> str:
-    """Why numbers of a run cannot be compared with the paper's for an encoder; empty if they can."""
+    """Why a run's numbers cannot be compared with the paper's numbers for `backbone`; empty if they can."""
     if settings is None:
         return "its encoder and data are not recorded"
     if backbone_of(settings["encoder"]) != backbone:
@@ -240,7 +240,7 @@ def obstacle(settings: Tree | None, backbone: str) -> str:
 
 
 def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | None:
-    """The paper's number of a row; its standard error is 0 if the paper gives none."""
+    """The paper's number in one cell of its tables; the standard error is 0 if the paper gives none."""
     numbers = row.get(table, {}).get(benchmark)
     errors: Sequence[float] = ()
     if numbers is None or (isinstance(numbers, Mapping) and metric not in numbers):
@@ -257,7 +257,7 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | N
 
 
 def published_rows(table: str) -> list[Tree]:
-    """The lines of quoted.yaml for a world: of the paper's tables, and later results; none for another table."""
+    """The published rows of quoted.yaml for a world, of the paper's tables and of later papers; else an empty list."""
     published = read_package_yaml("quoted.yaml")
     backbones = published["backbones"] if table == "closed" else ()
     return [*published[table], *published["later"][table], *backbones] if table in WORLDS else []
@@ -270,7 +270,7 @@ def _quoted(row: Tree, table: str) -> Tree:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict on one statement of the paper about one metric; `reason` says with what, or why there is none."""
+    """Verdict on one claim of the paper in one metric; `reason` tells what was compared, or why nothing was."""
 
     source: str
     text: str
@@ -286,7 +286,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison of a claim: its rows, and the table and metric of each side."""
+    """One comparison that a claim makes: the rows, and the table and metric of each side."""
 
     claim: Tree
     names: tuple[str, ...]
@@ -295,7 +295,7 @@ class Comparison:
 
     @property
     def sides(self) -> list[tuple[float, str, str, str]]:
-        """Factor, row, table and metric of the terms whose sum is above zero if the claim holds."""
+        """The comparison as a sum that is above zero if the claim holds: factor, row, table and metric of each term."""
         factors = [1.0, -1.0]
         if "gain" in self.claim:
             factors = [1.0, -1.0, -1.0, 1.0]
@@ -321,7 +321,7 @@ class Comparison:
         return " > ".join(dict.fromkeys(self.names))
 
     def paper(self, benchmark: str) -> str:
-        """The paper's numbers on a benchmark, such as `21.7 > 20.1`."""
+        """What the paper's numbers on a benchmark say, such as `21.7 > 20.1`."""
         values = [paper_value(paper_row(name), table, benchmark, key) for _, name, table, key in self.sides]
         numbers = [value.mean for value in values if value is not None]
         if len(numbers) < len(values):
@@ -344,7 +344,7 @@ def format_number(metric: str, number: float) -> str:
 
 
 def lines_of(claim: Tree) -> Iterator[Comparison]:
-    """The comparisons of a claim: one per metric, and per row where it has a list of rows."""
+    """Split a claim into comparisons: one per metric and, where it lists several rows, per row."""
     places = claim.get("in", "costs" if "cost" in claim else "closed")
     tables = (places, places) if isinstance(places, str) else (places[0], places[1])
     first, *others = _names(claim)
@@ -365,7 +365,7 @@ def _names(claim: Tree) -> list[Any]:
 
 
 def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
-    """A judgement per statement of claims.yaml and metric on a data set, and per setting in which its rows were run."""
+    """Judge every claim of claims.yaml on a data set: once per metric, and per setting in which its rows were run."""
     candidates = measured(results, data)
     benchmark = benchmark_of(counts_of(data.statistics))
     found: list[Judgement] = []
@@ -462,7 +462,7 @@ def _number(line: Comparison, row: Tree, each: Measured) -> dict[str, Any]:
 
 
 def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[str, Gap | None, str]:
-    """Verdict, difference and reason for a run's number against the paper's for a row."""
+    """Compare a run's number with the paper's number for a row: verdict, difference and reason."""
     settings = each.settings(table)
     value = each.value(table, metric, sampled=True)
     if found := obstacle(settings, row.get("backbone", CLIP)):

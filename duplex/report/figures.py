@@ -51,12 +51,12 @@ Prototypes = Callable[[Ints], Array]  # compositions [C] -> [C, d]
 
 
 def slug(*words: str) -> str:
-    """Join words by hyphens to a file name; unsafe characters become `_`."""
+    """Join words to a file name, by hyphens; unsafe characters become `_`."""
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word) for word in words)
 
 
 def curve_figure(data: DatasetResults, world: str) -> Figure | None:
-    """The seen–unseen curves of all methods in the closed or open world; None if no run has predictions."""
+    """Figure of all methods' seen–unseen curves in one world; None if no run has predictions."""
     curves = data.curves[world]
     if not curves:
         return None
@@ -77,13 +77,13 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """The number of each method's colour in all figures of a data set, also by the name that it is shown as."""
+    """Number of each method's colour, the same in all figures of a data set; also by the name it is shown as."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:
-    """Validation AUC and the sum of losses by epoch, for the methods that train; empty if none does."""
+    """Figures of validation AUC and of the summed losses by epoch, for methods that train; empty if none does."""
     legend = "Lines: mean over seeds. Bands: lowest to highest seed."
     figures = []
     for title, label, value, caption in (
@@ -123,7 +123,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """AUC and HM of ablations (`run` in `places`) by lambda (`value`), the momentum of the prototypes' updates."""
+    """Figures of AUC and HM by lambda, the prototypes' momentum; `places`: each point's ablation and lambda."""
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
     figures = []
@@ -144,7 +144,7 @@ def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]
 
 @dataclass(frozen=True)
 class Scene:
-    """Test images and prototypes of a trained method, from which t-SNE maps are computed."""
+    """Test images and prototypes of a trained method, which t-SNE maps show."""
 
     labels: LabelSpace
     compositions: Ints  # [n] compositions of the test images
@@ -156,12 +156,12 @@ class Scene:
 
 
 def map_count(scene: Scene) -> int:
-    """The number of maps, which depends on the prototypes that the method has."""
+    """How many maps there are; it depends on the prototypes that the method has."""
     return sum(1 for _ in _plans(scene))
 
 
 def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """A run's t-SNE maps, a row per point; `tick` gets the number of finished steps, `EARLY + STEPS` per map."""
+    """Compute a run's t-SNE maps, as a table with a row per point; `tick` gets the number of finished steps."""
     tables = []
     done = 0
     for name, parts in _plans(scene):
@@ -196,7 +196,7 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
 
 
 def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
-    """The compositions with the most of n test images, and the indices of up to 40 images of each, evenly spaced."""
+    """The compositions with the most test images, and the indices of up to 40 evenly spaced images of each."""
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:CLASSES]])
     picked = []
@@ -233,7 +233,7 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
 
 
 def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[Figure]:
-    """The maps `names` of a table by `compute_maps`; captions name the kinds of points that are drawn."""
+    """Figures of the maps `names` in a table by `compute_maps`; each caption lists the kinds of points drawn."""
     figures = []
     for name in names:
         rows = table[table["map"] == name]
@@ -246,7 +246,7 @@ def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """A map as SVG: a `<g>` with hover text per label, prototypes above images; the column `hue_by` sets the hue."""
+    """Draw a map as SVG, prototypes above images, with hover text per label; the column `hue_by` sets the hue."""
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
     out = [

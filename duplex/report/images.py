@@ -49,12 +49,12 @@ NO_FACTORS = "this method has no state and object factors to swap; choose anothe
 
 
 def thumbnails_under(root: Path) -> Thumbnails:
-    """Thumbnails of the images in a folder, by their paths in it; None for an unreadable one."""
+    """A function from image paths below a folder to thumbnails; it returns None for an unreadable image."""
     return lambda image: thumbnail(root / image)
 
 
 def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
-    """A note if none of a data set's images is in the folder `root`; else an empty list."""
+    """A list with one note if none of a data set's images is below `root`, else an empty list."""
     if any((root / image).is_file() for image in images):
         return []
     return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]
@@ -62,7 +62,7 @@ def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """A method's features of the test images, and their state and object parts if it computes such factors."""
+    """A method's features of the test images and, if it computes them, their state and object factors."""
 
     z: Array | None  # z^c [n, d], of unit length; None if the method has none
     text_space: Array | None  # [n, d] features that semantic prototypes are compared with
@@ -70,7 +70,7 @@ class ImageFeatures:
     objects: Array | None  # z^o [n, d]
 
     def in_space_of(self, prototype_kind: str) -> Array:
-        """The features that the method compares with its `semantic` or `visual` prototypes."""
+        """The features that the method compares with its prototypes of one kind, `semantic` or `visual`."""
         features = self.text_space if prototype_kind == "semantic" else self.z
         assert features is not None
         return features
@@ -91,7 +91,7 @@ def image_features(method: Inspectable, examples: Examples) -> ImageFeatures:
 
 @dataclass(frozen=True)
 class RetrievalContext:
-    """What retrieval needs: a method with features and prototypes, the test images and their thumbnails."""
+    """What retrieval needs: a method with features and prototypes, and the test images with their thumbnails."""
 
     method: Inspectable
     labels: LabelSpace
@@ -113,12 +113,12 @@ class RetrievalContext:
         return self.features.z is not None and bool(has_any)
 
     def prototypes(self, compositions: Ints) -> dict[str, Array]:
-        """Prototypes of C compositions: kind (`semantic`, `visual`) -> [C, d], for kinds that the method has."""
+        """Prototypes [C, d] of C compositions, for each kind (`semantic`, `visual`) that the method has."""
         kinds = {"semantic": self.method.semantic, "visual": self.method.visual}
         return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
 
     def joined(self, states: Array, objects: Array) -> Array:
-        """State and object parts [Q, d] joined by the learned fusion (the Duplex paper's Eq. 11), or concatenated."""
+        """State and object factors [Q, d] joined by the learned fusion (the Duplex paper's Eq. 11), or concatenated."""
         if self.method.fuse is None:
             return np.concatenate([states, objects], axis=1)
         return np.asarray(self.method.fuse(torch.from_numpy(states), torch.from_numpy(objects)).cpu())
@@ -126,7 +126,7 @@ class RetrievalContext:
 
 @dataclass(frozen=True)
 class Hit:
-    """A test image that was found, with its cosine to the query."""
+    """A test image found for a query, with its cosine to the query."""
 
     row: int  # among the test images
     image: str
@@ -136,7 +136,7 @@ class Hit:
 
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
-    """The `top` test images nearest to each kind of prototype of a composition; `UsageError` without prototypes."""
+    """The `top` test images nearest to each kind of a composition's prototypes; `UsageError` if there is none."""
     if not context.can_retrieve:
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
@@ -147,7 +147,7 @@ def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dic
 
 
 def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int) -> list[Hit]:
-    """The `top` test images nearest to a state part [1, d] joined with another image's object part [1, d]."""
+    """The `top` test images nearest to one image's state factor [1, d] joined with another's object factor [1, d]."""
     embedded = context.features
     if embedded.states is None or embedded.objects is None:
         raise UsageError(NO_FACTORS)
@@ -185,7 +185,7 @@ def _shares_table(
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Test images nearest to each prototype, and the numbers that the blocks cite from the JSON file `file`."""
+    """Blocks of the test images nearest to each prototype, and the numbers that they cite from the JSON file `file`."""
     if not context.can_retrieve:
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -220,7 +220,7 @@ def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
 
 @dataclass(frozen=True)
 class RetrievedTexts:
-    """Texts (semantic prototypes) nearest to each test image, for the report; empty if the method has none."""
+    """For the report: the texts (semantic prototypes) nearest to each test image; empty if the method has no texts."""
 
     lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
     blocks: Sequence[Block] = ()
@@ -228,7 +228,7 @@ class RetrievedTexts:
 
 
 def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
-    """The compositions of the three texts nearest to each test image [n, 3], and their cosines; None without texts."""
+    """The compositions of each test image's three nearest texts [n, 3], and their cosines; None without texts."""
     text_space = context.features.text_space
     if context.method.semantic is None or text_space is None:
         return None
@@ -238,7 +238,7 @@ def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
 
 
 def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
-    """The texts nearest to each test image, and a table of how often they are right, citing the JSON file `file`."""
+    """Find the texts nearest to each test image, and count how often they are right; cites the JSON file `file`."""
     found = nearest_texts(context)
     if found is None:
         return RetrievedTexts()
@@ -259,7 +259,7 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Swaps between test images, and the numbers that the blocks cite from the JSON file `file`.
+    """Blocks of swaps between test images, and the numbers that they cite from the JSON file `file`.
 
     One swap looks for each test pair, by images that share only its state or only its object.
     """

@@ -76,7 +76,7 @@ FORMULA = (
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The accuracies, in percent, of several random draws of the same number of training images."""
+    """Accuracies in percent after training on several random draws of equally many training images."""
 
     images: int
     accuracies: tuple[float, ...]
@@ -88,7 +88,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class SampleSizeCurve:
-    """Accuracy by number of training images, and an extrapolation to twice as many."""
+    """Accuracy by number of training images, extrapolated to twice as many."""
 
     points: tuple[CurvePoint, ...]
     slope: float  # beta of `extrapolate`
@@ -96,7 +96,7 @@ class SampleSizeCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
-        """Measured with a quarter, half and all training images; None if these are not three different numbers."""
+        """Measure it with a quarter, half and all of the training images; None if these numbers do not differ."""
         train = examples["train"].compositions.numpy()
         points = []
         for share in SHARES:
@@ -110,7 +110,7 @@ class SampleSizeCurve:
 
 
 def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
-    """The ascending indices of a random share of the images of every pair [N], at least one per pair."""
+    """Draw a random share of each pair's images, at least one per pair; returns their indices in ascending order."""
     generator = np.random.default_rng(seed)
     rows = []
     for pair in np.unique(compositions):
@@ -120,11 +120,11 @@ def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
 
 
 def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
-    """A power law fitted to the errors by number of images: its slope beta, and the accuracy for twice as many images.
+    """Fit a power law to the error by number of images: its slope beta, and the accuracy for twice as many images.
 
         log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
 
-    `measured`: number of test images; e counts as at least half an image.
+    measured: number of test images; e counts as at least half an image.
     """
     error = np.maximum(100 - np.array(accuracies), 50 / measured)
     beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
@@ -133,7 +133,7 @@ def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tu
 
 @dataclass(frozen=True)
 class ClosedFormAnswers:
-    """Answers of a closed-form classifier for the images of one split."""
+    """A closed-form classifier and its answers for the images of one split."""
 
     model: ClosedForm
     target: Ints  # [N] compositions
@@ -142,7 +142,7 @@ class ClosedFormAnswers:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
-        """Fit a classifier to the training images `rows`, calibrate it on validation images, and answer a split."""
+        """Fit a classifier to the training images `rows`, calibrate it by validation images, and answer a split."""
         train = examples["train"]
         chosen = torch.from_numpy(rows)
         shape = len(labels.states), len(labels.objects)
@@ -155,7 +155,7 @@ class ClosedFormAnswers:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in percent, in which images of unseen pairs together have the weight `NEW_SHARE`, 0.1."""
+        """Accuracy in percent; all images of unseen pairs together have the weight `NEW_SHARE`, 0.1."""
         return 100 * float(image_weights(self.is_seen, NEW_SHARE) @ (self.answer == self.target))
 
 
@@ -180,7 +180,7 @@ def _best_candidates(
 
 @dataclass(frozen=True)
 class NextImages:
-    """Labelled pairs of a data set, ranked by the expected gain from one more image of the pair."""
+    """A data set's labelled pairs, ranked by how much one more image of the pair is expected to help."""
 
     pairs: Ints  # [P] compositions, the largest gain first
     images: Ints  # [P] labelled images, of all splits
@@ -193,7 +193,7 @@ class NextImages:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
-        """Rank the pairs by image counts of all splits and by the closed form's errors on validation images."""
+        """Rank the pairs by their image counts in all splits and by the closed form's errors on validation images."""
         answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
         model = answers.model
         ridge = model.settings.ridge
@@ -225,15 +225,16 @@ class NextImages:
 
 
 def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tuple[str, ...]) -> Ints:
-    """The number of images of every composition [M*N] in `splits`."""
+    """Number of images of each composition [M*N] in the given splits."""
     compositions = np.concatenate([examples[split].compositions.numpy() for split in splits])
     return np.bincount(compositions, minlength=labels.size)
 
 
 def variances_of_means(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
-    """The posterior variance of every composition's mean feature [M*N], given its number of images.
+    """Posterior variance of each composition's mean feature [M*N], given the numbers of images.
 
     Args:
+        counts: number of images of each composition [M*N].
         k: inverse variance of the pairs' interactions (deviations from state + object effect); weighs like k images.
         ridge: penalty on the effects of states and objects.
         shape: (M, N), numbers of states and of objects.
@@ -256,7 +257,7 @@ def variances_of_means(counts: Ints, k: float, ridge: float, shape: tuple[int, i
 
 
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """The expected gain [P] from one more image of each pair, `wrong` of whose `validated` images were wrong."""
+    """Expected gain [P] from one more image of each pair, `wrong` of whose `validated` images were answered wrongly."""
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
     gain: Floats = errors * variance / (1 + variance)
@@ -265,7 +266,7 @@ def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
 
 @dataclass(frozen=True)
 class OwnData:
-    """What the page of a data set shows."""
+    """Everything that a data set's page shows."""
 
     name: str
     labels: LabelSpace
@@ -278,7 +279,7 @@ class OwnData:
 
     @property
     def readable(self) -> pd.DataFrame:
-        """The manifest without unreadable images."""
+        """The manifest without the unreadable images."""
         return self.manifest.iloc[np.sort(np.concatenate([self.examples[split].rows for split in SPLITS]))]
 
 

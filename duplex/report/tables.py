@@ -114,14 +114,14 @@ RECIPE_NOTE = (
 
 
 def value_at(tree: Any, keys: Sequence[str]) -> Any:
-    """The value at `keys` of a nested mapping; None if a key is missing."""
+    """The value in a nested mapping under successive `keys`; None if a key is missing."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
 def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
-    """Table rows in which the two largest numbers of each given column are marked; ties share a rank."""
+    """The rows, with the two largest numbers of each column in `places` marked; equal numbers share a rank."""
     grid = [list(row.cells) for row in rows]
     for place in places:
         numbers = (line[place].value for line in grid)
@@ -134,7 +134,7 @@ def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
 
 
 def metric_cells(values: Tree, place: Sequence[str], names: Iterable[str] = METRICS) -> list[TableCell]:
-    """A cell per metric with its standard error over seeds, citing the file and keys of `place`."""
+    """One cell per metric, with its standard error over seeds; it cites `place`, a file and keys."""
     cells = []
     for name in names:
         value, error = values.get(name), values.get(f"{name}_se")
@@ -157,7 +157,7 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Mean, times `scale`, of the number that each run has at the given keys of its field `part`."""
+    """Cell with the mean, times `scale`, of one number per run: the number at the given keys in its field `part`."""
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):
@@ -167,7 +167,7 @@ def mean_cell(
 
 
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """S, U, HM and AUC of all methods in a world, above the published ones of a benchmark; None without results."""
+    """Table of all methods' S, U, HM and AUC in one world, above a benchmark's published ones; None without results."""
     ours = {method: worlds[world] for method, worlds in data.summary.items() if world in worlds}
     if not ours:
         return None
@@ -198,7 +198,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
-    """Rows with published results on a benchmark, each with `further` empty cells at its end."""
+    """Rows of published results on a benchmark; each ends with `further` empty cells."""
     benchmark = benchmark_of(counts_of(data.statistics))
     rows = []
     for row in published_rows(world):
@@ -215,7 +215,7 @@ def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow
 
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Measured beside published S, U, HM and AUC of a published benchmark; None if no measured method is published."""
+    """Table of measured beside published S, U, HM and AUC on a benchmark; None if no measured method was published."""
     benchmark = benchmark_of(counts_of(data.statistics))
     entries = read_package_yaml("quoted.yaml")["entries"]
     candidates = [each for each in measured(results, data) if each.file == results.metrics_file and world in each.tree]
@@ -274,7 +274,7 @@ def _gap_cells(gap: Gap | None) -> list[TableCell]:
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Feasibility thresholds, a row per method and source (`words`, `likelihood`); None if no run has one."""
+    """Table of feasibility thresholds, a row per method and source (`words`, `likelihood`); None if no run has one."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
@@ -298,7 +298,7 @@ def feasibility_table(data: DatasetResults) -> Table | None:
 
 
 def ablation_tables(results: Results, data: DatasetResults) -> list[tuple[str, Table | None]]:
-    """The ablations that `tables.yaml` lists, as (title, table); None if they have not been run."""
+    """The tables of ablations in `tables.yaml`, each with its title; a table is None if its ablations were not run."""
     tables: list[tuple[str, Table | None]] = []
     candidates = measured(results, data)
     for entry in read_package_yaml("tables.yaml")["tables"]:
@@ -378,7 +378,7 @@ def _order_text(whole: Measured, each: Measured) -> str:
 
 
 def claims_table(results: Results, data: DatasetResults) -> Table:
-    """A line per statement of the paper and metric, with its verdict on a data set."""
+    """Table of the verdicts on the paper's claims for a data set, a row per claim and metric."""
     rows = []
     judgements = judge_all(results, data)
     for found in judgements:
@@ -400,7 +400,7 @@ def claims_table(results: Results, data: DatasetResults) -> Table:
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
-    """Per method, its metrics by single summands of the score and by sums of them; empty if no method has several."""
+    """For each method whose score has several summands, a table of metrics by single summands and by sums of them."""
     tables: list[Block] = []
     for method, summary in data.summary.items():
         sums = {name.removeprefix(TERMS).replace("+", " + "): name for name in summary if name.startswith(TERMS)}
@@ -417,7 +417,7 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def frequency_table(data: DatasetResults) -> Table | Note:
-    """Each method's accuracy on head, medium, tail and unseen pairs, without a bias on unseen pairs."""
+    """Table of each method's accuracy on head, medium, tail and unseen pairs, without a bias on unseen pairs."""
     methods = {
         method: list(runs.values())
         for method, runs in data.runs.items()
@@ -446,7 +446,7 @@ def frequency_table(data: DatasetResults) -> Table | Note:
 
 
 def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """Accuracies of frequency groups with and without the Duplex paper's local graph; None without both ablations."""
+    """Table of accuracies by frequency group, with and without the paper's local graph; None if one is missing."""
     cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
     rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
     if not rows:
@@ -456,7 +456,7 @@ def graph_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """As `graph_table`, at the ends of the seen–unseen curve, as in the paper's appendix."""
+    """The same as `graph_table`, but at the ends of the seen–unseen curve, as in the paper's appendix."""
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
     for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix
@@ -488,7 +488,7 @@ def _graph_cells(results: Results, data: DatasetResults, *place: str) -> list[Ta
 
 
 def efficiency_table(results: Results, data: DatasetResults) -> Table:
-    """Each method's costs (parameters, memory, seconds per epoch and test), with its HM and AUC."""
+    """Table of each method's costs (parameters, memory, seconds per epoch and for the test), with its HM and AUC."""
     rows = []
     for method, runs in data.runs.items():
         seeds = list(runs.values())
@@ -513,7 +513,7 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
-    """Counts of a data set's states, objects, pairs and images, its cache's size, and its unreadable images."""
+    """Table of a data set's counts (states, objects, pairs, images, unreadable images) and of its cache's size."""
     if data.statistics is None:
         return Note("The data set has no statistics.", f"dvc repro prepare@{data.name}")
     places: dict[str, tuple[str, ...]] = {"states": ("states",), "objects": ("objects",)}
@@ -534,7 +534,7 @@ def statistics_table(data: DatasetResults) -> Table | Note:
 
 
 def run_recipe_tables(data: DatasetResults) -> list[Table]:
-    """A table of recipes per run with `finetune: auto`, which chooses the fine-tuned blocks on validation images."""
+    """For each run with `finetune: auto`, a table of the recipes from which validation chose the fine-tuned blocks."""
     tables = []
     for method, runs in data.runs.items():
         for seed, run in runs.items():
@@ -551,9 +551,10 @@ def run_recipe_tables(data: DatasetResults) -> list[Table]:
 def recipe_table(
     caption: str, recipes: Sequence[Mapping[str, Any]], heading: str, sources: Sequence[str] = ()
 ) -> Table:
-    """Recipes of training compared on validation images; `heading`: of the column with their names.
+    """Table of training recipes that were compared on validation images.
 
     Args:
+        heading: title of the column with the recipes' names.
         recipes: mappings with `recipe` (a name), validation `auc`, `chosen`, `epoch` and further results.
         sources: places of the recipes in a JSON file, which cells cite.
     """
@@ -572,7 +573,7 @@ def recipe_table(
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """A line of metrics per run and world; `options`: (data set, method) -> what params.yaml changes."""
+    """A table with a line of metrics per run and world; `options`: options by data set and method, for a column."""
     lines = []
     for data in results.datasets:
         for method, runs in data.runs.items():
@@ -587,7 +588,7 @@ def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, A
 
 
 def metrics_table(table: Aggregate) -> list[list[str]]:
-    """Metrics averaged over seeds as rows of text: a header, then one row per data set, world and method.
+    """Metrics averaged over seeds, as rows of text: a header, then one row per data set, world and method.
 
     `all pairs`: AUC in the open world. `by words`: with the threshold by word vectors, as in the published protocol.
     """
@@ -612,7 +613,7 @@ def _with_error(summary: Mapping[str, float], name: str) -> str:
 
 
 def build_report(results: Results, image_parts: Mapping[str, Sequence[ReportPart]] | None = None) -> Report:
-    """The report of all data sets; `image_parts`: by data set, further parts that need images or a trained method."""
+    """Build the report of all data sets; `image_parts`: by data set, parts that need images or a trained method."""
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
     claims = [ReportPart(data.name, [claims_table(results, data)]) for data in results.datasets if data.summary]
     if claims:
@@ -649,7 +650,7 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
 
 
 def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
-    """The parts with data, then one part `Not shown` with the notes of all parts without data."""
+    """The parts that have data, then one part `Not shown` with the notes of all parts without data."""
     filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
     notes = [
         replace(block, text=f"{part.title}: {block.text}")

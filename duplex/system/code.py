@@ -41,7 +41,7 @@ Files = dict[str, Path]  # by their paths below the folder in which their packag
 
 
 def code_hash(*stages: str, modules: Iterable[str] = ()) -> str:
-    """Hash of the code of stages (keys of `STAGES`), and of modules such as those of a method and an encoder family."""
+    """Hash of the code of stages (keys of `STAGES`) and of modules, such as those of a method and an encoder family."""
     return _digest(code_files(*stages, modules=modules))
 
 
@@ -58,7 +58,7 @@ def code_files(*stages: str, modules: Iterable[str] = ()) -> Files:
 
 
 def plugin_hash(module: str) -> str | None:
-    """Hash of a plug-in's own code, without that of this package; None for a module of this package."""
+    """Hash of a plug-in's own code; None for a module of this package."""
     if module.partition(".")[0] == PACKAGE.name:
         return None
     files = plugin_files(module)
@@ -66,7 +66,7 @@ def plugin_hash(module: str) -> str | None:
 
 
 def plugin_files(module: str) -> Files:
-    """The files of a module's top-level package and, unless it is installed, of what it imports from beside it."""
+    """Files of a module's top-level package and, if it is not installed, of modules beside it that it imports."""
     places = _places(module.partition(".")[0])
     folders = [place.parent for place in places if not {"site-packages", "dist-packages"}.intersection(place.parts)]
 

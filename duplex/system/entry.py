@@ -28,11 +28,11 @@ LARGEST_SEED = 2**63 - 1  # the largest that every random generator accepts
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM was received. Like Ctrl-C, it removes scratch files on its way."""
+    """Raised when SIGTERM is received; like Ctrl-C, it lets scratch files be removed."""
 
 
 def run_script(usage: str, work: Callable[..., object]) -> None:
-    """Call `work` with the script's command-line arguments if they match `usage`; else end with exit code 2.
+    """Call `work` with a script's command-line arguments if these match `usage`; else end with exit code 2.
 
     In `usage`, lower-case words stand for themselves, capitals for any value, `|` separates alternatives.
     """
@@ -82,7 +82,7 @@ def report_errors() -> Iterator[None]:
 
 
 def escape_unprintable(text: str) -> str:
-    """`text` with escapes such as `\\x1b` for control characters and bytes that are no text."""
+    r"""`text` with control characters, and bytes that are no text, written as escapes such as `\x1b`."""
     return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 
 

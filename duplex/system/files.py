@@ -28,21 +28,21 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 def checked_path(path: object, noun: str) -> Path:
-    """A user's path with `~` expanded; raises `UsageError` if it is empty or no path. noun: its name in messages."""
+    """A user's path with `~` expanded; raises `UsageError` if it is empty or no path. `noun`: its name in messages."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
     return Path(path).expanduser()
 
 
 def refuse_existing(path: Path, *, force: bool = False) -> None:
-    """Raise `UsageError` if more than an empty folder lies at `path`: the rule for outputs outside of artifacts/."""
+    """Raise `UsageError` if an output outside of artifacts/ exists and is no empty folder, unless `force`."""
     if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists; move it, choose another place, or replace it with --force (force=True)")
 
 
 @contextmanager
 def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """Yield a scratch path beside `path`; the file that the block writes there is renamed to `path` at its end.
+    """Context manager that yields a scratch path; the file written there is renamed to `path` at the end.
 
     If the block fails, `path` stays as it was. A link is replaced by the file: its target, which may be DVC's cache, is
     never written to. `sync=False` is for many small files that can be written again: a power cut may leave them empty.
@@ -69,7 +69,7 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """Yield a scratch folder that replaces the folder `path` after the block; the old one stays until then.
+    """Context manager that yields a scratch folder, which replaces the folder `path` at the end.
 
     A process killed between the two renames leaves the old folder to get its name back at the next call.
     """
@@ -123,7 +123,7 @@ def write_json(path: Path, record: object) -> None:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file, whole or not at all."""
+    """Write a safetensors file atomically."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -138,7 +138,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 @contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
-    """Raise `DuplexError` for any `OSError` in the `with` block, which writes the file or folder at `path`."""
+    """Context manager: turn any `OSError` while the file or folder `path` is written into a `DuplexError`."""
     try:
         yield
     except OSError as error:
@@ -148,7 +148,7 @@ def report_write_errors(path: Path) -> Iterator[None]:
 
 
 def with_own_name(path: Path) -> Path:
-    """The path itself, or an absolute one for `.` and `..`, which do not end with a name."""
+    """The path itself, or its absolute form if it is `.` or ends with `..` and so has no name of its own."""
     return path if path.name not in ("", "..") else Path(os.path.abspath(path))
 
 
@@ -161,7 +161,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """`sha256`, computed once per process as long as the file's size and time of change stay the same."""
+    """The same as `sha256`, but computed once per process while the file's size and time of change stay the same."""
     status = path.stat()
     return _sha256_of_state(path, status.st_size, status.st_mtime_ns)
 
@@ -172,7 +172,7 @@ def _sha256_of_state(path: Path, size: int, changed: int) -> str:
 
 
 def json_digest(record: object) -> str:
-    """sha256 of a value's JSON text; the order of keys has no effect."""
+    """The sha256 of a value's JSON text; the order of keys has no effect."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -205,7 +205,7 @@ def is_running(process: int) -> bool:
 
 @contextmanager
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
-    """Hold the lock for writing `path` during the `with` block; raises `DuplexError` if another process holds it.
+    """Context manager: hold the lock for writing `path`; raises `DuplexError` if another process holds it.
 
     The system releases this record lock when the process ends; decoding workers that outlive a killed parent for a
     moment would keep a lock on an inherited descriptor.

@@ -11,7 +11,7 @@ from duplex.errors import DuplexError
 
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name, sorted; of two with one name, the built-in, else the first target."""
+    """The entry points of a group by name, sorted; of several with one name, the built-in, else the first by target."""
     points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
 
@@ -25,14 +25,14 @@ def module_of(point: EntryPoint) -> str:
 
 
 def provider(point: EntryPoint) -> str:
-    """Name and version of the distribution that an entry point belongs to; if unknown, its module's name."""
+    """Name and version of the distribution that an entry point belongs to or, if unknown, its module's name."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else module_of(point)
 
 
 def load_plugin(
     point: EntryPoint, kind: str, base: type, advice: str = "", error: type[DuplexError] = DuplexError
 ) -> Any:
-    """Import an entry point's class; raise `error` if that fails, or if the class is not a subclass of `base`.
+    """Import an entry point's class; raises `error` if that fails, or if the class is not a subclass of `base`.
 
     A name that two distributions other than this package use for different classes is refused. For messages, `kind` is
     what the entry point is, such as "encoder family", and `advice` what else the user can do.

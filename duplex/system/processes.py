@@ -29,11 +29,11 @@ __all__ = ["BrokenProcessPool", "ProcessFailed", "WorkerProcess"]
 
 
 class ProcessFailed(DuplexError):
-    """A worker process died or could not create its object."""
+    """Raised if a worker process died or could not create its object."""
 
 
 class WorkerProcess:
-    """One spawned process that creates a callable object with `create()`, and calls it as often as requested.
+    """A spawned process that makes a callable object by `create()` and calls it as often as requested.
 
     `create` is pickled; it runs at the first call, after the variables of `environment` are set. A forked process would
     inherit torch's threads and locks, and could not use a GPU.
@@ -68,7 +68,7 @@ class WorkerProcess:
             return self._executor.submit(_call, *args)
 
     def describe_end(self) -> str:
-        """How the worker process ended, such as "was killed by signal 9"."""
+        """How the worker process ended, as text such as "was killed by signal 9"."""
         self._executor.shutdown()  # waits until the exit code is known
         code = 0 if self._context.process is None else self._context.process.exitcode or 0
         return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
@@ -140,7 +140,7 @@ Item = TypeVar("Item")
 
 
 class ProgressBar:
-    """`with ProgressBar("epochs", 9) as bar: bar.show(3, {"loss": 0.2})`; a total of 0 hides the bar."""
+    """A progress bar: `with ProgressBar("epochs", 9) as bar: bar.show(3, {"loss": 0.2})`; a total of 0 hides it."""
 
     def __init__(self, label: str, total: int) -> None:
         columns = (

@@ -32,7 +32,7 @@ USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNA
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory for later use, which is faster; False if the library is not glibc."""
+    """Let the C library keep freed memory for reuse, which is faster; returns False if the library is not glibc."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USER_SETTINGS):
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -40,7 +40,7 @@ def keep_freed_memory() -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak memory of this process, and of its GPU if `device` is one, before the next measurement."""
+    """Start a new measurement of peak memory, for this process and, if `device` is a GPU, for the GPU."""
     import torch
 
     if device.type == "cuda":
@@ -50,7 +50,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_resident() -> int:
-    """Peak resident memory of this process in bytes: since the last reset on Linux, else since its start."""
+    """Peak resident memory of this process in bytes, since the last reset on Linux, elsewhere since its start."""
     with suppress(OSError, IndexError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
@@ -67,7 +67,7 @@ def dtype_of(precision: str) -> torch.dtype:
 
 @contextmanager
 def float32_arithmetic(precision: str) -> Iterator[None]:
-    """Allow TF32 on GPUs in the `with` block if `precision` is "tf32", and forbid it otherwise.
+    """Context manager: allow TF32 on GPUs if `precision` is "tf32", and forbid it otherwise.
 
     TF32 changes features by about a thousandth. A backward pass must run inside the block, too.
     """
@@ -84,7 +84,7 @@ def float32_arithmetic(precision: str) -> Iterator[None]:
 
 @contextmanager
 def threads(wanted: Threads) -> Iterator[None]:
-    """Let torch use `wanted` CPU threads in the `with` block; "auto" keeps torch's own number, one per core."""
+    """Context manager: let torch use `wanted` CPU threads; "auto" keeps torch's own number, one per core."""
     import torch
 
     before = torch.get_num_threads()
@@ -98,7 +98,7 @@ def threads(wanted: Threads) -> Iterator[None]:
 
 @contextmanager
 def initial_modes() -> Iterator[None]:
-    """Gradients on, autocast off, new tensors float32 on the CPU; a context manager or a decorator."""
+    """Context manager or decorator: gradients on, autocast off, new tensors float32 on the CPU."""
     import torch
 
     dtype = torch.get_default_dtype()
