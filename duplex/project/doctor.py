@@ -40,7 +40,7 @@ FASTER = 1.3  # speed over that of fp32 from which a number format is worth its 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """Result of one check; `remedy` is empty unless there is a problem."""
+    """Result of one check of `duplex doctor`; `remedy` is empty unless there is a problem."""
 
     topic: str
     message: str
@@ -48,7 +48,7 @@ class DoctorFinding:
 
 
 def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
-    """The results of all checks of machine and project, passed or not; nothing is changed or downloaded."""
+    """Check the machine and the project; returns all results, passed or not. Nothing is changed or downloaded."""
     free = free_bytes(Path.cwd())
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
@@ -66,27 +66,27 @@ def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
 
 
 def free_bytes(path: Path) -> int:
-    """Free bytes of the disk that holds a path, or will hold it."""
+    """Free bytes on the disk that holds a path, or would hold it."""
     existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     return shutil.disk_usage(existing).free
 
 
 def stored_outputs(params: Params, dataset: str) -> OutputSpec:
-    """What extraction stores of each image of a data set besides its CLS feature."""
+    """What extraction stores for each image of a data set besides its CLS feature."""
     bits = params.dataset(dataset).encoder.bits
     tokens, blocks = params.extraction.tokens == "patch", params.block_inputs(dataset)
     return OutputSpec(tokens, blocks, bits, params.pixels(dataset))
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:
-    """An encoder's entry, with random weights if its own are not on disk; sizes and speed are the same."""
+    """The settings of an encoder, with random weights if its own are not on disk: sizes and speed are the same."""
     if missing_weights(entry.name, entry.weights) is None:
         return entry
     return entry.model_copy(update={"weights": "random"})
 
 
 def image_bytes(params: Params, dataset: str) -> int:
-    """Bytes that the feature cache of a data set has per image; `UsageError` for an encoder that cannot be drawn."""
+    """Bytes per image in a data set's feature cache; raises `UsageError` if the encoder cannot have random weights."""
     entry, outputs = weights_for_timing(params.dataset(dataset).encoder), stored_outputs(params, dataset)
     stored: dict[str, tuple[int, ...]] = {}
     if outputs.patches or outputs.block_inputs or outputs.pixels:
@@ -255,7 +255,7 @@ After an upgrade of duplex, `dvc repro` repeats the stages whose code has change
 
 
 def init(folder: Path) -> list[str]:
-    """Write a new project: a line of text per step; `UsageError` instead of overwriting a file."""
+    """Write a new project into `folder`, without overwriting files; returns a line of text per step."""
     files = _contents(folder.resolve().name)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; name a folder")

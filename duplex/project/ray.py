@@ -31,7 +31,7 @@ RETRIES = 5  # per shard
 def extract_dataset_on_ray(
     params: Params, dataset: str, shards: int, out: Path | None = None, **options: Any
 ) -> list[ExtractionReport]:
-    """Encode a data set's images on Ray into one feature cache; row counts and unreadable images per shard."""
+    """Encode a data set's images on Ray into one feature cache; returns a report per shard."""
     paths = ArtifactPaths()
     cache = out or paths.features(dataset)
     stamp = stamps.stamp(params, dataset, "extract", paths=paths)
@@ -57,7 +57,7 @@ def extract_on_ray(
     fresh: bool = False,
     **options: Any,
 ) -> list[ExtractionReport]:
-    """Encode images, relative to `root`, into shards of the cache `out`; `options`: those of `extract`."""
+    """Encode images, relative to `root`, into shards of the cache `out`; `options`: as for `extract`."""
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
     options |= {"root": root.resolve(), "out": out.resolve()}
@@ -104,7 +104,7 @@ def _shard_report(ray: Any, future: Any) -> ExtractionReport:
 
 
 def connect() -> Any:
-    """The `ray` module, connected to the cluster of RAY_ADDRESS or to one that it starts on this machine."""
+    """Return the `ray` module, connected to the cluster of RAY_ADDRESS or to one started on this machine."""
     try:
         import ray
     except ImportError as error:
@@ -115,7 +115,7 @@ def connect() -> Any:
 
 
 class RemoteWorker:
-    """Ray actor that builds a function once, such as one with an encoder, and calls it for each of its tasks."""
+    """Ray actor that makes a function once, such as one with an encoder, and calls it for each of its tasks."""
 
     def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str) -> None:
         keep_freed_memory()
@@ -129,7 +129,7 @@ class RemoteWorker:
 def run_on_actors(
     ray: Any, create: Any, tasks: Sequence[Any], *, on_gpu: bool, jobs: int | None = None, cpus: int = 1, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """Call a function for each task on `jobs` actors (None: all that fit); yield tasks with their finished futures.
+    """Call a function for each task on `jobs` actors (None: all that fit); yields tasks with finished futures.
 
     create: returns the function, in each actor. cpus: CPU slots of an actor. options: further ones of the actors.
     """

@@ -59,7 +59,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 
 
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Write the report and the aggregated metrics of every run that params.yaml names: the path of its HTML page.
+    """Write the report and the averaged metrics of all runs under `run:`; returns the path of its HTML page.
 
     Data sets without evaluated runs are left out. `write_metrics`: also write `metrics.json`, which git tracks.
     """
@@ -91,7 +91,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
 def evaluated_runs(
     params: Params, paths: ArtifactPaths
 ) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
-    """The metrics of each seed by (data set, method), and the names of the runs without metrics by data set."""
+    """Read the metrics of all runs, by (data set, method); also returns runs without metrics, by data set."""
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
     for dataset in params.run.datasets:
@@ -102,7 +102,7 @@ def evaluated_runs(
 
 
 def summarise(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
-    """The aggregate of runs, with the `settings` of each method: kind, options, encoder and counts of its data set.
+    """Average the metrics over seeds; adds each method's `settings`: kind, options, encoder, counts of its data set.
 
     `settings_open`: those of a method for the open world alone, also if it is shown under the name of another one.
     """
@@ -127,7 +127,7 @@ def _encoder_of(params: Params, dataset: str) -> str:
 
 
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
-    """Print a line per data set, and per method, whose files are not those that params.yaml and the code would make."""
+    """Print a line for each data set and each method whose files do not match params.yaml and the code."""
     for dataset in params.run.datasets:
         if found := data_difference(params, dataset, paths):
             print(f"duplex: {found}; the report shows the earlier runs", file=sys.stderr)
@@ -144,7 +144,7 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
 
 
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
-    """The metrics of each seed by method, and the names of the runs without any.
+    """Read each seed's metrics by method; also returns the names of runs without metrics.
 
     Metrics of a method with `shown_as: NAME` are those of NAME, in the worlds of its option `world`.
     """
@@ -165,7 +165,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
-    """All that the report shows about the runs of params.yaml; `summary`: means of their metrics over seeds."""
+    """Read everything that the report shows about the runs; `summary`: means of their metrics over seeds."""
     ablations = read_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(
@@ -189,7 +189,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """What params.yaml sets for each run's method, without defaults: (data set, method) -> kind, world and options."""
+    """What params.yaml sets for each (data set, method): kind, world and options, without defaults."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -207,7 +207,7 @@ def _identity(path: Path) -> dict[str, str]:
 
 
 def curve_table(results: Results) -> pd.DataFrame:
-    """The mean seen–unseen curves, in percent; `dvc plots` draws one curve per value of the column `series`."""
+    """Table of the mean seen–unseen curves, in percent; `dvc plots` draws one curve per value of `series`."""
     rows = [
         (f"{data.name} {method} {world}", *values)
         for data in results.datasets
@@ -219,7 +219,7 @@ def curve_table(results: Results) -> pd.DataFrame:
 
 
 def training_table(results: Results) -> pd.DataFrame:
-    """The validation AUC by epoch, in percent, of every run trained for more than one epoch."""
+    """Table of the validation AUC after each epoch, in percent, of all runs with more than one epoch."""
     rows = [
         (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
         for data in results.datasets
@@ -233,7 +233,7 @@ def training_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
-    """Parts with examples, errors, nearest images and maps of one run, and the JSON files that they cite, by name."""
+    """Parts of the report with examples, errors, nearest images and maps of one run; and the JSON files they cite."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
@@ -285,7 +285,7 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 
 def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the t-SNE coordinates of a data set's maps as a table; only a header without visual prototypes."""
+    """Write a table with the t-SNE coordinates of one run's maps; it has no rows if no run has visual prototypes."""
     chosen = mapped_run(params, dataset, paths)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
@@ -296,7 +296,7 @@ def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPath
 
 
 def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
-    """What maps show of a run: its test images and prototypes, and its visual prototypes before training."""
+    """What maps show of a run: test images, prototypes, and visual prototypes before training."""
     method, test = run.method.inspectable(), run.inputs.examples["test"]
     start = None
     if method.visual is not None:
@@ -321,7 +321,7 @@ def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
 
 
 def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
-    """Write the page of a data set, with its best run by validation AUC, to `artifacts/pages`: its path."""
+    """Write the page of a data set with its best run by validation AUC; returns its path in `artifacts/pages`."""
     entry = params.dataset(dataset)
     hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
     chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params).files

@@ -50,7 +50,7 @@ LONG = 20.0  # seconds; what takes longer is timed once
 
 @dataclass(frozen=True)
 class Hours:
-    """Estimated hours of the work left, from a timed batch and a timed step on this device."""
+    """Estimated hours of the remaining work, from a timed batch and a timed step on this device."""
 
     extraction: float
     training: float
@@ -60,7 +60,7 @@ class Hours:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `duplex reproduce` runs for a data set, and what it needs."""
+    """What `duplex reproduce` will run for a data set, and what it needs for that."""
 
     dataset: str
     root: Path
@@ -79,7 +79,7 @@ class Plan:
     hours: Hours | None = None
 
     def lines(self) -> list[str]:
-        """The plan as text, one topic a line."""
+        """The plan as lines of text, one per topic."""
         made = [f"prepare ({self.prepares})"] if self.prepares else []
         made += [f"extract ({self.extracts})"] if self.extracts else []
         made.append(f"{len(self.left)} of {len(self.runs)} runs to train or evaluate")
@@ -109,7 +109,7 @@ class Plan:
         return f"about {total}: {extraction} to extract, {training} to train; {how}"
 
     def problem(self) -> str:
-        """Why the data set cannot be extracted here; empty if it can."""
+        """Why the data set cannot be extracted on this machine; empty if it can."""
         if self.extracts and self.needed is not None and self.needed > self.free:
             sizes = f"{size_text(self.needed)} and {size_text(self.free)} are free"
             remedy = "make room, or move the project to a larger disk"
@@ -120,7 +120,7 @@ class Plan:
 def plan_reproduction(
     params: Params, dataset: str, seeds: Sequence[int] | None, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Plan:
-    """The plan for a data set; nothing is written. Raises `DuplexError` where its images are missing."""
+    """Make the plan for a data set, without writing anything; raises `DuplexError` if its images are missing."""
     entry = params.dataset(dataset)
     is_drawn = entry.source.kind == "shapes"
     if not is_drawn and not is_on_disk(entry.source):
@@ -172,7 +172,7 @@ def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> st
 
 
 def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
-    """The methods of params.yaml that the paper's tables have for a data set, and rows that params.yaml lacks.
+    """Methods of params.yaml that the paper's tables have for a data set; also rows for which there is no method.
 
     Data that are none of the paper's get the rows of all its tables.
     """
@@ -215,7 +215,7 @@ def _flat(names: str | list[str | list[str]]) -> list[str]:
 def reproduce(
     params: Params, plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
 ) -> tuple[SweepReport, Path]:
-    """Do what is left of a plan; return what became of the runs, and the path of the page."""
+    """Do the remaining work of a plan; returns the outcome of the runs, and the path of the page."""
     if problem := plan.problem():
         raise DuplexError(problem)
     ensure_prepared(params, plan.dataset, paths)

@@ -40,7 +40,7 @@ IGNORED = (".gitignore", ".partial", ".stamp.json")  # ends of names of files th
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A trained run on disk, with its validation AUC."""
+    """A trained run on disk: its files and its validation AUC."""
 
     files: RunPaths
     val_auc: float  # a fraction
@@ -57,7 +57,7 @@ def best_run(
     hint: str = "name one",
     params: Params | None = None,
 ) -> SavedRun:
-    """The run with the best validation AUC among those calibrated for `world`, by default for the closed world or any.
+    """Find the run with the best validation AUC among those calibrated for `world` (default: closed, else any).
 
     hint: how to name a run, for the error. params: runs that do not match these are left out, with a line on stderr.
     """
@@ -86,7 +86,7 @@ def best_run(
 
 
 def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
-    """How a run differs from params.yaml, in words; "" if it does not, or if its folder is none of the project's."""
+    """How a run differs from params.yaml, in words; "" if it does not, or if it is not a run of the project."""
     root, folder = paths.root.resolve(), run.resolve()
     parts = folder.relative_to(root).parts if root in folder.parents else ()
     if len(parts) != 3:
@@ -101,7 +101,7 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
 
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Method and seed of the run that the report's examples use: that of the maps, else the last method's first."""
+    """Method and seed of the run in the report's examples: the run of the maps, else the last method's first seed."""
     return mapped_run(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 
@@ -141,14 +141,14 @@ def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = Artifac
 
 
 def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
-    """The data set of a run, taken from its path; None if the path is not in `artifacts/`."""
+    """The data set of a run, by the run's path; None if the path is not in `artifacts/`."""
     root = paths.root.resolve()
     folder = run.resolve()
     return folder.relative_to(root).parts[0] if root in folder.parents else None
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Facts for a model card with the title `name`; metrics and counts if their files exist."""
+    """Facts for a run's model card with the title `name`; metrics and counts only if their files exist."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
     metrics = read_numbers(RunPaths(folder).metrics, "dvc repro") or {}
@@ -160,7 +160,7 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 def training_images(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
 ) -> Neighbours:
-    """The readable training images of a data set with cached features; `check` raises if those are not the model's."""
+    """The readable training images of a data set; `check` raises an error if cached features are not the model's."""
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)
@@ -170,14 +170,14 @@ def training_images(
 
 @dataclass(frozen=True)
 class FeaturedRun:
-    """A trained method with the labels, features and images that it was evaluated on."""
+    """A trained method with the labels, features and images that it is evaluated on."""
 
     method: Method[Any]
     inputs: RunInputs
     root: Path  # folder of the images
 
     def retrieval_context(self) -> RetrievalContext:
-        """The method and test images, for nearest-image searches."""
+        """The method and its test images, in the form that searches for nearest images need."""
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
         thumbnails = thumbnails_under(self.root)
@@ -187,7 +187,7 @@ class FeaturedRun:
 def load_featured_run(
     params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, *, current: bool = False
 ) -> FeaturedRun:
-    """Load a run's trained method and test images, on the CPU; `current`: its settings must be those of `params`."""
+    """Load a run's trained method and test images, on the CPU; `current`: raise an error if the run is outdated."""
     path = paths.run(dataset, method, seed).checkpoint
     checkpoint = read_checkpoint(path)
     require_data(params, dataset, paths)
@@ -208,7 +208,7 @@ def load_featured_run(
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load the run of a method and seed with its test images; by default the run whose images the report shows."""
+    """Load the run of a method and seed with its test images; by default, the run that the report shows."""
     params.dataset(dataset)
     paths = ArtifactPaths()
     best = featured_run(params, dataset, paths)
@@ -217,13 +217,13 @@ def load_queried_run(params: Params, dataset: str, method: str | None, seed: int
 
 
 def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
-    """The `top` test images nearest to a pair's prototypes: kind (`semantic` or `visual`) -> images."""
+    """The `top` test images nearest to each kind (`semantic`, `visual`) of a pair's prototypes."""
     context = source.retrieval_context()
     return prototype_hits(context, find_pair(context.labels, text), top)
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
-    """The composition that a text such as "striped heart" names; it may be unseen."""
+    """The composition that a text such as "striped heart" means; it may be unseen."""
     wanted = prompt_name(text)
     states = [prompt_name(name) for name in labels.states]
     objects = [prompt_name(name) for name in labels.objects]
@@ -241,7 +241,7 @@ def find_pair(labels: LabelSpace, text: str) -> int:
 def retrieve_swapped(
     params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int
 ) -> list[Hit]:
-    """The `top` test images nearest to one image's state part joined with another image's object part."""
+    """The `top` test images nearest to one image's state factor joined with another image's object factor."""
     context = source.retrieval_context()
     factors = context.method.factors
     if factors is None:

@@ -44,7 +44,7 @@ from duplex.training.run import calibration_for, evaluate_world, frequency_accur
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a data set's manifest, labels and statistics; print notes on rows of the source that were left out."""
+    """Write a data set's manifest, labels and statistics; prints notes on rows of the source that were left out."""
     source, stamp = params.dataset(dataset).source, stamps.stamp(params, dataset, "prepare", paths=paths)
     data = load_source(source, feature_keys(params.dataset(dataset).features, source))
     for note, count in data.notes.items():
@@ -57,7 +57,7 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
 
 
 def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Prepare a data set whose manifest is missing or stale, and say so on stderr."""
+    """Prepare a data set if its manifest is missing or outdated, and say so on stderr."""
     manifest, found = paths.manifest(dataset), f"{paths.manifest(dataset)} does not exist"
     if manifest.exists():
         stamp = stamps.stamp(params, dataset, "prepare", paths=paths)
@@ -72,7 +72,7 @@ def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = Artifac
 
 
 def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
-    """Raise `UsageError` unless some of the images are below `root`, `DuplexError` for a link that leaves it."""
+    """Raise `UsageError` if none of the images is below `root`, `DuplexError` for a link that leads out of it."""
     tree = ImageTree(root) if root.is_dir() else None
     present = [] if tree is None else [tree.has(image) for image in images]  # a missing image gets a status
     if not any(present):
@@ -80,7 +80,7 @@ def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
 
 
 def images_remedy(dataset: str, root: Path) -> str:
-    """Advice, as text, for an error message about images that are missing from the folder `root`."""
+    """End of an error message: what to do if a data set's images are missing from the folder `root`."""
     benchmark = next((name for name in (dataset, root.name) if name in BENCHMARKS), None)
     download = "copy them there" if benchmark is None else f"`duplex data download {benchmark}`"
     return f"{download}, or correct its root in params.yaml"
@@ -89,7 +89,7 @@ def images_remedy(dataset: str, root: Path) -> str:
 def extract(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
-    """Encode a data set's images into its feature cache, or `out`; `options`: those of `features.extract.extract`."""
+    """Encode a data set's images into its feature cache, or `out`; `options`: as for `features.extract.extract`."""
     features = params.dataset(dataset).features
     is_whole = not any(options.get(key) is not None for key in ("shard", "limit"))
     stamp = stamps.stamp(params, dataset, "extract", paths=paths) if out is None and is_whole else None
@@ -137,7 +137,7 @@ def _bad_images(statuses: np.ndarray, images: Sequence[str]) -> list[BadImage]:
 
 
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
-    """Encode a sample of a cache's images again; return their number and worst cosine to the cached features."""
+    """Encode a sample of a cache's images again; returns their number and the worst cosine to cached features."""
     paths = ArtifactPaths()
     places = {paths.features(name).resolve(): name for name in params.datasets}
     require_cache_file(path)
@@ -150,7 +150,7 @@ def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int
 
 
 def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """Draw images that the data set `shapes` lacks; return the image paths and keyword arguments for encoding them."""
+    """The image paths of a data set and keyword arguments for encoding them; missing images of `shapes` are drawn."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     stamps.require_data(params, dataset, paths, ("prepare",))
@@ -172,7 +172,7 @@ def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tu
 
 
 def write_extraction_summary(cache: Path) -> None:
-    """Write `extraction.json` beside a data set's own cache: size and unreadable images; delete an earlier stamp."""
+    """Write `extraction.json` beside a data set's own cache: size, unreadable images; deletes an earlier stamp."""
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return
@@ -196,7 +196,7 @@ def evaluate_stage(
     paths: ArtifactPaths = ArtifactPaths(),
     load: LoadInputs = load_inputs,
 ) -> dict[str, Any]:
-    """Evaluate a trained run on the test split, in each world that params.yaml allows; write and return the metrics."""
+    """Evaluate a trained run on the test split in each world that params.yaml lists; writes and returns metrics."""
     out = paths.run(dataset, method, seed)
     training, settings = params.training(dataset, method), params.evaluation
     checkpoint = read_checkpoint(out.checkpoint)

@@ -49,7 +49,7 @@ CHANGES = {  # key of a stamp -> what it means if it differs
 def settings(
     params: Params, dataset: str, stage: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Stamp:
-    """The part of a stamp that `plan` writes: what a stage uses of params.yaml, and a hash of its code.
+    """The part of a stamp that `plan` writes: the values of params.yaml that a stage uses, and a hash of its code.
 
     Options of a method are those that params.yaml gives; their defaults are part of the code.
 
@@ -135,7 +135,7 @@ def stamp(
     seed: int | None = None,
     paths: ArtifactPaths = ArtifactPaths(),
 ) -> Stamp:
-    """What the files of a stage should be made from: its settings, seed, and checksums of the files that it reads."""
+    """The stamp that a stage's files should have: settings, seed, and checksums of the files that the stage reads."""
     inputs: dict[str, Any] = {}
     made = settings(params, dataset, stage, method, paths)
     if stage != "prepare":
@@ -165,7 +165,7 @@ def write(path: Path, made: Stamp, outputs: Iterable[Path] = ()) -> None:
 
 
 def read(path: Path) -> Stamp | None:
-    """The stamp in a file; empty if it is damaged, None if there is no file."""
+    """Read a stamp; empty if the file is damaged, None if there is none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -176,7 +176,7 @@ def read(path: Path) -> Stamp | None:
 
 
 def difference(path: Path, wanted: Stamp) -> str:
-    """How an artifact differs from `wanted`, in words, or ""; inputs not on this machine are not compared."""
+    """How a stamp differs from `wanted`, in words, or ""; inputs that are not on this machine are not compared."""
     made = read(path)
     if made is None:
         return UNSTAMPED
@@ -214,7 +214,7 @@ def run_difference(
     paths: ArtifactPaths = ArtifactPaths(),
     stages: Iterable[str] = ("train",),
 ) -> str:
-    """How a run differs from what params.yaml, its data and the code would make it; "" if it does not."""
+    """How a run differs from what params.yaml, its data and the code would make it, in words; "" if it does not."""
     for stage in stages:
         file = paths.run(dataset, method, seed).stamp(stage)
         if found := difference(file, stamp(params, dataset, stage, method, seed, paths)):
@@ -223,7 +223,7 @@ def run_difference(
 
 
 def require_current_run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> None:
-    """Raise `DuplexError`, with the command to train again, if a run is not what params.yaml would make it."""
+    """Raise `DuplexError`, with the command to train again, if a run is outdated."""
     if found := run_difference(params, dataset, method, seed, paths):
         folder = paths.run(dataset, method, seed).root
         raise DuplexError(
@@ -235,7 +235,7 @@ def require_current_run(params: Params, dataset: str, method: str, seed: int, pa
 def data_difference(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), stages: Iterable[str] = DATA_STAGES
 ) -> str:
-    """Why a data set has to be prepared or extracted again, with the command; "" if it has not.
+    """Why a data set must be prepared or extracted again, with the command; "" if it need not be.
 
     Files without a stamp come from elsewhere and are taken as they are.
     """
@@ -253,7 +253,7 @@ def data_difference(
 def require_data(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), stages: Iterable[str] = DATA_STAGES
 ) -> None:
-    """Raise `DuplexError` if a data set has to be prepared or extracted again."""
+    """Raise `DuplexError` if a data set must be prepared or extracted again."""
     if found := data_difference(params, dataset, paths, stages):
         raise DuplexError(found)
 
@@ -286,7 +286,7 @@ def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
 def load_planned(
     dataset: str, *stages: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Params:
-    """Load params.yaml for stages of the pipeline; raise `DuplexError` if it or the code changed since `plan` ran.
+    """Load params.yaml for stages of the pipeline; `DuplexError` if it or the code changed since `plan` ran.
 
     DVC would record the result under the plan's values. Stages without a plan are not checked.
     """

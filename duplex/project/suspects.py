@@ -45,14 +45,14 @@ OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels 
 
 @dataclass(frozen=True)
 class LabelMargins:
-    """For n images: the best other label, and the margin: score of the image's label minus that of the other."""
+    """How far each image's label is ahead of the best other label: the margin of their scores, and that label."""
 
     margin: Floats  # [n]
     better: Ints  # [n] the best other class
 
 
 def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """The best other label per image, and how much higher its own scores; 0 if the other folds lack it."""
+    """How far each image's label is ahead of the best other label, and that label; 0 if other folds lack its label."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -94,7 +94,7 @@ def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
-    """A table of a data set's readable images, the labels most likely wrong first; `run`: by default the best run."""
+    """Table of a data set's readable images, the labels most likely wrong first; `run`: by default the best run."""
     paths = ArtifactPaths()
     require_data(params, dataset, paths)
     manifest, labels = read_manifest(paths.manifest(dataset)), LabelSpace.load(paths.labels(dataset))
@@ -113,7 +113,7 @@ def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = Non
 
 
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """`table` with rank, label margins and better labels, the labels most likely wrong first.
+    """Add rank, margins and better labels to `table`, and sort it: labels that are most likely wrong come first.
 
     Images are ordered by the sum of their margins for `composition`, `state` and `object`, each divided by its standard
     deviation. The labels are listed twice: one copy is for editing, the other shows which labels changed.
@@ -133,7 +133,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
 
 def write_suspects_page(path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path) -> None:
-    """Write an HTML page of the first rows of a list of suspects, whose images are in the folder `root`."""
+    """Write an HTML page of the first suspects; their images are in the folder `root`."""
     thumbs = []
     for row in rows:
         label = f"{row['state']} {row['object']}"
@@ -183,7 +183,7 @@ def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str,
 
 @dataclass(frozen=True)
 class Relabelled:
-    """A data set's manifest with corrected labels."""
+    """A data set's manifest with corrected labels, and what the correction changed."""
 
     manifest: pd.DataFrame
     changed: int  # number of images whose label changed

@@ -55,19 +55,19 @@ LONGEST_REASON = 300
 
 @dataclass(frozen=True)
 class DvcRepo:
-    """A folder with a dvc.yaml, in which DVC commands are run."""
+    """A folder with a dvc.yaml, in which DVC's commands are run."""
 
     folder: Path
 
     @classmethod
     def at(cls, folder: Path) -> DvcRepo | None:
-        """The DVC pipeline in a folder; None without a dvc.yaml, outside of a DVC repository, or without DVC."""
+        """The pipeline in a folder; None if there is no dvc.yaml, no DVC repository, or no DVC."""
         place = folder.resolve()
         in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
         return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """Stage -> what has changed (DVC's JSON), for the stages among `targets` that DVC would run again."""
+        """Those stages among `targets` that DVC would run again, each with what has changed (DVC's JSON)."""
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
@@ -86,7 +86,7 @@ class DvcRepo:
             return  # no lock, or one of another version of DVC, which refuses to commit the sweep's runs
 
     def repro(self, targets: Iterable[str]) -> None:
-        """Run stages with `dvc repro`, after the stages that they depend on; stages that are up to date are skipped."""
+        """Run stages by `dvc repro`, after the stages that they depend on; up-to-date stages are skipped."""
         self._dvc("repro", *targets, quiet=False)
 
     def commit(self, targets: Iterable[str]) -> None:
@@ -127,14 +127,14 @@ def _in_use(command: str, process: int) -> DuplexError:
 
 
 class Task(Protocol):
-    """What a worker process executes: a run of a sweep, or a trial of `tune`."""
+    """What a worker process can execute: a run of a sweep, or a trial of `tune`."""
 
     def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> Any: ...
 
 
 @dataclass(frozen=True)
 class SweptRun:
-    """A run of the pipeline: a method on a data set with a seed."""
+    """One run of the pipeline: a method on a data set with a seed."""
 
     dataset: str
     method: str
@@ -145,14 +145,14 @@ class SweptRun:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """The name in dvc.yaml of this run's stage; a product of finished runs has a single one, `product`."""
+        """Name in dvc.yaml of one of this run's stages; a product of finished runs has the stage `product` only."""
         return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
     def difference(self, params: Params, paths: ArtifactPaths, *stages: str) -> str:
         return run_difference(params, self.dataset, self.method, self.seed, paths, stages)
 
     def execute(self, params: Params, paths: ArtifactPaths, load: LoadInputs) -> None:
-        """Train, unless the checkpoint is up to date, and evaluate."""
+        """Evaluate the run, after training it if its checkpoint is outdated."""
         if self.difference(params, paths, "train"):
             train_stage(params, self.dataset, self.method, self.seed, paths, load=load)
         evaluate_stage(params, self.dataset, self.method, self.seed, paths, load=load)
@@ -160,7 +160,7 @@ class SweptRun:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a trial: what it returned, what it printed on stderr, and why it failed."""
+    """What became of a task: what it returned, what it printed on stderr, and why it failed."""
 
     trial: Any
     value: Any = None
@@ -170,7 +170,7 @@ class Outcome:
 
 @dataclass
 class Executor:
-    """Executes trials one after another in one process; inputs are loaded once per data set."""
+    """Executes tasks one after another in one process; inputs are loaded once per data set."""
 
     params: Params
     paths: ArtifactPaths
@@ -178,7 +178,7 @@ class Executor:
     load: LoadInputs = field(default_factory=InputsCache)
 
     def execute(self, trial: Task) -> Outcome:
-        """Execute a trial. An error becomes part of the outcome."""
+        """Execute a task; an error is not raised, but becomes part of the outcome."""
         output = io.StringIO()
         torch.set_num_threads(self.threads)
         try:
@@ -201,7 +201,7 @@ Execute = Callable[[Sequence[Task]], Iterator[Outcome]]
 
 @dataclass
 class SweepReport:
-    """Result of a sweep: how many runs were complete, executed or committed to DVC, and the errors of failed runs."""
+    """Result of a sweep: how many runs were complete, executed or committed to DVC, and which ones failed."""
 
     runs: int
     complete: int = 0  # runs of which nothing was missing
@@ -216,7 +216,7 @@ class SweepReport:
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[SweptRun]:
-    """All combinations of data sets, methods and seeds as runs; None means those under `run:` in params.yaml."""
+    """All combinations of data sets, methods and seeds as runs; None: those under `run:` in params.yaml."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
@@ -234,7 +234,7 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError if a value is in `values` twice; `thing` is the message's word, such as "seed"."""
+    """Raise UsageError if `values` has a value twice; `thing`: what messages call a value, such as "seed"."""
     for value in values:
         if list(values).count(value) > 1:
             raise UsageError(f"the {thing} {value} is named twice; remove one")
@@ -243,7 +243,7 @@ def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
 def sweep(
     params: Params, runs: Sequence[SweptRun], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
 ) -> SweepReport:
-    """Train and evaluate all missing runs, commit them to DVC, and return how many were executed and which failed."""
+    """Train and evaluate all missing runs and commit them to DVC; returns how many were executed, and failures."""
     start, report = time.perf_counter(), SweepReport(len(runs))
     repo, datasets = DvcRepo.at(paths.root.parent), list(dict.fromkeys(run.dataset for run in runs))
     in_pipeline = set(grid(params, None, None, None)) if repo else set()
@@ -273,7 +273,7 @@ def sweep(
 
 
 def require_features(dataset: str, paths: ArtifactPaths) -> None:
-    """Raise `DuplexError`, which names the command to run, if a data set was not prepared or extracted."""
+    """Raise `DuplexError`, with the command to run, if a data set is not prepared or not extracted."""
     for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
         if not path(dataset).exists():
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
@@ -301,7 +301,7 @@ def _commit(repo: DvcRepo, params: Params, runs: Sequence[SweptRun], report: Swe
 
 
 def execute(engine: Execute, runs: Sequence[SweptRun], report: SweepReport) -> set[SweptRun]:
-    """Execute runs, count them in `report`, and return those that failed."""
+    """Execute runs and count them in `report`; returns the runs that failed."""
     failed: set[SweptRun] = set()
     for outcome in _with_progress("runs", engine, runs):
         print(outcome.output, end="", file=sys.stderr)
@@ -323,7 +323,7 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
-    """The DVC stages of `runs` to commit; whole stages, which DVC writes at once, if no other run has changed."""
+    """DVC stages of `runs` to commit; whole stages, which DVC writes at once, if no other run has changed."""
     stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
@@ -333,7 +333,7 @@ def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[s
 def trial_executor(
     params: Params, wanted: Collection[Threads], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
-    """The function that executes trials; `wanted`: their numbers of CPU threads, `auto` for that of PyTorch."""
+    """A function that executes tasks, here or on Ray; `wanted`: their CPU threads, `auto` for PyTorch's number."""
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
     executor = Executor(params, paths, torch.get_num_threads())
     if engine == "ray":
@@ -355,7 +355,7 @@ def _run_on_ray(trials: Sequence[Task], executor: Executor, jobs: int | None, cp
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
-    """The number of processes (default: one per GPU or per `threads` CPU cores), and the GPUs that they share."""
+    """Number of processes (default: one per GPU, or per `threads` CPU cores), and the GPUs that they share."""
     gpus: list[str] = []
     if resolve_device(device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -365,7 +365,7 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
 
 
 def run_in_processes(trials: Sequence[Task], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
-    """Execute `trials`, yield outcomes as they are ready; a process that dies fails its current trial only."""
+    """Execute tasks in `jobs` processes and yield each outcome when it is ready; a dead process fails only one task."""
     create = partial(getattr, executor, "execute")
     workers = []
     for n in range(min(jobs, len(trials))):
@@ -415,7 +415,7 @@ class TuningTrial:
 
 @dataclass(frozen=True)
 class TuningRow:
-    """Validation results of a method with one choice of settings, one result per seed."""
+    """Validation results of a method with one choice of settings: an outcome per seed."""
 
     method: str
     settings: Mapping[str, Any]
@@ -431,11 +431,11 @@ class TuningRow:
 
     @property
     def val_auc(self) -> float:
-        """Mean validation AUC over seeds, in percent; NaN if a trial failed."""
+        """Mean validation AUC over the seeds, in percent; NaN if a trial failed."""
         return nan if self.errors else fmean([result.auc for result in self.results])
 
     def to_dict(self) -> dict[str, Any]:
-        """Method, settings and mean AUC, epoch, seconds for JSON; if a trial failed, an error, no means."""
+        """Method, settings and means of AUC, epoch and seconds for JSON; an error instead if a trial failed."""
         record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
         if self.errors:
             return {**record, "error": self.errors[0]}
@@ -460,7 +460,7 @@ def tune(
     paths: ArtifactPaths = ArtifactPaths(),
     engine: Engine = "local",
 ) -> list[TuningRow]:
-    """Train methods with every combination of `choices` (setting -> values) and seed; one row for all seeds."""
+    """Train with every combination of `choices` (setting -> values) and every seed; returns a row per combination."""
     for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
         if not values:
             raise UsageError(f"there is no {thing} to try; name at least one")
@@ -500,7 +500,7 @@ def _trials_folder(params: Params, dataset: str, method: str, paths: ArtifactPat
 
 
 def best_rows(rows: Sequence[TuningRow]) -> dict[str, TuningRow]:
-    """Method -> its row with the best mean validation AUC; methods whose rows all have errors are left out."""
+    """Each method's row with the best mean validation AUC; methods whose rows all have errors are left out."""
     best: dict[str, TuningRow] = {}
     for row in rows:
         if not row.errors and (row.method not in best or row.val_auc > best[row.method].val_auc):

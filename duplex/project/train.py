@@ -36,7 +36,7 @@ def train_stage(
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> TrainingResult:
-    """Train a method on a data set with a seed and save its best epoch by validation AUC, as params.yaml says.
+    """Train a method on a data set with a seed, as params.yaml says; saves its best epoch by validation.
 
     Interrupted training continues after its last whole epoch. `out`: by default the run's own folder.
     """
@@ -87,7 +87,7 @@ def with_members(
     paths: ArtifactPaths,
     folder: Path,
 ) -> MethodSpec:
-    """A product's spec with references, relative to its `folder`, to the finished runs that it combines."""
+    """A product's spec, completed by references, relative to its `folder`, to the finished runs that it combines."""
     if spec.finetune is not None:
         raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
     members = []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """The HTTP server's limits on a request, with their defaults, and on the number of connections."""
+    """The HTTP server's limits for a request, and for the number of connections; the values are the defaults."""
 
     bytes: int = 32 * 2**20
     pixels: int = 40_000_000  # per image

@@ -50,7 +50,7 @@ cached_thumbnail = lru_cache(maxsize=512)(thumbnail)
 
 @dataclass(frozen=True)
 class TrainedWords:
-    """Whether the words of an added composition occurred in training."""
+    """Whether each word of an added composition occurred in training."""
 
     state: bool
     object: bool
@@ -58,7 +58,7 @@ class TrainedWords:
 
 @dataclass(frozen=True)
 class Guess:
-    """A composition proposed for an image, with its score and its probability among the candidates."""
+    """One composition proposed for an image, with its score and its probability among the candidates."""
 
     state: str
     object: str
@@ -81,7 +81,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer for one image: its best compositions, best first, and marginal probabilities of states and objects."""
+    """The answer for one image: the best compositions, and the probabilities of all states and all objects."""
 
     top: tuple[Guess, ...]
     states: Mapping[str, float]  # probability of every state, most likely first; they sum to 1
@@ -94,7 +94,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """The answer for JSON; `marginals`: number of states and of objects listed; None: all."""
+        """The answer for JSON; `marginals`: how many states and how many objects are listed; None: all."""
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
@@ -106,7 +106,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class UnreadableImage:
-    """What stands in place of an answer for a file that cannot be read as an image."""
+    """Takes the place of an answer for a file that cannot be read as an image."""
 
     reason: str
 
@@ -120,7 +120,7 @@ def _rounded(shares: Mapping[str, float], limit: int | None) -> dict[str, float]
 
 @dataclass(frozen=True)
 class Candidates:
-    """`C` compositions to choose from."""
+    """The `C` compositions that answers are chosen from, and everything that scores them."""
 
     states: tuple[str, ...]  # names
     objects: tuple[str, ...]
@@ -146,7 +146,7 @@ class Candidates:
         terms: ScoreTerms | None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
-        """Candidates from compositions [C] of a label space; `feasible` is None if all can be answers."""
+        """Make candidates of compositions [C] of a label space; `feasible`: which of them can be answers; None: all."""
         return cls(
             states=labels.states,
             objects=labels.objects,
@@ -166,12 +166,12 @@ class Candidates:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Names (state, object) of each candidate."""
+        """The candidates as names (state, object)."""
         rows = zip(self.state_of.tolist(), self.object_of.tolist(), strict=True)
         return [(self.states[m], self.objects[n]) for m, n in rows]
 
     def answers(self, inputs: Inputs, top: int) -> Iterator[Answer]:
-        """One answer per image, in order, with the `top` most probable compositions."""
+        """Yield one answer per image, in order, each with the `top` most probable compositions."""
         top = require_whole(top, "top")
         rows = max(1, BLOCK_SCORES // len(self))
         for start in range(0, len(inputs["cls"]), rows):
@@ -179,7 +179,7 @@ class Candidates:
             yield from self._block(block, min(top, int(self.feasible.sum())))
 
     def log_posteriors(self, scores: Tensor) -> Tensor:
-        """Calibrated log probabilities [B, C] of the candidates, in float64, for images' scores [B, C]."""
+        """Calibrated log probabilities [B, C] in float64, from the scores [B, C] of images."""
         excluded = torch.as_tensor(~self.feasible, device=scores.device)
         log_p = log_probabilities(self.probabilities, scores.masked_fill(excluded, -torch.inf))
         prior = torch.from_numpy(self.confidence.log_prior(self.seen, self.feasible)).to(scores.device)
@@ -222,7 +222,7 @@ class Candidates:
 
 
 def sum_of(terms: ScoreTerms) -> Scorer:
-    """A scorer that sums the terms one after another."""
+    """A scorer that computes the summands of the score and adds them up."""
     return lambda inputs: cast(Tensor, sum(term for _, term in terms(inputs)))
 
 
@@ -242,7 +242,7 @@ def _ranked(names: tuple[str, ...], shares: Floats) -> dict[str, float]:
 def listed_answers(
     method: Method[Any], examples: Examples, labels: LabelSpace, confidence: Confidence, world: World
 ) -> AnsweredImages:
-    """The most probable composition of each labelled image, with its probability and the image's label."""
+    """Answer all labelled images: the most probable composition of each, its probability, and the image's label."""
     compositions = labels.candidates(world, "train")
     task = ScoringTask.of(method, compositions)
     candidates = Candidates.of(labels, compositions, None, confidence, task.scorer, None, method.probabilities)
@@ -259,7 +259,7 @@ def listed_answers(
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Index of n training images, to find those that are most similar to an image."""
+    """Index of training images, which finds those most similar to an image."""
 
     features: NDArray[np.float32]  # [n, d]
     manifest: pd.DataFrame  # paths and labels, one line per image
@@ -269,7 +269,7 @@ class Neighbours:
         object.__setattr__(self, "features", score_formula.unit(self.features, np))
 
     def nearest(self, feature: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
-        """Path, labels, cosine and thumbnail of the `count` training images nearest to a feature, best first."""
+        """The `count` training images nearest to a feature, best first: path, labels, cosine and thumbnail of each."""
         best, cosines = most_similar(score_formula.unit(feature[None], np), self.features, count)
         records: list[Any] = self.manifest.iloc[best[0]][["image", "state", "object"]].to_dict("records")
         return [
@@ -279,7 +279,7 @@ class Neighbours:
 
 
 def read_compositions(path: Path) -> list[Pair]:
-    """The (state, object) pairs in a CSV file with the heading `state,object`; else raises `UsageError`."""
+    """Read (state, object) pairs from a CSV file with the heading `state,object`; raises `UsageError` for others."""
     try:
         reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
         rows = [(reader.line_num, row) for row in reader]
@@ -304,7 +304,7 @@ def read_compositions(path: Path) -> list[Pair]:
 
 
 def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
-    """Compositions, each one text or a pair of texts, as names; `UsageError` for one pair instead of a list."""
+    """Names (state, object) of compositions, each a text or two texts; `UsageError` for one pair instead of a list."""
     match compositions:
         case (str(state), str(name)) if all(len(word.replace(",", " ").split()) == 1 for word in (state, name)):
             pair = f"({state!r}, {name!r})"
@@ -313,7 +313,7 @@ def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:
 
 
 def as_pair(composition: object, labels: LabelSpace) -> Pair:
-    """A composition, given as one text or as a pair of texts, as (state, object) names."""
+    """Names (state, object) of a composition, which is given as a text or as two texts."""
     if isinstance(composition, str):
         return split_composition(composition, labels)
     match composition:
@@ -323,7 +323,7 @@ def as_pair(composition: object, labels: LabelSpace) -> Pair:
 
 
 def split_composition(text: str, labels: LabelSpace) -> Pair:
-    """Split a composition's text, such as `rusty kettle`, into state and object.
+    """Split a text such as `rusty kettle` into state and object.
 
     Names of several words that the model does not know need a comma: `very rusty,kettle`.
     """
@@ -347,7 +347,7 @@ def trained_words(pair: Pair, labels: LabelSpace) -> TrainedWords:
 def with_added_compositions(
     candidates: Candidates, tensors: Mapping[str, Tensor], labels: LabelSpace, tower: TextTower, pairs: Iterable[Pair]
 ) -> Candidates:
-    """The candidates extended by further pairs, without training; all are then scored from the tensors of an export.
+    """The candidates with further pairs, without training; all are then scored from the tensors of an export.
 
     tensors: the model's tensors for scoring the candidates, from `TrainedModel.tensors`.
     pairs: (state, object) names, labels of the model or not; those that are candidates already are left out.
@@ -381,7 +381,7 @@ def with_added_compositions(
 
 
 def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
-    """A function that yields the named summands of the scores [B, C] of images, from an export's tensors."""
+    """A function from images to the summands of their scores [B, C] by name, computed from an export's tensors."""
 
     @torch.no_grad()
     def terms(inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
@@ -393,7 +393,7 @@ def portable_terms(tensors: Mapping[str, Tensor]) -> ScoreTerms:
 def with_rows(
     t: Mapping[str, Tensor], labels: LabelSpace, names: tuple[list[str], list[str]], added: np.ndarray, tower: TextTower
 ) -> dict[str, Tensor]:
-    """The tensors of an export, extended so that P more pairs are scored.
+    """Extend the tensors of an export so that they score P more pairs.
 
     names: all states and all objects: those of `labels`, then new ones.
     added: state and object of each further pair [P, 2], as indices into `names`.
@@ -450,7 +450,7 @@ def encode_prompts(
     path: str,
     names: Sequence[tuple[str | None, str | None]],
 ) -> Tensor:
-    """The unit text features [P, d] of P prompts `[context, state, object]`.
+    """Unit text features [P, d] of prompts, which consist of a context, a state and an object.
 
     The context and the names that the model knows have learned vectors, new names have token embeddings.
 
@@ -478,7 +478,7 @@ def _find(name: str, labels: Sequence[str]) -> int | None:
 
 
 def find_or_append(name: str, names: list[str]) -> int:
-    """The index of a name in `names`, where case, `.` and `_` do not matter; it is appended if absent."""
+    """Index of a name in `names`, ignoring case, `.` and `_`; a name that is not there is appended."""
     place = _find(name, names)
     if place is None:
         names.append(name)

@@ -53,7 +53,7 @@ NOTES = "<!-- Text below this line is kept when the model is written again. -->"
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts about a trained run for its model card, such as metrics, that its checkpoint lacks; empty where unknown."""
+    """What a model card tells about a run besides its checkpoint, such as metrics; empty where unknown."""
 
     name: str
     licence: str = "other"  # as the hub writes it: mit, apache-2.0, cc-by-4.0, ...
@@ -64,13 +64,13 @@ class RunFacts:
 
 
 def read_notes(card: Path) -> str:
-    """What the user wrote below the generated text of a model card; empty if there is no card."""
+    """The user's own text below the generated part of a model card; empty if there is no card."""
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return text.partition(NOTES)[2]
 
 
 def model_card(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str = "") -> str:
-    """The Markdown text of an export's model card, from its header and tensors, with the user's `notes`."""
+    """The Markdown text of a model card, made from an export's header and tensors, and the user's `notes`."""
     labels = fields["labels"]
     world = fields["world"]
     encoder = fields["encoder"]
@@ -163,13 +163,13 @@ FIELDS = ("pairs", "counts", "sums", "moment")
 
 
 def write_fit(folder: Path, record: Mapping[str, Any], model: Mapping[str, Tensor]) -> None:
-    """Write fit.json into the folder of a model, with the digest of the model's tensors."""
+    """Write `record` as fit.json into a model's folder, with the digest of the model's tensors."""
     write_json(folder / FIT, with_checksum({"format": FIT_FORMAT, **record, "model": tensor_digest(model)}))
 
 
 @as_usage_error()
 def read_fit(folder: Path) -> dict[str, Any]:
-    """The content of fit.json in a model's folder; `UsageError` if it is missing, changed or of another model."""
+    """Read fit.json in a model's folder; raises `UsageError` if it is missing, changed, or of another model."""
     path = folder / FIT
     try:
         record = dict(json.loads(path.read_text(encoding="utf-8")))
@@ -183,18 +183,21 @@ def read_fit(folder: Path) -> dict[str, Any]:
 
 
 def contents_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """The images that a model was fitted or updated with: sha256 of the file -> digest of the pixels."""
+    """The images that a model was fitted or updated with: sha256 of each file -> digest of its pixels."""
     return {file: pixels for part in (record, *record.get("updates", [])) for file, pixels in part["contents"].items()}
 
 
 def shared_contents(contents: Mapping[str, str], others: Mapping[str, str]) -> list[bool]:
-    """Whether each image (file's sha256 -> digest of its pixels) has the bytes or pixels of one of `others`."""
+    """For each image of `contents`, whether some image of `others` has the same bytes or the same pixels.
+
+    contents, others: for each image, the sha256 of its file -> the digest of its pixels.
+    """
     known = {*others, *others.values()}
     return [file in known or pixels in known for file, pixels in contents.items()]
 
 
 def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None]:
-    """The lock of a model's folder, which keeps `duplex update` and the end of `duplex fit` from each other's files.
+    """A context manager that locks a model's folder: only one `duplex update` or end of `duplex fit` writes to it.
 
     instead: what the user can do instead of waiting, for the message.
     """
@@ -203,7 +206,7 @@ def sole_model_writer(folder: Path, instead: str) -> AbstractContextManager[None
 
 
 def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
-    """Raise `UsageError` if the model at `folder` was updated with images that `contents` lacks."""
+    """Raise `UsageError` if the model at `folder` was updated with images that are not among `contents`."""
     try:
         updates = read_fit(folder).get("updates", [])
     except UsageError:  # not a model, or one that cannot be updated
@@ -216,7 +219,7 @@ def refuse_lost_updates(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str, Tensor]) -> None:
-    """Write statistics of the training features into a model's folder."""
+    """Write the statistics of the training features into a model's folder."""
     statistics = fitted.statistics
     fields = {
         "model": tensor_digest(model),
@@ -228,7 +231,7 @@ def write_statistics(folder: Path, fitted: FittedStatistics, model: Mapping[str,
 
 @as_usage_error()
 def read_statistics(folder: Path) -> FittedStatistics:
-    """The statistics of the training features in a model's folder.
+    """Read the statistics of the training features from a model's folder.
 
     Raises `UsageError` if there are none, or of another model, or the code of a plug-in encoder has changed since.
     """
@@ -266,12 +269,12 @@ def export(
     *,
     force: bool = False,
 ) -> None:
-    """Export a trained model to the folder `out`, whole or not at all.
+    """Export a trained model to the folder `out`, which appears complete or not at all.
 
     Raises `UsageError` if the model cannot be exported, has an encoder with random weights, or `out` exists.
 
     world: closed or open, the world whose candidates the exported model scores.
-    add_files: writes further files into the folder given to it; its second argument are the model's tensors.
+    add_files: function that writes further files; it gets the folder and the model's tensors.
     force: replace a model at `out`.
     """
     refuse_existing_model(out, force=force)
@@ -295,7 +298,7 @@ def export(
 def write_files(
     folder: Path, fields: Mapping[str, Any], tensors: Mapping[str, Tensor], facts: RunFacts, notes: str
 ) -> None:
-    """Write an export's model file, which names the folder's ONNX files, its model card and its numpy script."""
+    """Write an export's files: the model, which lists the ONNX files in the folder, model card, and numpy script."""
     files = {name: sha256(folder / name) for name in (TRAINED, TOWER) if (folder / name).is_file()}
     write_model(folder / MODEL, "export", {**fields, "files": files}, tensors)
     write_text(folder / README, model_card(fields, tensors, facts, notes))
@@ -305,7 +308,7 @@ def write_files(
 
 
 def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
-    """The tensors of an export: for scores, for probabilities of answers, and to detect unknown images."""
+    """The tensors of an export: for scores, for the probabilities of answers, and to detect unknown images."""
     tensors = trained.tensors(world)
     if tensors is None:
         raise UsageError(f"methods of kind {trained.kind!r} cannot be exported; choose another run")
@@ -318,7 +321,7 @@ def exported_tensors(trained: TrainedModel, world: World) -> dict[str, Tensor]:
 
 
 def refuse_existing_model(out: Path, *, force: bool) -> None:
-    """`refuse_existing` for a model's folder; even `force` deletes no files but a model's."""
+    """The same as `refuse_existing`, for a model's folder: even with `force`, only a model's files are replaced."""
     refuse_existing(out, force=force)
     others = sorted({path.name for path in out.iterdir()} - NAMES) if out.is_dir() else []
     if others:
@@ -326,7 +329,7 @@ def refuse_existing_model(out: Path, *, force: bool) -> None:
 
 
 def copy_export(folder: Path, out: Path, *, force: bool) -> bool:
-    """Copy an exported model with all its files, such as fit.json; False if `folder` is none, so nothing is copied."""
+    """Copy an exported model with all its files, such as fit.json; returns False if `folder` is no export."""
     if not all((folder / name).is_file() for name in (MODEL, README)):
         return False
     refuse_existing_model(out, force=force)
@@ -353,7 +356,7 @@ def upload(
 
 
 class OnnxScores(nn.Module):
-    """Scores [B, C] from features [B, d], as exported."""
+    """The part of an ONNX export that computes scores [B, C] from features [B, d]."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -365,7 +368,7 @@ class OnnxScores(nn.Module):
 
 
 class OnnxImageTower(nn.Module):
-    """Features [B, d] from pixels [B, 3, R, R] uint8 by the image tower with its fine-tuned blocks, as exported."""
+    """The part of an ONNX export that computes features [B, d] from pixels [B, 3, R, R] uint8: the image tower."""
 
     mean: Tensor
     std: Tensor
@@ -392,7 +395,7 @@ class OnnxImageTower(nn.Module):
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
-    """Write trained.onnx, which computes scores [B, C] from features [B, dim], from the tensors of an export."""
+    """Write trained.onnx from an export's tensors; it computes scores [B, C] from features [B, dim]."""
     _write_onnx(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", "scores")
 
 

@@ -98,14 +98,14 @@ OFFERS = {  # encoders with published weights, the most accurate first -> weight
 
 @dataclass(frozen=True)
 class EncoderChoice:
-    """An encoder and the reason why it was chosen."""
+    """A chosen encoder, and why it was chosen."""
 
     entry: EncoderParams
     reason: str
 
 
 def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) -> EncoderChoice:
-    """Choose the most accurate encoder that encodes the images in half an hour at most, or on a GPU in any time.
+    """Choose the most accurate encoder that encodes the images within half an hour, or on a GPU in any time.
 
     If none is fast enough, the fastest is taken. Weights on disk come first; without any, the small encoder that ships
     with the package is chosen if its vocabulary has all words of the labels, else the best whose weights can be
@@ -133,7 +133,7 @@ def choose_encoder(labels: LabelSpace, images: int, *, gpu: bool, cores: int) ->
 
 
 def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> EncoderChoice:
-    """An encoder that the user named; `UsageError` if it does not exist or lacks words of the labels."""
+    """The encoder that the user asked for; raises `UsageError` if it does not exist or lacks words of the labels."""
     if weights is None and name.startswith("ViT-"):
         weights = "openai"
     try:
@@ -147,13 +147,13 @@ def named_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encoder
 
 
 def check_words(name: str, texts: Sequence[str], advice: str = "choose another --encoder") -> None:
-    """Raise `UsageError` if an encoder of a fixed vocabulary lacks a word of `texts`; `advice` ends the message."""
+    """Raise `UsageError` if an encoder with a fixed vocabulary lacks a word of `texts`; `advice` ends the message."""
     if unknown := unknown_words(name, texts):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; {advice}")
 
 
 def prompt_words(labels: LabelSpace) -> Sequence[str]:
-    """The names of all states and objects as they are written in prompts."""
+    """The names of all states and objects, as prompts write them."""
     return [prompt_name(name) for name in (*labels.states, *labels.objects)]
 
 
@@ -164,7 +164,7 @@ DECODER = {"format": "duplex-pixels-2", "decoder": f"Pillow {PIL.__version__}"} 
 
 @dataclass(frozen=True)
 class LabelledFolder:
-    """Labelled images that a model is fitted to: a table without copies of images, with their split and digests."""
+    """A data set to fit a model to: labelled images without copies, with their split and digests."""
 
     root: Path  # folder that image paths start from
     manifest: pd.DataFrame  # image, state, object, split
@@ -227,7 +227,7 @@ def read_labelled_folder(
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:
-    """Digests of pixels in a cache folder, by the file's sha256; none if damaged or by another Pillow."""
+    """Read digests of pixels from a cache folder, by the file's sha256; none if damaged or of another Pillow."""
     try:
         record = json.loads((cache / PIXELS).read_text(encoding="utf-8"))
         pixels: dict[str, str] = record["pixels"]
@@ -245,7 +245,7 @@ def save_pixel_digests(cache: Path, pixels: Mapping[str, str]) -> None:
 def distinct_images(
     description: SourceOptions, source: Path, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> DistinctImages:
-    """The labelled images of a folder or table without copies, and notes on files and images left out.
+    """Read the labelled images of a folder or table without copies; also returns notes on what was left out.
 
     Files are copies if their bytes or their pixels are equal. Images whose copies have another label are all left out;
     more than one in a hundred raise `UsageError`.
@@ -299,7 +299,7 @@ def _contradicted(frame: pd.DataFrame, contents: pd.Series, source: Path) -> pd.
 
 
 def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
-    """Pass lines of text on a data set to the function `say`."""
+    """Tell the user about a data set, by lines of text that are passed to the function `say`."""
     labels = data.labels
     pairs = data.manifest[["state", "object"]].drop_duplicates()
     counts = data.manifest["split"].value_counts()
@@ -324,7 +324,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class EncodedFolder:
-    """Labelled images with features, of which some may have none."""
+    """Labelled images and their features; a few images may have none."""
 
     data: Data
     block_inputs: int  # number of the image tower's last blocks whose inputs are cached
@@ -339,7 +339,7 @@ class EncodedFolder:
 
 @dataclass(frozen=True)
 class FolderRecipes:
-    """Training recipes that `duplex fit` tries on a folder of labelled images."""
+    """The training recipes that `duplex fit` tries on a data set."""
 
     data: LabelledFolder
     choice: EncoderChoice
@@ -365,12 +365,12 @@ class FolderRecipes:
 
     @property
     def world(self) -> World:
-        """World that the model answers in: open (all state-object pairs) with up to 32,768 pairs, else closed."""
+        """The world that the model answers in: open with up to 32,768 state-object pairs, else closed."""
         return "open" if self.data.labels.size <= LARGEST_OPEN else "closed"
 
     @cached_property
     def encoded(self) -> EncodedFolder:
-        """The data set, split into train, val and test, with features; reading this encodes images not in the cache."""
+        """The data set with features, split into train, val and test; images that are not in the cache are encoded."""
         data, entry = self.data, self.choice.entry
         room = finetunable_blocks(self.tower, len(data.manifest), user_cache())
         self.say(
@@ -398,7 +398,7 @@ class FolderRecipes:
 
     @cached_property
     def trials(self) -> Trials:
-        """Store of the trainings to choose from, in a folder named by a digest of labels, features, code and device."""
+        """Store of the trainings, in a folder named by a digest of labels, features, code and device."""
         kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, PROMPTS)]
         is_gpu = self.device.type == "cuda"
         key = {
@@ -416,7 +416,7 @@ class FolderRecipes:
         return listed_answers(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
 
     def levels(self, began: float) -> Iterator[list[Trial]]:
-        """Yield lists of recipes of equal cost: nothing trained, prompts, and blocks as far as the time limit allows.
+        """Yield lists of recipes of equal cost: nothing trained, prompts, then blocks as far as the time limit allows.
 
         began: `time.monotonic()` at which the time for training began.
         """
@@ -461,11 +461,11 @@ class FolderRecipes:
         return replace(cost, inputs=max(0.0, cached.forward - cost.forward))
 
     def final_files(self, recipe: Trial) -> RunPaths:
-        """The files of the final training, on all labelled images, with the settings `recipe`."""
+        """Paths of the final training's files; it has the settings of `recipe` and uses all labelled images."""
         return RunPaths(self.trials.files(recipe).root / "all")
 
     def all_images(self, recipe: Trial) -> RunInputs:
-        """The data of the final training: every image is in the training split."""
+        """The data of the final training, in which every image is a training image."""
         manifest = self.data.manifest.assign(split="train")
         return replace(self.encoded.data, manifest=manifest, labels=labels_of(manifest)).read(recipe.spec.request)
 
@@ -541,12 +541,12 @@ def fit_folder(
 
 
 def cache_beside(out: Path) -> Path:
-    """`MODEL.cache`, the folder beside a model's folder for what the fit has trained."""
+    """`MODEL.cache`, the folder beside a model's folder that stores what the fit has trained."""
     return out.with_name(f"{out.name}.cache")
 
 
 def page_file(out: Path) -> Path:
-    """The HTML page about the data set, beside the model's folder."""
+    """Path of the HTML page about the data set, beside the model's folder."""
     return out.with_name(f"{out.name}-page.html")
 
 

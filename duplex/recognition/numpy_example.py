@@ -18,13 +18,13 @@ SHORTEST = 1e-12  # length of a feature below which `unit` does not make it a un
 
 
 def scores(t: Any, features: Any) -> Any:
-    """Scores [B, C] of C compositions for image features [B, d], from the model's named tensors `t`."""
+    """Compute scores [B, C] from image features [B, d] and the model's named tensors `t`."""
     x = unit(np.asarray(features, np.float32), np)
     return sum(term for _, term in score_terms(t, x, np))
 
 
 def digest(t: Any) -> str:
-    """The sha256 of tensors' names, types, shapes and values, as the header stores it."""
+    """The sha256 of tensors: of their names, types, shapes and values; the header stores it."""
     sha256 = hashlib.sha256()
     for name in sorted(t):
         sha256.update(f"{name} torch.{t[name].dtype} {t[name].shape}\n".encode())
@@ -33,7 +33,7 @@ def digest(t: Any) -> str:
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """The tensors and the header of an export; exits with an error if either was changed."""
+    """Read the tensors and the header of an export; exits with an error if either was changed."""
     path = folder / "model.safetensors"
     try:
         with safe_open(path, "np") as file:
@@ -49,7 +49,7 @@ def load_model(folder: Path) -> tuple[Any, Any]:
 
 
 def require_exported(path: Path, header: Any) -> Path:
-    """`path`, a file of an export; exits with an error unless its sha256 is that in the header."""
+    """Return `path`, a file of an export; exits with an error unless its sha256 is the one in the header."""
     expected = header["files"].get(path.name)
     if expected is None or not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != expected:
         sys.exit(f"{Path(sys.argv[0]).name}: {path} is missing, damaged or of another model; export the run again")
@@ -57,7 +57,7 @@ def require_exported(path: Path, header: Any) -> Path:
 
 
 def read_features(path: str, width: int) -> Any:
-    """The features [B, width] in a NumPy file as float32; exits with an error if it holds anything else."""
+    """Read features [B, width] from a NumPy file as float32; exits with an error if it holds anything else."""
     try:
         array = np.load(path)
     except Exception as error:  # numpy raises almost anything for bytes that are no array

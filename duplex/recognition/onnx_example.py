@@ -22,7 +22,7 @@ RESIZE = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILI
 
 
 def resize_and_crop(image: Any, preprocess: Any) -> Any:
-    """The encoder's input for an RGB image, uint8 [3, R, R]: shorter side resized to R, centre cropped.
+    """Turn an RGB image into the encoder's input [3, R, R] uint8: resize the shorter side to R, crop the centre.
 
     preprocess: the encoder's preprocessing, with `size` (R) and `interpolation`.
     """
@@ -36,7 +36,7 @@ def resize_and_crop(image: Any, preprocess: Any) -> Any:
 
 
 def to_rgb(image: Any) -> Any:
-    """Convert an image to RGB; raise ValueError for pixels wider than 16 bits.
+    """Convert an image to RGB; raises ValueError for pixels of more than 16 bits.
 
     Sixteen-bit grey is scaled first: Pillow would clip it to white.
     """
@@ -51,7 +51,7 @@ def to_rgb(image: Any) -> Any:
 
 
 def open_image(name: str) -> Any:
-    """An image file as upright RGB; exits with an error if it cannot be read or is too large."""
+    """Open an image file as upright RGB; exits with an error if it cannot be read or is too large."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata

@@ -252,7 +252,7 @@ class Recognizer:
 
     @initial_modes()
     def candidates(self, world: World | None = None) -> Candidates:
-        """The compositions of a `world` that answers are chosen from, with the function that scores them."""
+        """The compositions that answers in a `world` are chosen from, with the function that scores them."""
         if not self.worlds:
             raise UsageError(f"{self.trained.where} was calibrated for no world; train again")
         world = self.worlds[0] if world is None else world
@@ -295,7 +295,7 @@ class Recognizer:
             yield self.encode([self.encoder.image_transform(image) for image in opened])
 
     def encode(self, pixels: Sequence[Tensor]) -> Inputs:
-        """Encode images: what the model needs of each, such as `{"cls": features [B, d]}`.
+        """Compute the model's inputs for images, such as `{"cls": features [B, d]}`.
 
         pixels: an array [3, R, R] of uint8 per image, as the encoder's `image_transform` returns it.
         """
@@ -306,7 +306,7 @@ class Recognizer:
         return {"outputs": self.trained.outputs, "batch_multiple": self._batch_multiple}
 
     def check_cache(self, features: Features) -> None:
-        """Raise `UsageError` if features read from a cache were not computed by the model's encoder."""
+        """Raise `UsageError` unless `features`, read from a cache, were computed by the model's encoder."""
         record = self.trained.backbone.record
         expect = {key: record[key] for key in features.identity if key in record and key not in LIBRARIES}
         try:
@@ -316,7 +316,7 @@ class Recognizer:
 
 
 def encode(encoder: Encoder, pixels: Tensor, *, outputs: OutputSpec, batch_multiple: int = BATCH_MULTIPLE) -> Inputs:
-    """Images as a model's inputs, as a feature cache would hold them; `UsageError` for one without finite features.
+    """Encode images to a model's inputs, equal to those in a feature cache; `UsageError` for non-finite features.
 
     pixels: preprocessed images [B, 3, R, R] uint8.
     batch_multiple: batches are padded with blank images to a multiple of this number.
@@ -339,7 +339,7 @@ def encode_files(
     outputs: OutputSpec,
     batch_multiple: int = BATCH_MULTIPLE,
 ) -> Iterator[tuple[NDArray[np.uint8], Inputs]]:
-    """Status codes [B] (encoded, or why unreadable) and a model's inputs per batch of files."""
+    """Encode image files in batches; yields the files' status codes [B] (encoded, or why not) and a model's inputs."""
     blocks = split_rows(range(len(paths)), batch_size)
     images = ImageRows([str(path) for path in paths], Path(), encoder.image_transform)
     workers = min(decoding_workers(num_workers), max(0, len(blocks) - 1))  # a process takes longer than one block
@@ -352,7 +352,7 @@ def encode_files(
 
 
 def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
-    """Encoder outputs as tensors in the types of training: CLS features in float32, tokens in float16."""
+    """Encoder outputs as tensors of the types used in training: CLS features in float32, tokens in float16."""
     values = {name: value for name, value in values.items() if name != CONTENTS}
     if CODES in values:
         others = {name: value for name, value in values.items() if name not in (CODES, SCALES)}
@@ -364,7 +364,7 @@ def as_inputs(values: dict[str, NDArray[Any]], device: Any) -> Inputs:
 
 
 def as_features(images: Any, dim: int) -> NDArray[np.float32] | None:
-    """`images` as an array [B, dim] if they are features, which floats are; None for images, which uint8 arrays are."""
+    """`images` as an array [B, dim] if they are floats, that is, features; None if they are images (uint8)."""
     if isinstance(images, Features):
         if images.bad.any():
             raise UsageError(f"{images.path} has rows of unreadable images; omit them: features.cls[~features.bad]")
@@ -413,9 +413,9 @@ def open_image(image: ImageLike) -> Image.Image:
 
 
 def list_images(names: Iterable[str], stdin: TextIO, log: Callable[[str], None] = lambda line: None) -> list[Path]:
-    """The files that `names` (files, folders, patterns, `-`) stand for, each once, in order, a folder's sorted.
+    """The files meant by `names` (files, folders, patterns, `-` for stdin), each once, in order; folders sorted.
 
-    `log` is called with the number of files in folders that were skipped, if any.
+    log: called with the number of files in folders that were skipped, if any.
     """
     paths: dict[Path, None] = {}
     skipped: Counter[str] = Counter()

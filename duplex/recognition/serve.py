@@ -72,7 +72,7 @@ WaitingImage = tuple[ImageRequest, asyncio.Future[Reply]]
 def image_workers(
     load: Callable[[], Recognizer], count: int, *, world: World | None, max_pixels: int, threads: int
 ) -> Iterator[list[WorkerProcess]]:
-    """Worker processes that have loaded their models; they are killed at the end of the block.
+    """Context manager that yields worker processes with loaded models; they are killed at the end.
 
     load: returns the recognizer; it is pickled and called in each worker.
     threads: number of torch threads per worker.
@@ -98,7 +98,7 @@ def worker_died(worker: WorkerProcess) -> ProcessFailed:
 
 
 class BatchRecognizer:
-    """Recognises batches of images; created in the worker process."""
+    """Recognises batches of images; an object of this class lives in each worker process."""
 
     def __init__(self, load: Callable[[], Recognizer], world: World | None, max_pixels: int, threads: int) -> None:
         torch.set_num_threads(threads)
@@ -108,7 +108,7 @@ class BatchRecognizer:
         self._transform = self._recognizer.encoder.image_transform
 
     def __call__(self, batch: Sequence[ImageRequest]) -> list[Reply | Failure]:
-        """One reply per image, in order, or an error message. A batch that fails is recognised image by image."""
+        """One reply or error message per image, in order; if a batch fails, its images are tried one by one."""
         try:
             return [*self._answer(batch)]
         except Exception as error:
@@ -143,7 +143,7 @@ class BatchRecognizer:
 
 
 class Batcher:
-    """Queue of images from which each free worker gets a batch; `await batcher.answer(request)` answers one image.
+    """Queue of images that gives each free worker a batch; `await batcher.answer(request)` answers one image.
 
     A batch is an even share: the number of images in progress divided by the number of workers. A free worker waits
     until its share has arrived, `wait` seconds at most. Clients that get their answers together send their next images
@@ -167,7 +167,7 @@ class Batcher:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Send batches to the workers; at the end of the block, wait for all images in progress."""
+        """Context manager that sends batches to the workers; at its end, it waits for all images in progress."""
         tasks = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
         yield
         if self._in_progress:
@@ -248,7 +248,7 @@ async def _ask(worker: WorkerProcess, batch: Sequence[ImageRequest]) -> list[Rep
 
 
 class ServerMetrics(Collector):
-    """Prometheus metrics of one server, in a registry of its own."""
+    """One server's metrics for Prometheus, in a registry of its own."""
 
     def __init__(self, batcher: Batcher, workers: Sequence[WorkerProcess]) -> None:
         self.registry = CollectorRegistry()
@@ -272,7 +272,7 @@ class ServerMetrics(Collector):
         return generate_latest(self.registry).decode()
 
     def count_requests(self, app: Any) -> Any:
-        """Wrap an ASGI application so that each request and its status are counted."""
+        """Wrap an ASGI application so that each request is counted by its status."""
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] != "http":
@@ -315,7 +315,7 @@ def application(
     neighbours: Neighbours | None,
     world: World | None,
 ) -> Any:
-    """The server as an ASGI application.
+    """Make the server's ASGI application.
 
     workers: running processes, each with the same model, that recognise the images.
     neighbours: training images to search for similar ones; None: requests for similar images are ignored.
@@ -335,7 +335,7 @@ def application(
 
     @app.post("/predict", openapi_extra=UPLOAD, summary="Recognise the compositions in images")
     async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> JSONResponse:
-        """One answer per image of the uploaded form, in order."""
+        """One answer per image in the uploaded form, in order."""
         if batcher.full:
             raise HTTPException(429, "too many images are waiting; try again")
         try:

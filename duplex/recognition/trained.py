@@ -54,7 +54,7 @@ from duplex.training.scoring import PREFIX, Calibration, NoveltyDetector, feasib
 
 @dataclass
 class Backbone:
-    """The frozen encoder of a trained model; its image and text towers are loaded at first use."""
+    """The frozen encoder of a trained model, whose image and text towers are loaded when first used."""
 
     record: Mapping[str, str]  # identity, name and precisions of the encoder, as in the checkpoint
     device: str
@@ -65,7 +65,7 @@ class Backbone:
             raise UsageError(f"the model's encoder has the width {shown(self.record['dim'])}; train or export it again")
 
     def tower(self, which: str) -> Encoder:
-        """The encoder with its "image" or "text" tower loaded; raises `UsageError` if it is not the one of training.
+        """The encoder with its "image" or "text" tower; raises `UsageError` if it is not the encoder of training.
 
         Both towers are loaded together if they have the same precision, since one file holds the weights of both.
         """
@@ -97,7 +97,7 @@ def code_changed(record: Mapping[str, str]) -> bool:
 
 
 class TrainedModel(ABC):
-    """Base class of trained models, which score candidate compositions and hold labels, encoder and calibration."""
+    """Base class of trained models: they score candidates and hold labels, encoder and calibration."""
 
     where: str  # path of the model, for messages
     kind: str  # kind of the method
@@ -112,31 +112,31 @@ class TrainedModel(ABC):
 
     @property
     def outputs(self) -> OutputSpec:
-        """What is needed of images besides CLS features: patch tokens, inputs of the last blocks, pixels."""
+        """The encoder outputs that the model needs besides CLS features: patch tokens, block inputs, pixels."""
         return OutputSpec.of_record(self.backbone.record, "patch" in self.needs, self.has_finetuned_blocks)
 
     @property
     def has_finetuned_blocks(self) -> bool:
-        """Whether the model has fine-tuned blocks of the image tower, whose inputs it then needs as well."""
+        """Whether the model has fine-tuned blocks of the image tower, and so needs block inputs, too."""
         return self.finetuned is not None
 
     @abstractmethod
     def candidates(self, world: World) -> Candidates:
-        """The compositions that answers in a world are chosen from, with their scorer."""
+        """The compositions that answers in a world are chosen from, with the function that scores them."""
 
     @abstractmethod
     def tensors(self, world: World) -> dict[str, Tensor] | None:
-        """The tensors that an export needs to compute scores; None if the method cannot be exported."""
+        """The tensors from which an export computes scores; None if the method cannot be exported."""
 
     def on_finetuned_features(self, candidates: Candidates) -> Candidates:
-        """`candidates`, scored on features of the fine-tuned blocks, if there are any."""
+        """The candidates, changed to be scored on features of the fine-tuned blocks, if there are any."""
         if self.finetuned is None:
             return candidates
         terms = None if candidates.terms is None else with_finetuned_features(candidates.terms, self.finetuned)
         return replace(candidates, scorer=with_finetuned_features(candidates.scorer, self.finetuned), terms=terms)
 
     def calibration_of(self, world: str) -> Calibration:
-        """The calibration for a world; `UsageError` if the model was not trained for it."""
+        """The calibration for a world; raises `UsageError` if the model was not trained for it."""
         if world not in self.calibration:
             known = ", ".join(self.calibration) or "none"
             raise UsageError(f"{self.where} was not trained for the {world} world; its worlds: {known}")
@@ -144,10 +144,10 @@ class TrainedModel(ABC):
 
 
 class TrainedRun(TrainedModel):
-    """A trained model that is loaded from the checkpoint of a run."""
+    """A trained model, loaded from a run's checkpoint."""
 
     def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
-        """Load a checkpoint; `words` is the GloVe-format file that training read, if it read one."""
+        """Load a checkpoint; `words`: the GloVe-format file that training read, if it read one."""
         checkpoint = read_checkpoint(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:
@@ -187,7 +187,7 @@ class TrainedRun(TrainedModel):
 
     @cached_property
     def words(self) -> PrimitiveVectors:
-        """Word vectors of states and objects as in training, from the same file or the text tower."""
+        """Word vectors of states and objects as in training: from the same file, or from the text tower."""
         file, labels = self._words_file, self.labels
         digest = None if file is None else sha256(file)
         if digest != self.record.encoder.get(WORD_VECTORS):
@@ -216,7 +216,7 @@ class TrainedRun(TrainedModel):
 
 
 class ExportedModel(TrainedModel):
-    """Trained model in a folder of `duplex export`: tensors that score the candidates of one world, closed or open."""
+    """A trained model in a folder of `duplex export`: tensors that score one world's candidates."""
 
     def __init__(self, header: ModelHeader, tensors: Mapping[str, Tensor], device: torch.device):
         fields = header.fields
@@ -259,7 +259,7 @@ CANDIDATE_TYPES = {"state_of": torch.int64, "object_of": torch.int64, "seen": to
 
 
 def check_tensors(tensors: Mapping[str, Tensor], labels: LabelSpace, dim: int) -> None:
-    """Raise `ValueError` if the tensors of an export cannot score features of width `dim`, or score them as NaN."""
+    """Raise `ValueError` if an export's tensors cannot score features of width `dim`, or give NaN as scores."""
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and (tensor.isnan() if name == "log_prior" else ~tensor.isfinite()).any():
             raise ValueError(f"{name} has NaN or infinity")
@@ -323,7 +323,7 @@ def _open_export(folder: Path, device: torch.device) -> ExportedModel:
 
 
 def download(name: str, **settings: Any) -> Path:
-    """A local folder with the export in the Hugging Face repository `name`, downloaded unless it is cached.
+    """Download the export in the Hugging Face repository `name`, unless it is cached; returns its local folder.
 
     settings: arguments of `huggingface_hub.snapshot_download`.
     """
@@ -336,5 +336,5 @@ def download(name: str, **settings: Any) -> Path:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an exception's message, at most 200 characters."""
+    """First line of an exception's message, cut after 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -64,7 +64,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class NewImages:
-    """Labelled images to add to a fitted model, with the features that the model computes for them."""
+    """Labelled images to add to a fitted model, with the features that the model's encoder computes."""
 
     rows: pd.DataFrame  # image, state, object
     contents: dict[str, str]  # sha256 of each row's file, with the digest of its pixels
@@ -75,7 +75,7 @@ class NewImages:
 
 @dataclass(frozen=True)
 class UpdatedModel:
-    """A model's labels, tensors and feature statistics after an update."""
+    """What an update changes in a model: labels, tensors and feature statistics."""
 
     labels: LabelSpace
     tensors: dict[str, Tensor]
@@ -91,7 +91,7 @@ def update_model(
     say: Say = print,
     force: bool = False,
 ) -> Path:
-    """Write a copy of a fitted model to the folder `out` with further labelled images added; return `out`.
+    """Copy a fitted model to the folder `out` and add labelled images to the copy; returns `out`.
 
     model: folder that `duplex fit` or `duplex update` wrote; `out` may be the same folder.
     source: a folder `state/object/*.jpg`, or a table with the columns image, state and object.
@@ -132,7 +132,7 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
 
 
 def read_images(recognizer: Recognizer, source: Path, images: Path | None, record: Mapping[str, Any]) -> NewImages:
-    """Read and encode the labelled images that a model is updated with.
+    """Read and encode the labelled images to add to a model.
 
     Raises `UsageError` for unreadable images and for those in the model already (by `record`, its fit.json);
     `DuplexError` for images that change meanwhile.
@@ -176,7 +176,7 @@ def _encoded(recognizer: Recognizer, paths: list[Path]) -> Inputs:
 def updated_model(
     trained: ExportedModel, stored: Mapping[str, Tensor], fitted: FittedStatistics, new: NewImages
 ) -> UpdatedModel:
-    """The labels, tensors and statistics of a model after adding images."""
+    """Compute a model's labels, tensors and statistics after images are added."""
     labels, rows = trained.labels, new.rows
     world = next(iter(trained.calibration))
     states, objects = list(labels.states), list(labels.objects)
@@ -217,9 +217,9 @@ def refitted_closed_form(
     candidates: np.ndarray,
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The tensors to export of the closed form, fitted again: visual prototypes of `candidates`, posteriors of words.
+    """Fit the closed form again; returns its exported tensors, among them visual prototypes of `candidates`.
 
-    The posteriors only if `tensors`, those exported so far, have them.
+    Posteriors of states and objects are included only if `tensors`, those exported so far, have them.
     """
     words = None
     if fitted.settings.interactions != 0:
@@ -264,7 +264,7 @@ def write_update(
 
 
 def describe_changes(before: LabelSpace, after: LabelSpace, rows: pd.DataFrame) -> list[str]:
-    """Text lines on an update: images added, two counts of pairs with images (now, before), new pairs, words."""
+    """Lines of text on an update: images added, two counts of pairs with images (now, before), new pairs, words."""
     known = set(before.names(before.pairs["train"]))
     pairs = [name for name in after.names(after.pairs["train"]) if name not in known]
     lines = [f"{len(rows)} images added; {len(after.pairs['train'])} pairs have images now, {len(known)} had before"]
