@@ -20,7 +20,7 @@ RESERVED = (
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """The folder of a run's training log, not in `artifacts/`, where DVC finds no logs; `log`: such as `dvclive`."""
+    """Folder of a run's training log; it is not in `artifacts/`, where DVC finds no logs. `log`: such as `dvclive`."""
     return Path(log) / dataset / method / str(seed)
 
 
@@ -44,7 +44,7 @@ class RunPaths:
 
 
 class ArtifactPaths:
-    """Paths of the DVC pipeline's output files, in the folder `artifacts/`."""
+    """Paths of all files that the DVC pipeline writes, in the folder `artifacts/`."""
 
     root = Path("artifacts")
 
@@ -60,7 +60,7 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
-        """The same files, with the report of `duplex reproduce` in a folder of its own, where rows are ablations."""
+        """The same paths, but with the report of `duplex reproduce` in its own folder; its rows count as ablations."""
         paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"
@@ -88,20 +88,20 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
-        """A file with the size of the feature cache, and the images that could not be read."""
+        """Path of a file with the size of the feature cache and the images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
     def trained(self, dataset: str, method: str, seed: int) -> Path:
-        """A file with the digest of a run's checkpoint, on which DVC's stages of products depend."""
+        """Path of a file with the digest of a run's checkpoint, on which DVC's stages of products depend."""
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """A folder with hashes of a data set's files and the name of the run that the report's examples use."""
+        """Path of a folder with hashes of a data set's files and the name of the run in the report's examples."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:
-        """A table with t-SNE coordinates of test images and prototypes."""
+        """Path of a table with t-SNE coordinates of test images and prototypes."""
         return self.root / "maps" / f"{dataset}.csv"

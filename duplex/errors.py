@@ -8,20 +8,20 @@ DISTRIBUTION = "duplex-czsl"  # in package indexes, where the name `duplex` belo
 
 
 class DuplexError(Exception):
-    """Error that a user can fix; its message names the file or value, and the command that fixes it."""
+    """Raised for an error that a user can fix; the message names the file or value, and says what to do."""
 
     exit_code = 1
 
 
 class UsageError(DuplexError):
-    """Error for an invalid request, such as an unknown key, name or option; its message lists what is allowed."""
+    """Raised for an invalid request, such as an unknown key, name or option; the message lists what is allowed."""
 
     exit_code = 2
 
 
 @contextmanager
 def as_usage_error() -> Iterator[None]:
-    """Raise every `DuplexError` of the block as a `UsageError`: the user named what turns out wrong."""
+    """Context manager or decorator: raise each `DuplexError` as a `UsageError`, where the user named what is wrong."""
     try:
         yield
     except DuplexError as error:
@@ -54,12 +54,12 @@ def require_whole(value: object, noun: str, low: int = 1, high: int | None = Non
 
 
 def shown(value: object) -> str:
-    """`repr(value)` on one line, cut after 80 characters, for error messages."""
+    """`repr(value)` on one line for error messages, cut after 80 characters."""
     return f"{' '.join(repr(value).split()):.80}"
 
 
 def require(value: str, allowed: Iterable[object], noun: str) -> str:
-    """`value` if it is among `allowed`; otherwise raises `UsageError`. `noun` names the value in the message."""
+    """`value` if it is one of `allowed`; otherwise raises `UsageError`. `noun` names the value in the message."""
     names = [str(name) for name in allowed]
     if value not in names:
         raise UsageError(f"unknown {noun} {value!r}; known: {', '.join(names)}")

@@ -30,11 +30,11 @@ Bools = NDArray[np.bool_]
 
 
 class UnknownLabel(DuplexError):
-    """A name that is neither a state nor an object of a data set."""
+    """Raised for a name that is neither a state nor an object of a data set."""
 
 
 def prompt_name(label: str) -> str:
-    """A state's or object's name as written in prompts: `Faux.Fur` -> `faux fur`."""
+    """A state's or object's name as prompts write it: `Faux.Fur` -> `faux fur`."""
     return " ".join(label.replace(".", " ").replace("_", " ").lower().split())
 
 
@@ -76,7 +76,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """The label space of all names in `pairs`, sorted: split (train, val, test) -> its (state, object) names."""
+        """Make a label space from `pairs`, (state, object) names by split (train, val, test); names are sorted."""
         listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
@@ -90,15 +90,15 @@ class LabelSpace:
         return len(self.states) * len(self.objects)
 
     def state_of(self, compositions: ArrayLike) -> Ints:
-        """The index of the state of each of the `compositions`."""
+        """The index of the state of each composition in `compositions`."""
         return checked_numbers(compositions, self.size, "compositions") // len(self.objects)
 
     def object_of(self, compositions: ArrayLike) -> Ints:
-        """The index of the object of each of the `compositions`."""
+        """The index of the object of each composition in `compositions`."""
         return checked_numbers(compositions, self.size, "compositions") % len(self.objects)
 
     def composition(self, states: ArrayLike, objects: ArrayLike) -> Ints:
-        """The numbers `m N + n` of compositions of the `states` m and the `objects` n; N: number of objects."""
+        """The number of each composition, `m N + n`, from the indices m in `states` and n in `objects`."""
         m = checked_numbers(states, len(self.states), "states")
         n = checked_numbers(objects, len(self.objects), "objects")
         try:
@@ -107,19 +107,19 @@ class LabelSpace:
             raise UsageError(f"states has the shape {m.shape} and objects {n.shape}; expected equal shapes") from None
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """The numbers [n] of compositions, from the names of their `states` and `objects`, lists of length n."""
+        """The number of each composition [n], from the names in `states` and `objects`, lists of length n."""
         m, n = _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
         if len(m) != len(n):
             raise UsageError(f"there are {len(m)} states and {len(n)} objects; expected one of each per composition")
         return m * len(self.objects) + n
 
     def name(self, composition: int) -> str:
-        """The name of a `composition` as prompts and lists write it, such as `striped heart`."""
+        """The name of a `composition` in prompts and lists, such as `striped heart`."""
         m, n = divmod(require_whole(composition, "composition", 0, self.size - 1), len(self.objects))
         return f"{prompt_name(self.states[m])} {prompt_name(self.objects[n])}"
 
     def names(self, compositions: ArrayLike) -> list[str]:
-        """The names of `compositions` [C] as prompts and lists write them, such as `striped heart`."""
+        """The names of `compositions` [C] in prompts and lists, such as `striped heart`."""
         listed = checked_numbers(compositions, self.size, "compositions")
         if listed.ndim != 1:
             raise UsageError(f"compositions has the shape {listed.shape}; expected one dimension")
@@ -130,13 +130,13 @@ class LabelSpace:
 
     @property
     def seen(self) -> Bools:
-        """Mask [M*N] over all compositions: whether a composition is seen, that is, has training images."""
+        """Mask [M*N] of the seen compositions, those with training images."""
         mask = np.zeros(self.size, dtype=bool)
         mask[self.pairs["train"]] = True
         return mask
 
     def is_seen(self, compositions: ArrayLike) -> Bools:
-        """A mask [C]: whether each of the `compositions` [C] is seen, that is, has training images."""
+        """Mask [C]: whether each of the `compositions` [C] is seen, that is, has training images."""
         return contains_sorted(self.pairs["train"], checked_numbers(compositions, self.size, "compositions"))
 
     def candidates(self, world: str, split: str) -> Ints:
@@ -165,7 +165,7 @@ class LabelSpace:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> LabelSpace:
-        """The label space of `record`, a result of `to_dict`; raises TypeError for values of wrong type."""
+        """Make the label space that `to_dict` turned into `record`; raises TypeError for values of wrong types."""
         for kind in ("states", "objects"):
             if not (isinstance(record[kind], list) and all(isinstance(name, str) for name in record[kind])):
                 raise TypeError(f"its entry {kind} is not a list of names")
@@ -202,7 +202,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
-    """`values` as int64; raises `UsageError` unless they are whole numbers from 0 to `size - 1`, for a mask, too."""
+    """`values` as int64; raises `UsageError`, also for a mask, unless they are whole numbers from 0 to `size - 1`."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # rows of different lengths, or a tensor on a GPU
@@ -220,7 +220,7 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """The compositions to choose from: the sorted compositions `listed`, or all `size` compositions if it is None."""
+    """The compositions to choose from: those in the sorted array `listed`, or if it is None all `size` of them."""
 
     size: int
     listed: Ints | None
@@ -237,20 +237,20 @@ class CandidateSet:
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
     def at(self, positions: Ints) -> Ints:
-        """The compositions at `positions` in the sorted list of candidates."""
+        """The candidates at `positions` in their sorted list."""
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:
-        """A mask [n]: whether each of the `compositions` [n] is a candidate."""
+        """Mask [n]: whether each of the `compositions` [n] is a candidate."""
         return np.ones_like(compositions, bool) if self.listed is None else contains_sorted(self.listed, compositions)
 
     def positions(self, compositions: Ints) -> Ints:
-        """The positions of `compositions` in the sorted list of candidates; each must be a candidate."""
+        """Position of each of the `compositions` in the sorted list of candidates; all must be candidates."""
         return compositions if self.listed is None else np.searchsorted(self.listed, compositions)
 
 
 def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
-    """A mask [n]: whether each of the `compositions` [n] occurs in the sorted array `listed`."""
+    """Mask [n]: whether each of the `compositions` [n] is in the sorted array `listed`."""
     if not len(listed):
         return np.zeros(compositions.shape, dtype=bool)
     return np.asarray(listed[np.searchsorted(listed, compositions).clip(max=len(listed) - 1)] == compositions)
@@ -258,7 +258,7 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """Every composition's frequency group, an index into `GROUPS`; only those of seen ones are stored."""
+    """The frequency group of every composition, as an index into `GROUPS`; only those of seen ones are stored."""
 
     size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted
@@ -272,14 +272,14 @@ class FrequencyGroups:
 
     @property
     def sizes(self) -> Ints:
-        """Number of compositions in each frequency group."""
+        """How many compositions each frequency group has."""
         sizes = np.bincount(self.group, minlength=len(GROUPS))
         sizes[GROUPS.index("unseen")] += self.size - len(self.seen)
         return sizes
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """The frequency groups of `size` compositions, from the composition of each training image.
+    """Sort `size` compositions into frequency groups; `train`: the composition of each training image.
 
     Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (appendix of the
     Duplex paper). Of compositions with equal counts, the one with the lower number is ranked first.

@@ -49,7 +49,7 @@ Template = Annotated[str, AfterValidator(_has_words)]  # words before the names 
 
 
 class OptionError(UsageError, ValueError):
-    """Error for a wrong option; `key` is its name, None if several options contradict each other.
+    """Raised for a wrong option; `key` is the option's name, None if several options contradict each other.
 
     It is a ValueError so that pydantic adds the option's place in the file to the message.
     """
@@ -62,7 +62,7 @@ class OptionError(UsageError, ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """Base of frozen dataclasses whose fields are checked by their type annotations, then by the method `rules`."""
+    """Base class of options: a frozen dataclass that checks its fields by their types, then by the method `rules`."""
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
@@ -83,12 +83,12 @@ class Options:
                 raise OptionError(message)
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        """Yield pairs (condition that must hold, error message) for options that depend on each other."""
+        """Yield each condition between options that must hold, with the error message for the case that it does not."""
         return ()
 
     @classmethod
     def describe_types(cls) -> dict[str, str]:
-        """Each option's allowed values as a user writes them, such as `learned | fixed`; `group.option` in a group."""
+        """Allowed values of each option as a user writes them, such as `learned | fixed`; in groups: `group.option`."""
         described: dict[str, str] = {}
         for name, hint in ((field.name, get_type_hints(cls)[field.name]) for field in fields(cls)):
             group = _group(hint)
@@ -102,7 +102,7 @@ class Options:
 
     @classmethod
     def from_dict(cls: type[OptionsType], record: Mapping[str, Any]) -> OptionsType:
-        """Options from `record`, a mapping read from a file; raises OptionError for unknown or missing keys."""
+        """Make options from `record`, a mapping read from a file; raises OptionError for unknown or missing keys."""
         known = {field.name: field for field in fields(cls)}
         if not isinstance(record, Mapping):
             raise OptionError(f"expected a table of keys and values (it is {record!r})")
@@ -143,7 +143,7 @@ NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 
 
 def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]:
-    """The place and the message of a pydantic error's first fault; unknown keys come before wrong values.
+    """Place and message of the first fault in a pydantic error; unknown keys come before wrong values.
 
     The place is keys joined by dots, such as `run.seeds`. `table` is the class that was validated, whose known keys the
     message lists for an unknown one.
@@ -207,7 +207,7 @@ class TrainingOptions(Options):
     log: str = "none"  # where losses, rates and validation are logged: dvclive, tensorboard, a plug-in, or none
 
     def result_settings(self) -> dict[str, Any]:
-        """The training options that a run's results depend on: all but `log`."""
+        """The options that training results depend on: all except `log`."""
         return {key: value for key, value in self.to_dict().items() if key != "log"}
 
     def rules(self) -> Iterable[tuple[object, str]]:
@@ -251,18 +251,18 @@ class FinetuneOptions(Options):
 
     @property
     def depth(self) -> int:
-        """The number of blocks, to compare options by it; that of `all` is the largest."""
+        """Number of fine-tuned blocks, by which options can be sorted; for `all`, a number above all others."""
         return LARGEST if self.blocks == "all" else self.blocks
 
     @property
     def inner_width(self) -> int:
-        """Hidden units of a bottleneck, or rank of a low-rank update."""
+        """Number of hidden units in a bottleneck, or rank of a low-rank update."""
         return self.width or DEFAULT_WIDTHS.get(self.adapter, 64)
 
 
 @dataclass(frozen=True)
 class CombinedOptions(Options):
-    """Base of the options of methods that combine finished runs of other methods by adding their log probabilities."""
+    """Base class of options for methods that combine finished runs by adding their log probabilities."""
 
     of: tuple[str, ...]  # methods whose runs are combined
     seeds: Literal["own", "all"] = "own"  # own: runs with the seed of this run; all: runs with every seed under `run:`
@@ -288,7 +288,7 @@ class AutoFinetune(Options):
 
 
 def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:
-    """The checked fine-tuning options of a table `finetune:` of params.yaml; None for an empty table."""
+    """Check a table `finetune:` of params.yaml and make options of it; None for an empty table."""
     if not record:
         return None
     return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)
@@ -300,7 +300,7 @@ Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
-    """Shares, above 0, of pairs and of images that a random split holds out; each kind has a sum below 1."""
+    """Shares of pairs and of images that a random split holds out: all above 0; each kind's sum is below 1."""
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
@@ -318,7 +318,7 @@ class SplitOptions(Options):
 
 @dataclass(frozen=True)
 class SourceOptions(Options):
-    """Kind (folder, table, benchmark or drawn) and location of a data set, and how it is split."""
+    """What kind a data set is (folder, table, benchmark or drawn), where it is, and how it is split."""
 
     kind: Kind
     root: Path  # folder that image paths are relative to
@@ -330,5 +330,5 @@ class SourceOptions(Options):
 
     @property
     def recorded_root(self) -> str | None:
-        """The images' folder that a feature cache records; None for `shapes`, equal in every folder."""
+        """The images' folder that a feature cache records; None for `shapes`, which is the same in every folder."""
         return None if self.kind == "shapes" else self.root.as_posix()

@@ -50,7 +50,7 @@ LEAST = 1e-5  # smaller features may have a variance below 1e-12, which `shared_
 
 @dataclass(frozen=True)
 class EstimatorOptions(Options):
-    """Parameters of `CompositionClassifier` other than `candidates`, as options that `fit` and `partial_fit` check."""
+    """The parameters of `CompositionClassifier`, without `candidates`, in a form that checks their values."""
 
     ridge: Positive
     shrinkage: Positive | None

@@ -48,12 +48,12 @@ STATES, OBJECTS = ("red", "blue", "striped", "hollow"), ("circle", "star", "hear
 
 
 class MethodFault(AssertionError):
-    """A class violates the protocol of methods; the message names class and fault."""
+    """Raised if a class violates the protocol of methods; the message names the class and the fault."""
 
 
 @initial_modes()
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
-    """Raise `MethodFault` if a method class violates the protocol of methods (docs/your_method.md).
+    """Check that a method class keeps to the protocol of methods (docs/your_method.md); else raises `MethodFault`.
 
     kind: the class, a subclass of `Method`.
     options: the method's options by name; None: the defaults.
@@ -97,7 +97,7 @@ def _tower() -> TextTower:
 
 
 def small_context() -> MethodContext:
-    """A small task to build a method for: labels, input shapes, text tower and word vectors."""
+    """What a small test task gives to a method: labels, input shapes, text tower and word vectors."""
     labels = small_labels()
     tower = _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
@@ -105,7 +105,7 @@ def small_context() -> MethodContext:
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
-    """`count` images: CLS features in one random cluster per composition, and random patch tokens."""
+    """A batch of `count` images: CLS features in a random cluster per composition, and random patch tokens."""
     labels = small_labels()
     random = torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
@@ -279,7 +279,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
 
 
 def small_inputs() -> RunInputs:
-    """All that a training run reads (labels, random features, text tower), as if from a feature cache."""
+    """Inputs of a small training run (labels, random features, text tower), as if read from a feature cache."""
     labels = small_labels()
     examples = {}
     images = []

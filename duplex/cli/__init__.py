@@ -47,12 +47,12 @@ def dataset_option(text: str) -> Any:
 
 
 def seed_option(text: str, *names: str) -> Any:
-    """A typer option for a seed, by default `--seed` or `-s`."""
+    """A typer option for a seed, called `--seed` or `-s` by default."""
     return Option(*(names or ("--seed", "-s")), min=0, max=LARGEST_SEED, help=text)
 
 
 def load_params() -> Params:
-    """Load params.yaml in the current folder."""
+    """Load params.yaml from the current folder."""
     from duplex.config.params import load_params as load
 
     return load()
@@ -67,7 +67,7 @@ def log(text: str) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """The result of checking a data set as text; `notes`: what was left out while reading it -> count."""
+    """Result of checking a data set, as text; `notes`: what was left out while reading it, with counts."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]
@@ -75,7 +75,7 @@ def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], d
 
 
 class CommandGroup(TyperGroup):
-    """Typer's command group; Ctrl-C and closed pipes get the exit code that shells expect, not click's."""
+    """Typer's command group, but Ctrl-C and closed pipes get the exit codes that shells expect."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

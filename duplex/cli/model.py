@@ -147,7 +147,7 @@ def load_model(
     *,
     hint: str = "name a model with --model",
 ) -> Recognizer:
-    """Load a model, by default the project's best run, with the candidates `add` and those of a CSV file."""
+    """Load a model, by default the project's best run; candidates are added from `add` and from a CSV file."""
     from duplex.labels import WORLDS
     from duplex.recognition.answers import read_compositions
     from duplex.recognition.recognizer import Recognizer

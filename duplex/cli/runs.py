@@ -217,7 +217,7 @@ def _log_sweep(report: SweepReport) -> None:
 
 
 def summary(report: SweepReport) -> str:
-    """A line such as `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; 27 committed to DVC`."""
+    """Outcome of a sweep on one line: `40 runs: 12 complete, 27 trained and evaluated in 61 s, 1 failed; …`."""
     trained = f"trained and evaluated in {report.seconds:.0f} s"
     runs = [(report.complete, "complete"), (report.executed, trained), (len(report.failed), "failed")]
     outside = (report.outside_pipeline, "not tracked by DVC, since `run` of params.yaml lacks them")
@@ -227,12 +227,12 @@ def summary(report: SweepReport) -> str:
 
 
 def split_names(text: str | None) -> list[str] | None:
-    """The names in a comma-separated text; None for None."""
+    """Split a comma-separated text into names; None stays None."""
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def parse_seeds(text: str | None) -> list[int] | None:
-    """The seeds in a text such as `0,2,5-9`; None for None."""
+    """Read the seeds from a text such as `0,2,5-9`; None stays None."""
     seeds: list[int] = []
     for part in split_names(text) or []:
         ends = re.fullmatch(r"([0-9]{1,19})(?:-([0-9]{1,19}))?", part)
@@ -293,7 +293,7 @@ def tune(
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse texts such as `learning_rate=3e-4,1e-3` to settings and their values, read as in params.yaml."""
+    """Read texts such as `learning_rate=3e-4,1e-3` as settings and lists of their values, as in params.yaml."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -313,7 +313,7 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def tuning_table(rows: Sequence[TuningRow], best: Sequence[TuningRow]) -> str:
-    """The results of tuning as a table, rows in `best` marked with *."""
+    """Results of tuning as a table of text, in which the rows in `best` are marked with *."""
     lines = [["", "method", "settings", "val AUC", "±", "all pairs", "epoch", "seconds"]]
     for row in rows:
         record = row.to_dict()
