@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.builder.results import with_tables
 from duplex.testing import check_method
 from tests.projects import draw_project, edited_params
 from tests.subprocesses import ROOT
@@ -145,10 +146,12 @@ def test_a_broken_plugin_fails_only_its_own_methods(site, project):
         (project / "params.yaml").write_text(before)
 
 
-def test_the_documentation_shows_the_example_unchanged():
+def test_the_documentation_includes_the_example():
     page = (ROOT / "docs" / "your_method.md").read_text()
+    shown = with_tables(page, ROOT / "docs")
     for name in ("linear_probe.py", "pyproject.toml"):
-        assert (EXAMPLE / name).read_text().rstrip() in page
+        assert f"{{{{ file ../examples/linear_probe/{name} }}}}" in page
+        assert (EXAMPLE / name).read_text().rstrip() in shown
     assert len((EXAMPLE / "linear_probe.py").read_text().splitlines()) <= 50
 
 

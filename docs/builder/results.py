@@ -1,4 +1,4 @@
-"""Tables of results, read from CSV files: `{{ table results/x.csv }}` in a page becomes a Markdown table.
+"""Files in pages: `{{ table results/x.csv }}` becomes a Markdown table, `{{ file ../examples/x.py }}` its text.
 
 A file has one plain number per cell. Columns that belong together are shown in one cell: `AUC`, `AUC ±`, `AUC low` and
 `AUC high` as `26.2 ± 0.3 (23.3 to 29.0)`.
@@ -11,17 +11,21 @@ import re
 from pathlib import Path
 
 DIRECTIVE = re.compile(r"^\{\{ table (\S+\.csv) \}\}$", re.M)
+INCLUDED = re.compile(r"^\{\{ file (\S+\.(\w+)) \}\}$", re.M)
 PARTS = (" ±", " low", " high")  # endings of columns that are shown in the cell of another column
 
 
 def with_tables(markdown: str, folder: Path) -> str:
-    """A page with its directives replaced by tables, each with a link to its file.
+    """A page with its directives replaced by tables, each with a link to its file, and by the text of files.
 
     folder: the folder of the page; paths in directives are relative to it.
 
     Raises `FileNotFoundError` if a file is absent.
     """
-    return DIRECTIVE.sub(lambda match: f"{result_table(folder / match[1])}\n\n[CSV]({match[1]})", markdown)
+    shown = INCLUDED.sub(
+        lambda match: f"```{match[2]}\n{(folder / match[1]).read_text('utf-8').rstrip()}\n```", markdown
+    )
+    return DIRECTIVE.sub(lambda match: f"{result_table(folder / match[1])}\n\n[CSV]({match[1]})", shown)
 
 
 def result_table(path: Path) -> str:

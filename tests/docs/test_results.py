@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("mkdocs_jupyter", reason="needs the extra docs (`make docs` installs it)")
 
-from docs.builder.results import DIRECTIVE, result_table, with_tables
+from docs.builder.results import DIRECTIVE, INCLUDED, result_table, with_tables
 from docs.readme_table import TABLE, readme_table
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +37,9 @@ def test_a_directive_is_replaced_by_its_table_and_a_link(tmp_path: Path) -> None
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
 def test_every_directive_names_a_file(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert text.count("{{") == len(DIRECTIVE.findall(text)) + text.count("`{{")
-    assert all((page.parent / name).is_file() for name in DIRECTIVE.findall(text))
+    names = [*DIRECTIVE.findall(text), *(name for name, _ in INCLUDED.findall(text))]
+    assert text.count("{{") == len(names) + text.count("`{{")
+    assert all((page.parent / name).is_file() for name in names)
 
 
 def test_the_readme_has_the_numbers_of_the_last_run() -> None:
