@@ -199,7 +199,7 @@ class ScoreAccumulator:
         seen: mask of the columns that are seen compositions [C].
         k: the largest k for which top-k accuracy is to be measured.
         feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
-        bucket: bucket of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude them in turn.
+        bucket: bucket number of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude buckets.
     """
 
     def __init__(

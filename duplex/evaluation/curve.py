@@ -107,7 +107,7 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias at the point number `point`: the middle of its interval; for the two ends, a value beyond the last."""
+        """A bias at the point number `point`: the middle of its interval; at either end, a value beyond all others."""
         v = self.breakpoints
         if not v.size:
             return 0.0

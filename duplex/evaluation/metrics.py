@@ -103,7 +103,7 @@ def measure(
         states: state of each column [C], for the accuracy of states.
         objects: object of each column [C], for the accuracy of objects.
         rounds: resamples of images for the intervals of S, U and HM; 0: no intervals.
-        seed: of the resamples.
+        seed: seed of these resamples.
     """
     rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
     margins = Margins.of(competitors, k)

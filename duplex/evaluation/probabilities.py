@@ -155,7 +155,7 @@ class Reliability:
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights of images [N] with the sum 1, those of unseen pairs with the sum `new_share`; equal if one kind lacks."""
+    """Weights of images [N] with the sum 1, those of unseen pairs with the sum `new_share`; equal without one kind."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))

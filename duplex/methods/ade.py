@@ -134,7 +134,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Index [B] of the next image with the same `same` label and, if possible, another `other` label; else its own."""
+    """Per image, the next one with its label in `same` and, if possible, not its label in `other`; else itself [B]."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)

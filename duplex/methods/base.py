@@ -207,7 +207,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers from all training images, `train`, before the first epoch; a loaded checkpoint has them."""
+        """Compute buffers from all training images, `train`, before the first epoch; checkpoints store the buffers."""
 
     def groups(self) -> list[dict[str, Any]]:
         """The optimiser's parameter groups: dicts with `params` and perhaps `lr`; empty if nothing is trained."""
@@ -271,15 +271,15 @@ class Method(nn.Module, Generic[OptionsT]):
         return scores.softmax(-1)
 
     def composition_plausibility(self) -> Tensor | None:
-        """How plausible training images make each composition [M·N], to exclude the least plausible; or None."""
+        """How plausible training images make each composition [M·N], to exclude implausible ones; None: unknown."""
         return None
 
     def fitted_statistics(self) -> FittedStatistics | None:
-        """The training-feature statistics from which `duplex update` fits closed-form prototypes again; or None."""
+        """Statistics from which `duplex update` fits closed-form prototypes again; None without such prototypes."""
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """The tensors with which an export scores `candidates` (`duplex.methods.portable`); None: it cannot."""
+        """The tensors with which an exported model scores `candidates`; None if the method cannot be exported."""
         return None
 
     def inspectable(self) -> Inspectable:

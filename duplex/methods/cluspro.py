@@ -102,7 +102,7 @@ def covariance_norm(x: Tensor, y: Tensor) -> Tensor:
 
 
 def initial_clusters(z: Tensor, groups: Tensor, rows: Tensor) -> Tensor:
-    """First prototypes [G, K, d]: features of K evenly spaced images of each group; from `rows` if it has no image."""
+    """First prototypes [G, K, d]: features of K evenly spaced images per group; its `rows` if it has no image."""
     prototypes = rows.clone()
     for group in groups.unique().tolist():
         members = (groups == group).nonzero()[:, 0]

@@ -108,7 +108,7 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
 
 @dataclass(frozen=True)
 class WordOptions(Options):
-    """Options that all methods with word vectors share."""
+    """Options shared by all methods with word vectors."""
 
     unit_words: bool = True  # whether word vectors are scaled to unit length first
 
@@ -117,7 +117,7 @@ WordOptionsT = TypeVar("WordOptionsT", bound=WordOptions)
 
 
 class WordTable(nn.Module):
-    """Embeddings of all states and objects, which start as word vectors, of unit length or as they are."""
+    """Embeddings of all states and objects; they start as word vectors, by default scaled to unit length."""
 
     states: Tensor
     objects: Tensor
@@ -238,7 +238,7 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """Base class of methods with the score `p(c^t|x) + p(s|x) p(o|x)`, or with a logit or a sum in it, by options."""
+    """Base class of methods with the score `p(c^t|x) + p(s|x) p(o|x)`, by prompts of pairs, states and objects."""
 
     def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
         super().__init__(context, options)
@@ -314,7 +314,7 @@ class CrossAttention(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """`B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`, and attention weights; before training, B is x."""
+    """Attention block `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`; before training, B(x, y) is x."""
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
         super().__init__()

@@ -137,7 +137,7 @@ class ClassStatistics:
 
 
 def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
-    """Covariance [d, d] about groups' means, or the overall mean if no group has two images; its degrees of freedom."""
+    """Covariance [d, d] about groups' means, or the overall mean if no group has two images; and degrees of freedom."""
     counts, means = groups.counts, groups.means
     free = float(counts.sum() - (counts > 0).sum())
     if free < 1:
@@ -304,7 +304,7 @@ class NormalEquations:
         return AdditiveEffects(beta[0], beta[1 : 1 + m], beta[1 + m : 1 + m + n]), beta[1 + m + n :]
 
     def log_likelihood(self) -> float:
-        """Log-likelihood of the pairs' mean features, after integrating over the effects and coefficients (`beta`):
+        """Log-likelihood of the pairs' mean features; the effects and coefficients (`beta`) are integrated out.
 
         -1/2 [ sum_c w_c |x_c|^2 - r . H^-1 r  +  d (log|H| - sum_c log w_c + log_prior) ]
         """
@@ -332,7 +332,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
-    """`v` and `tau` under which the means of the 1,024 most frequent pairs are most likely, to a factor `10^(1/8)`."""
+    """`v` and `tau` under which the 1,024 most frequent pairs' means are most likely, within a factor `10^(1/8)`."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 

@@ -40,7 +40,7 @@ class LinearOptions(Options):
 
 
 class Linear(Method[LinearOptions]):
-    """Classifiers of states and of objects, or of seen pairs: buffers [d + 1, G] of weights, and offsets below."""
+    """Logistic regression of states and of objects, or of seen pairs; a buffer [d + 1, G] has weights, then offsets."""
 
     l2: Tensor
 
@@ -108,7 +108,7 @@ class Linear(Method[LinearOptions]):
 
 @torch.enable_grad()
 def regress(z: Tensor, classes: Tensor, size: int, strengths: Sequence[float], name: str) -> Iterator[Tensor]:
-    """Yield weights and offsets [d + 1, size] of the logistic regression of each of the `strengths`, in this order.
+    """Yield, for each of the `strengths`, the weights and offsets [d + 1, size] of a logistic regression.
 
     z: features of the training images [B, d], in float64.
     classes: each image's class, below `size` [B].

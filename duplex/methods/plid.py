@@ -145,7 +145,7 @@ class Plid(TextMethod[PlidOptions]):
         return {name: weight * cross_entropy(path, target) for name, weight, path, target in terms}
 
     def smoothed(self, target: Tensor) -> Tensor:
-        """Each image's distribution over the seen compositions [B, C] for its label [B] with the option `smoothing`."""
+        """Target distribution over seen compositions per image [B, C]: its label, smoothed (option `smoothing`)."""
         m, n = self.train_candidates.states, self.train_candidates.objects
         related = (m[target][:, None] == m) ^ (n[target][:, None] == n)
         counts = related.sum(1, keepdim=True)

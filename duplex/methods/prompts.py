@@ -102,7 +102,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, *self.learned_parts()])
 
     def learned_parts(self) -> tuple[Tensor, Tensor]:
-        """Learned vectors of contexts, and of names; while training encodes them, with elements of names dropped."""
+        """Learned vectors of contexts and learned vectors of names; the latter with dropout while training encodes."""
         assert self.learned_rows is not None
         count = len(self.name_rows)  # the names' rows are the last
         context, names = self.learned_rows[:-count], self.learned_rows[-count:]

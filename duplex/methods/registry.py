@@ -57,7 +57,7 @@ def method_source(kind: str) -> EntryPoint:
 
 @contextmanager
 def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
-    """Yield a name by which `find_method` finds `method_class` as long as the `with` block runs."""
+    """Context manager that yields a name; inside, `find_method` finds `method_class` by this name."""
     kind = f"{method_class.__module__}:{method_class.__qualname__}"
     _temporary[kind] = method_class
     try:
@@ -67,7 +67,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """The class of a kind or of `module:Class`, also from the current folder; raises `BrokenMethod`."""
+    """The class of a kind or of `module:Class`, where the module may lie in the current folder; else `BrokenMethod`."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")

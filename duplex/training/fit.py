@@ -56,7 +56,7 @@ class Dataset:
     def __init__(self, name: str, data: Data, *, patches: bool = False, project: Params | None = None) -> None:
         """Make a data set from its parts; users call `load_dataset` or `Dataset.from_arrays` instead.
 
-        name: for messages, and in a project the data set's name in params.yaml.
+        name: its name in messages and, in a project, in params.yaml.
         patches: whether the data set has patch tokens.
         project: the project's params.yaml, where `fit` finds methods by name; None: the one that the package ships.
         """

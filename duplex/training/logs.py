@@ -58,7 +58,7 @@ class TrainingLog(Protocol):
 
 @dataclass(frozen=True)
 class TrainingHooks:
-    """Callbacks, optimiser, learning-rate schedule and log from a caller of training; None: by the options."""
+    """Callbacks, optimiser, learning-rate schedule and log that a caller passes to training; None: set by options."""
 
     on_step: Callable[[StepReport], object] | None = None
     on_epoch: Callable[[EpochReport], object] | None = None

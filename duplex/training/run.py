@@ -82,7 +82,7 @@ class MethodSpec:
 
     @classmethod
     def of(cls, params: Params, dataset: str, method: str) -> MethodSpec:
-        """Read a method of params.yaml, with the options that it has on a data set; `finetune: auto` becomes None."""
+        """Read a method of params.yaml, with its options on a data set; `finetune: auto` is left to the caller."""
         entry: MethodEntry = params.entry(method)
         finetune = params.finetune(method, dataset)
         return cls(
@@ -515,7 +515,7 @@ def flatten(metrics: Metrics) -> dict[str, Any]:
 def frequency_accuracies(result: WorldResult, inputs: RunInputs) -> dict[str, dict[str, float]]:
     """Closed-world accuracies in percent of head, medium, tail and unseen pairs (groups by training frequency).
 
-    Each is measured at bias 0, once among all candidates, once among only the seen (for unseen pairs, only the unseen).
+    Each is measured twice at bias 0: with all candidates, and with only seen (for unseen pairs: only unseen) ones.
     """
     train = inputs.examples["train"].compositions.cpu().numpy()
     test = inputs.examples["test"].compositions.cpu().numpy()
