@@ -105,7 +105,7 @@ class FinetunedBlocks(nn.Module):
         return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Image features [B, d] in one pass; without gradients in TF32 if the feature cache was written with it."""
+        """Image features [B, d] in one pass; without gradients, in TF32 if the feature cache was computed with it."""
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device)
             is_pixels = x.dtype == torch.uint8

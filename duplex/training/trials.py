@@ -199,7 +199,8 @@ def search_recipes(
     """Try recipes, the cheapest first, and return the one that the rules of this module choose.
 
     levels: lists of recipes of equal cost, such as two learning rates.
-    attempt: function that trains a recipe; `report`: function that receives one line of text per recipe.
+    attempt: function that trains a recipe and returns its result.
+    report: function that is called with a line of text per recipe.
     """
     best: tuple[Trial, TrialResult] | None = None
     table: list[dict[str, Any]] = []

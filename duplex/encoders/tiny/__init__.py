@@ -36,7 +36,7 @@ def load_state(path: Path = WEIGHTS) -> tuple[dict[str, Tensor], Tensor]:
 
 
 class TinyFamily(EncoderFamily):
-    """The family of the packaged encoder `tiny`."""
+    """The encoder family whose only member is the packaged encoder `tiny`."""
 
     def find(self, name: str, weights: str | None = None) -> EncoderSource:
         if name != PACKAGED:
