@@ -191,9 +191,7 @@ class DistinctImages:
 
 @as_usage_error()
 def read_labelled_folder(
-    source: Path,
-    images: Path | None = None,
-    known_pixels: Mapping[str, str] = MappingProxyType({}),
+    source: Path, images: Path | None = None, known_pixels: Mapping[str, str] = MappingProxyType({})
 ) -> LabelledFolder:
     """Read labelled images from a folder `state/object/*.jpg`, a table, or a benchmark's folder, and split them.
 

@@ -83,13 +83,7 @@ class UpdatedModel:
 
 
 def update_model(
-    model: Path,
-    source: Path,
-    out: Path,
-    *,
-    images: Path | None = None,
-    say: Say = print,
-    force: bool = False,
+    model: Path, source: Path, out: Path, *, images: Path | None = None, say: Say = print, force: bool = False
 ) -> Path:
     """Copy a fitted model to the folder `out` and add labelled images to the copy; returns `out`.
 
