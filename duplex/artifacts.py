@@ -39,7 +39,7 @@ class RunPaths:
         self.unfinished_training = root / "training.partial"  # state from which interrupted training continues
 
     def stamp(self, stage: str) -> Path:
-        """Path of the stamp (duplex/project/stamps.py) of the files of `train` or `evaluate`."""
+        """Path of a run's stamp (duplex/project/stamps.py) for a stage, `train` or `evaluate`."""
         return self.root / f"{stage}.stamp.json"
 
 
@@ -78,7 +78,7 @@ class ArtifactPaths:
         return self.root / dataset / "labels.json"
 
     def stamp(self, dataset: str, stage: str) -> Path:
-        """Path of the stamp (duplex/project/stamps.py) of a data set's files of `prepare` or `extract`."""
+        """Path of a data set's stamp (duplex/project/stamps.py) for a stage, `prepare` or `extract`."""
         return self.root / dataset / f"{stage}.stamp.json"
 
     def statistics(self, dataset: str) -> Path:

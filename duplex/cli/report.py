@@ -27,7 +27,7 @@ def report(
 ) -> None:
     """Write the report of all evaluated runs, or the page of one data set, and print its path.
 
-    artifacts/metrics.json, which git tracks, is not written; `dvc repro report` writes it too.
+    Does not write artifacts/metrics.json, which git tracks; `dvc repro report` does.
     """
     from duplex.project.report import own_page_stage, report_stage
 

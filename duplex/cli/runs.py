@@ -81,7 +81,7 @@ def methods(as_json: AsJson = False) -> None:
 def prepare(dataset: Dataset) -> None:
     """Write a data set's manifest (table of images), labels, statistics and a record of its source.
 
-    For the built-in data set `shapes`, draw its images first. By the record, later commands notice that the source
+    For the built-in data set `shapes`, draw its images first. Later commands use the record to notice that the source
     was edited.
     """
     from duplex.artifacts import ArtifactPaths

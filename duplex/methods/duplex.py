@@ -41,13 +41,13 @@ Message = Literal["state", "object", "counterfactual"]
 class Reading(Options):
     """What the paper's text leaves open, as options; the defaults are this package's, other values also fit the text.
 
-    anchors: whether the losses reach text features through the weights of messages. Detached, they do not.
-    codebook: whether gradients change prototypes too (trained), or refinement alone does (buffer).
-    counterfactuals: one per pair of images, or one per pair of labels, of the labels' mean factors.
+    anchors: attached: the losses reach text features through the weights of messages, too; detached: they do not.
+    codebook: buffer: refinement alone changes prototypes; trained: gradients change them, too.
+    counterfactuals: pairs: one per pair of images; labels: one per pair of labels, from the labels' mean factors.
     diagonal: whether an image is paired with itself, too.
-    edges: whether a factor gives messages by posterior to every candidate, or to those of its own label.
+    edges: posterior: a factor sends messages to every candidate, weighted by posterior; label: to those of its label.
     fusion_rank: rank of the fusion's matrices M_s and M_o (Eq. 11); null: full matrices.
-    normalise: whether all messages to a candidate have one weighted mean, or each kind its own, which are averaged.
+    normalise: together: a candidate gets one weighted mean of all messages; by_kind: the average of a mean per kind.
     softmax: whether p(c^t|x) and p(c^h|x) are over the candidates, or over all M * N compositions (Eq. 4, 19, 21).
     """
 

@@ -175,7 +175,7 @@ class LabelledFolder:
 
     @property
     def contents(self) -> dict[str, str]:
-        """Dictionary from the sha256 of each image file, sorted, to a digest of its pixels; identifies the images."""
+        """Sorted dict from the sha256 of each image file to a digest of its pixels; it identifies the images."""
         return {digest: self.pixels[digest] for digest in sorted(self.digests)}
 
 

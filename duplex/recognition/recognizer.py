@@ -144,8 +144,8 @@ class Recognizer:
 
         Args:
             repo_id: `OWNER/NAME` of the repository.
-            world: as for `save_pretrained`.
-            licence: likewise.
+            world: closed or open, the world whose candidates are scored; None: the first of `worlds`.
+            licence: licence on the model card, such as mit.
             settings: `commit_message`, `private`, `token` and `branch`, as huggingface_hub's
                 `ModelHubMixin.push_to_hub` has them.
         """
@@ -185,7 +185,7 @@ class Recognizer:
         return self.trained.backbone.tower("image")
 
     def with_compositions(self, compositions: Iterable[str | Pair]) -> Recognizer:
-        """A recognizer with `compositions` such as `"rusty kettle"` as more candidates; words may be new."""
+        """A recognizer with further candidates: `compositions` such as `"rusty kettle"`, also of new words."""
         pairs = as_pairs([compositions] if isinstance(compositions, str) else compositions, self.labels)
         exact = self._batch_multiple == BATCH_MULTIPLE
         return Recognizer(self.trained, [*self.added, *pairs], exact=exact, new_share=self.new_share)
@@ -221,9 +221,9 @@ class Recognizer:
 
         Args:
             paths: image files; a file that cannot be read as an image gives an `UnreadableImage`.
-            top: as for a call of the recognizer.
-            world: likewise.
-            batch_size: likewise.
+            top: number of most probable compositions per answer.
+            world: closed or open; None: the first of `worlds`.
+            batch_size: number of images that are encoded at once.
             num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
         """
         candidates = self.candidates(world)

@@ -139,7 +139,7 @@ class Run:
 
     @property
     def selected_by(self) -> str:
-        """Validation metric that chose the epoch: auc, hm or the name of the caller's function."""
+        """What chose the epoch: a value of the option `select`, or the name of the caller's function."""
         return self.result.selected_by
 
     @property
