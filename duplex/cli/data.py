@@ -42,7 +42,7 @@ Root = Annotated[Path | None, Option(help="Folder or table of a data set that is
 NoRun = Annotated[bool, Option("--no-run", help="Do not add to run.datasets.")]
 
 ENCODER, WEIGHTS = "ViT-L-14-quickgelu", "openai"  # the paper's
-FINETUNED = "dual_finetuned"  # the method of params.yaml that --finetune is for
+FINETUNED, WITHOUT_TEXT = "dual_finetuned", "closed_form_visual"  # methods of params.yaml that --finetune is for
 PRINTED = 20  # suspects on stdout
 
 group = typer.Typer(no_args_is_help=True, help="Data sets: list, check, count, download, add your own.")
@@ -199,13 +199,14 @@ def add(
     run = not (no_run or unsupported)
     if depth:
         methods = known.model_dump(include={"methods"}, exclude_defaults=True).get("methods", {}) if known else {}
-        entry["methods"] = {**methods, FINETUNED: {"finetune": "auto"}}
+        tuned = _finetuned_method(encoder_entry["name"])
+        entry["methods"] = {**methods, tuned: {"finetune": "auto"}}
     write_dataset(name, entry if known else {**entry, "training": DEFAULT_TRAINING}, run=run)
     changes = f"; changed: {' and '.join(entry)}" if known else ""
     later = "" if run else " after you add it to run.datasets of params.yaml"
     log(f"wrote datasets/{name}.yaml{changes}; `dvc repro` runs it{later}")
     if depth:
-        log(f"{FINETUNED} has finetune: auto on {name}")
+        log(f"{tuned} has finetune: auto on {name}")
     if unsupported:
         needs = f"{', '.join(unsupported)}, which need the encoder that made the features, or patch tokens"
         other = f"; `duplex sweep --datasets {name} --methods {supported[0]}` trains another" if supported else ""
@@ -366,16 +367,23 @@ def _room_for_blocks(finetune: str, params: Params, encoder: dict[str, Any], ima
 
     require(finetune, ("auto",), "--finetune")
     name, weights = encoder["name"], encoder.get("weights")
-    if FINETUNED not in params.methods:
-        raise UsageError(f"--finetune auto is for the method {FINETUNED}, which params.yaml lacks; add it to methods")
     if name == IMPORTED:
         raise UsageError("--finetune auto is for images; the encoder of imported features is unknown")
+    tuned = _finetuned_method(name)
+    if tuned not in params.methods:
+        raise UsageError(f"--finetune auto is for the method {tuned}, which params.yaml lacks; add it to methods")
     if missing_weights(name, weights) is not None:
         raise UsageError(f"--finetune auto loads {name}, whose weights are not on disk; download them first")
     room = finetunable_blocks(load_encoder(name, weights, towers="image"), images, ArtifactPaths.root)
     found = f"up to {room.depth} blocks" if room.depth else "none"
     log(f"fine-tuning: {found}; {room.reason}")
     return room.depth
+
+
+def _finetuned_method(encoder: str) -> str:
+    from duplex.encoders.base import find_family
+
+    return FINETUNED if find_family(encoder).has_text else WITHOUT_TEXT
 
 
 def _source_entry(source: SourceOptions, dataset: LabelledImages, split: SplitOptions) -> dict[str, Any]:

@@ -9,6 +9,13 @@
 * w: weights that maximise validation AUC;  Z normalises over the candidates
 
 With `fusion: sum` probabilities are added, as in the Duplex paper.
+
+Without prompts, `losses` train fine-tuned blocks of the image tower alone, by linear heads that no score uses:
+
+    L = L_s + L_o + L_c,    p(s|x) ~ exp(f_s),  p(o|x) ~ exp(f_o),  p(c|x) ~ exp(f_s + f_o),    f = w . z / tau + b
+
+* L_s, L_o: cross-entropies over all states and all objects;  L_c: over the seen compositions
+* z: unit feature that the blocks compute;  w, b: weights of the heads, zero before training
 """
 
 from __future__ import annotations
@@ -18,18 +25,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from duplex.labels import Ints
+from duplex.labels import Ints, LabelSpace
 from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContext, ScoreTerms, tuned_weights
 from duplex.methods.gaussian import ClassStatistics, ClosedForm, FitSettings, FittedStatistics, GroupPosterior
-from duplex.methods.layers import unit
+from duplex.methods.layers import CompositionIndex, unit, zero_initialised
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
 from duplex.methods.portable import candidate_primitives, portable_closed_form, portable_paths, probabilities_from_sums
 from duplex.methods.score_formula import FLOOR, LEAST
 from duplex.options import NonNegative, Positive
 
 Term = Literal["semantic", "factors", "gaussian", "gaussian_factors"]
+HEAD_LOSSES = {"state", "object", "composition"}
+TAU = 0.01  # of the heads, as CLIP's
 INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "gaussian": 0.25}
 
 
@@ -37,7 +47,8 @@ INITIAL_WEIGHTS = {"semantic": 0.5, "factors": 0.5, "gaussian_factors": 0.125, "
 class ClosedFormOptions(PathOptions):
     """Options of `kind: closed_form`; default score: `p(c^t|x) p(s|x) p(o|x) p_g(c|x)`, with powers from validation."""
 
-    losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # of the prompts
+    # of the prompts; without any (inference has neither semantic nor factors) of heads: state, object, composition
+    losses: tuple[Literal["state", "object", "semantic", "composition"], ...] = ("state", "object", "semantic")
     inference: tuple[Term, ...] = ("semantic", "factors", "gaussian")  # score terms that are combined
     fusion: Literal["product", "sum"] = "product"  # of the score terms: powers multiplied, or weighted terms added
     weights: tuple[NonNegative, ...] | None = None  # one per term of `inference`, in order; null: validation chooses
@@ -52,7 +63,8 @@ class ClosedFormOptions(PathOptions):
         yield from self.path_rules(self.losses, self.inference)
         yield "gaussian" in self.inference, "inference has no term gaussian; add it, or use kind: prompts"
         needed = {"semantic": {"semantic"}, "factors": {"state", "object"}}
-        unused = [name for name in self.losses if not any(name in needed.get(term, ()) for term in self.inference)]
+        used = {name for term in self.inference for name in needed.get(term, ())} if self.uses_text else HEAD_LOSSES
+        unused = [name for name in self.losses if name not in used]
         message = f"losses {unused} are for terms that inference {list(self.inference)} lacks; remove them or add these"
         yield not unused, message
         counted = self.weights is None or len(self.weights) == len(self.inference)
@@ -62,9 +74,32 @@ class ClosedFormOptions(PathOptions):
     def uses_text(self) -> bool:
         return bool({"semantic", "factors"} & set(self.inference))
 
+    def trained_losses(self) -> set[str]:
+        return super().trained_losses() if self.uses_text else HEAD_LOSSES
+
+
+class Heads(nn.Module):
+    """Linear classifiers of states and of objects, to train the blocks that compute the features."""
+
+    def __init__(self, labels: LabelSpace, dim: int) -> None:
+        super().__init__()
+        self.states = zero_initialised(nn.Linear(dim, len(labels.states)))
+        self.objects = zero_initialised(nn.Linear(dim, len(labels.objects)))
+        self.seen = CompositionIndex(labels.pairs["train"], len(labels.objects))
+
+    def losses(self, z: Tensor, compositions: Tensor) -> dict[str, Tensor]:
+        place = self.seen.positions_of_listed(compositions)
+        f_s, f_o = self.states(z / TAU), self.objects(z / TAU)
+        f_c = f_s[:, self.seen.states] + f_o[:, self.seen.objects]
+        return {
+            "state": cross_entropy(f_s, self.seen.states[place]),
+            "object": cross_entropy(f_o, self.seen.objects[place]),
+            "composition": cross_entropy(f_c, place),
+        }
+
 
 class ClosedFormMethod(Method[ClosedFormOptions]):
-    """Closed-form visual prototypes, combined with prompts that are trained by the losses in the option `losses`."""
+    """Closed-form visual prototypes, combined with prompts (or heads) that are trained by the option `losses`."""
 
     counts: Tensor  # number of training images per seen composition [K]
     sums: Tensor  # sums of their features [K, d]
@@ -76,6 +111,8 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         super().__init__(context, options)
         labels = context.labels
         self.paths = Paths(labels, context.tower, options, context.world) if options.uses_text else None
+        trains_blocks = context.finetuned_blocks is not None and self.paths is None and options.losses
+        self.heads = Heads(labels, context.dim) if trains_blocks else None
         seen, dim = len(labels.pairs["train"]), context.dim
         shapes = {"counts": (seen,), "sums": (seen, dim), "moment": (dim, dim), "chosen": (3,)}
         for name, shape in shapes.items():
@@ -152,9 +189,12 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
         return self.paths.prototypes(self.options.losses, self.checkpointing) if self.paths is not None else ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        assert self.paths is not None
         names = self.options.losses
-        losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
+        if self.heads is not None:
+            losses = self.heads.losses(unit(batch.cls), batch.compositions)
+        else:
+            assert self.paths is not None
+            losses, _ = self.paths.losses(self.paths.adapt(batch.cls), batch.compositions, shared, names)
         return {name: losses[name] for name in names}
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:

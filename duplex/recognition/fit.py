@@ -3,8 +3,8 @@
     SOURCE -> check, split -> features -> choice of training settings by validation -> final fit on all images -> MODEL
 
 Features are kept in the user's cache. Beside MODEL, `MODEL.cache` holds each training recipe tried (nothing trained,
-prompts, or prompts and blocks of the image tower) and unfinished training. A killed fit continues from there and ends
-in the same bytes; a second fit of the same data trains nothing again.
+prompts, or blocks of the image tower, with prompts if the encoder has a text tower) and unfinished training. A killed
+fit continues from there and ends in the same bytes; a second fit of the same data trains nothing again.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
 
 
 NOTHING_TRAINED, PROMPTS = "closed_form", "dual"  # methods of the package's params.yaml
-WITHOUT_TEXT = {"inference": ["gaussian_factors", "gaussian"], "interactions": 0.0}  # of encoders without a text tower
+WITHOUT_TEXT = "closed_form_visual"  # instead of both, for encoders without a text tower
 PROMPT_RATES = (1e-3, 1e-4)  # learning rates of prompts
 PROMPT_EPOCHS = 8  # along half a cosine
 BATCH = 64
@@ -416,15 +416,17 @@ class FolderRecipes:
     def levels(self, began: float) -> Iterator[list[Trial]]:
         """Yield lists of recipes of equal cost: nothing trained, prompts, then blocks as far as the time limit allows.
 
+        Without a text tower there are no prompts, and linear heads train the blocks.
+
         began: `time.monotonic()` at which the time for training began.
         """
-        yield [Trial("nothing trained", self._spec(NOTHING_TRAINED))]
-        if not self.text_width:
-            self.say("the encoder has no text tower, so neither prompts nor blocks are trained")
-            return
-        prompts = [Trial(f"prompts, rate {rate:g}", self._spec(PROMPTS, rate)) for rate in PROMPT_RATES]
-        yield prompts
-        beside_blocks = prompts[0]  # with blocks that train, prompts may train fast
+        first = Trial("nothing trained", self._spec(NOTHING_TRAINED if self.text_width else WITHOUT_TEXT))
+        yield [first]
+        beside_blocks = first
+        if self.text_width:
+            prompts = [Trial(f"prompts, rate {rate:g}", self._spec(PROMPTS, rate)) for rate in PROMPT_RATES]
+            yield prompts
+            beside_blocks = prompts[0]  # with blocks that train, prompts may train fast
         schedule = stored_schedule(self.trials.folder, self.minutes, lambda: self._schedule(beside_blocks, began))
         self.say(f"fine-tuning: {schedule.reason}")
         training = replace(beside_blocks.spec.training, threads=torch.get_num_threads())
@@ -443,14 +445,15 @@ class FolderRecipes:
             patience=PROMPT_EPOCHS // 2,
             threads=1 if self.text_width < WIDE_TEXT else torch.get_num_threads(),
         )
-        options = entry.options_for(None) | ({} if self.text_width else WITHOUT_TEXT)
-        return MethodSpec(name, entry.kind, parse_options(entry.kind, options), training, ("closed",), "closed")
+        options = parse_options(entry.kind, entry.options_for(None))
+        return MethodSpec(name, entry.kind, options, training, ("closed",), "closed")
 
-    def _schedule(self, prompts: Trial, began: float) -> Schedule:
+    def _schedule(self, beside_blocks: Trial, began: float) -> Schedule:
         splits = self.data.manifest["split"].value_counts()
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
         left = 60 * self.minutes - (time.monotonic() - began)
-        epoch = self.trials.result(prompts).seconds_per_epoch
+        tried = self.trials.result(beside_blocks)
+        epoch = tried.seconds_per_epoch or tried.seconds  # without epochs, of one fit and validation
         return make_schedule(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:

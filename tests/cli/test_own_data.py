@@ -223,6 +223,17 @@ def test_finetune_auto_writes_what_it_found(project: Path, command: Command) -> 
     assert (project / "params.yaml").read_text() == before
 
 
+@pytest.mark.slow
+def test_finetune_auto_without_a_text_tower_names_the_method_with_linear_heads(project: Path, command: Command) -> None:
+    make_folder(project / "mine", "nested")
+    encoder = ("--encoder", "timm:test_efficientnet", "--weights", "random:0")
+    result = command("data", "add", "mine", "mine", *encoder, "--finetune", "auto")
+    assert result.code == 0 and "closed_form_visual has finetune: auto on mine" in result.err
+    params = load_params()
+    assert params.finetune("closed_form_visual", "mine") == AutoFinetune()
+    assert params.finetune("dual_finetuned", "mine") is None
+
+
 def test_without_room_on_the_disk_add_writes_no_finetuning(project: Path, command: Command, monkeypatch) -> None:
     make_folder(project / "mine", "nested")
     monkeypatch.setattr("duplex.training.trials.shutil.disk_usage", lambda _: type("", (), {"free": 1000})())

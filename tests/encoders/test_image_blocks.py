@@ -18,13 +18,16 @@ from duplex.system.threads import float32_arithmetic
 
 TimmModel = open_clip.timm_model.TimmModel
 ADAPTERS = ("bottleneck", "lora", "full", "parallel")
-TRANSFORMERS = ("OpenAI ViT", "timm ViT in CLIP", "timm ViT")
+TRANSFORMERS = ("OpenAI ViT", "timm ViT in CLIP", "timm ViT", "DINOv2")
+DINOV2: dict[str, Any] = {"img_size": 28, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 0}
 
 TOWERS = {
     "OpenAI ViT": (lambda: open_clip.transformer.VisionTransformer(32, 8, 32, 3, 4, 4.0, output_dim=16), 32),
     "OpenAI ResNet": (lambda: open_clip.modified_resnet.ModifiedResNet((1, 1, 1, 1), 16, 8, 32, 8), 32),
     "timm ViT in CLIP": (lambda: TimmModel("test_vit", 16, 160, pool="token"), 160),
     "timm ViT": (lambda: timm.create_model("test_vit", num_classes=0), 160),
+    "DINOv2": (lambda: timm.create_model("vit_small_patch14_reg4_dinov2", **DINOV2), 28),
+    "ConvNeXt alone": (lambda: timm.create_model("test_convnext", num_classes=0), 32),
     "ConvNeXt": (lambda: TimmModel("test_convnext", 16, 32, pool="avg"), 32),
     "ResNet": (lambda: timm.create_model("test_resnet", num_classes=0), 32),
     "EfficientNet": (lambda: timm.create_model("test_efficientnet", num_classes=0), 32),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from duplex.methods.base import Batch, Method, MethodContext
 from duplex.methods.finetuned import WithFinetuning, finetuned_blocks_factory
@@ -168,3 +169,36 @@ def test_buffers_are_recomputed_when_features_change(kind: str, options: dict[st
         torch.testing.assert_close(after[name], value, atol=1e-5, rtol=1e-5)
     changed = "sums" if kind == "closed_form" else "codebook.rows"
     assert not torch.allclose(before[changed], after[changed], atol=1e-2)
+
+
+VISUAL: dict[str, Any] = {"losses": ("state", "object", "composition"), "inference": ("gaussian_factors", "gaussian")}
+
+
+def test_without_prompts_linear_heads_train_the_blocks_and_the_score_is_the_closed_form_of_their_features() -> None:
+    context = replace(finetuning_task("full"), text=None, words=None)
+    method, batch = started("closed_form", context, **VISUAL), block_batch(24, seed=3)
+    heads, labels = method.method.heads, method.labels
+    with torch.no_grad():
+        for weight in heads.parameters():
+            weight.copy_(0.1 * torch.randn_like(weight))
+    x = 100 * normalize(method.blocks(batch.inputs["block_inputs"]), dim=1)
+    f_s, f_o = heads.states(x), heads.objects(x)
+    seen = labels.pairs["train"]
+    expected = dict.fromkeys(VISUAL["losses"], torch.zeros(()))
+    for place, own in enumerate(batch.compositions.tolist()):
+        m, n = divmod(own, len(labels.objects))
+        joint = torch.stack([f_s[place, c // len(labels.objects)] + f_o[place, c % len(labels.objects)] for c in seen])
+        of_seen = joint.log_softmax(0)[list(seen).index(own)]
+        parts = f_s[place].log_softmax(0)[m], f_o[place].log_softmax(0)[n], of_seen
+        expected = {name: loss - part / 24 for (name, loss), part in zip(expected.items(), parts, strict=True)}
+    losses = method.losses(batch, method.shared())
+    torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-4)
+    torch.stack(list(losses.values())).sum().backward()
+    assert all(parameter.grad is not None for group in method.groups() for parameter in group["params"])
+    columns = labels.candidates("open", "test")
+    bare = make_method("closed_form", parse_options("closed_form", VISUAL), replace(context, finetuned_blocks=None))
+    with torch.no_grad():
+        bare.start(with_features(method, block_batch()))
+        wanted = bare.scorer(columns)(with_features(method, batch).inputs)
+        torch.testing.assert_close(method.scorer(columns)(batch.inputs), wanted, atol=1e-4, rtol=1e-4)
+    assert bare.groups() == [] and bare.heads is None

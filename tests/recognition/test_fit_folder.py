@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from duplex import Recognizer, load_dataset
 from duplex.data import contents
+from duplex.encoders.open_clip import timm
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
+from duplex.recognition.update import update_model
 from duplex.training import trials
 from tests.recognition.drawn_folder import LACKING, OBJECTS, STATES, draw_pair
 from tests.recognition.searches import only_the_first
@@ -238,3 +242,24 @@ def test_the_default_name_of_a_model_is_that_of_its_source(name, folder, model, 
     (tmp_path / name).mkdir() if folder else (tmp_path / name).touch()
     assert CliRunner().invoke(app, ["fit", name]).exit_code == 0
     assert [str(place) for place in places] == [model]
+
+
+def test_an_encoder_without_a_text_tower_is_fine_tuned(drawn, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    weights = tmp_path / "weights.safetensors"
+    save_file(timm.create_model("test_efficientnet", num_classes=0).state_dict(), weights)
+    monkeypatch.setattr(trials, "DEPTHS", (1,))
+    monkeypatch.setattr(trials, "EPOCHS", 3)
+    monkeypatch.setattr(trials, "gain_exceeds_error", lambda dearer, cheaper: dearer.name != "nothing trained")
+    lines: list[str] = []
+    encoder = "timm:test_efficientnet"
+    model = fit.fit_folder(drawn, tmp_path / "model", encoder=encoder, weights=str(weights), say=lines.append)
+    record = read_fit(model)
+    assert [recipe["blocks"] for recipe in record["recipes"]] == [0, 1, 1] and record["chosen"].startswith("1 block")
+    assert not any("prompts" in line for line in lines)
+    recognizer = Recognizer.load(model, device="cpu")
+    assert recognizer.trained.finetuned is not None
+    images = sorted(drawn.glob("*/*/0000.png"))
+    assert [answer.best.state for answer in recognizer(images, top=1)]
+    draw_pair(tmp_path / "more", "red", "star", range(8, 11))
+    assert read_fit(update_model(model, tmp_path / "more", tmp_path / "updated"))["updates"][0]["images"] == 3
