@@ -244,9 +244,15 @@ def _build_timm(source: EncoderSource) -> Any:
     classifier = str(model.default_cfg.get("classifier", "fc"))
     state = read_weights(source.weights)
     state = {name: tensor for name, tensor in state.items() if name.partition(".")[0] != classifier}
-    mismatched = sorted(set(state) ^ set(model.state_dict()))
-    if mismatched:
-        verb = "lacks" if mismatched[0] in model.state_dict() else "holds an unknown"
-        raise DuplexError(f"{source.weights} {verb} {mismatched[0]!r}: it does not hold the weights of {source.name!r}")
+    expected = model.state_dict()
+    absent = [name for name, tensor in expected.items() if name not in state or state[name].shape != tensor.shape]
+    unknown = sorted(set(state) - set(expected))
+    if absent or unknown:
+        problem = f"holds an unknown {unknown[0]!r}" if unknown else f"has no {absent[0]!r} of the expected shape"
+        names = ", ".join(map(repr, (absent or list(expected))[:3]))
+        raise DuplexError(
+            f"{source.weights} {problem}, so it does not hold the weights of {source.name!r} under timm's names; "
+            f"{len(absent)} of {len(expected)} expected tensors are missing, such as {names}; rename those of the file"
+        )
     model.load_state_dict(state)
     return model.eval().requires_grad_(False)

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 from duplex.encoders.base import encoder_identity, load_encoder
 from duplex.encoders.open_clip import timm
-from duplex.errors import UsageError
+from duplex.errors import DuplexError, UsageError
 from tests.encoders.small import noise_image
 
 NAME = "timm:test_resnet"
@@ -62,3 +62,28 @@ def test_timm_encoders_have_no_text_tower(weights):
 def test_unknown_names_and_weights_are_refused(name, given, word):
     with pytest.raises(UsageError, match=word):
         encoder_identity(name, given)
+
+
+@pytest.mark.parametrize(
+    ("rename", "said"),
+    [
+        (lambda name: f"_{name}", r"holds an unknown '_bn1.bias'.*missing, such as 'conv1\.0\.weight', "),
+        (
+            lambda name: name.replace("layer1", "layer9"),
+            r"unknown 'layer9.* such as 'layer1\.0\.conv1\.weight'",
+        ),
+    ],
+)
+def test_weights_of_another_layout_are_refused_with_the_expected_names(weights, tmp_path, rename, said):
+    moved = {rename(name): tensor for name, tensor in load_file(weights).items()}
+    save_file(moved, tmp_path / "moved.safetensors")
+    with pytest.raises(DuplexError, match=said):
+        load_encoder(NAME, str(tmp_path / "moved.safetensors"), towers="image")
+
+
+def test_weights_of_a_wider_model_are_refused(weights, tmp_path):
+    state = {name: tensor.repeat(2, *[1] * (tensor.ndim - 1)) if tensor.ndim else tensor
+             for name, tensor in load_file(weights).items()}  # fmt: skip
+    save_file(state, tmp_path / "wide.safetensors")
+    with pytest.raises(DuplexError, match=r"has no 'conv1\.0\.weight' of the expected shape"):
+        load_encoder(NAME, str(tmp_path / "wide.safetensors"), towers="image")
