@@ -81,14 +81,11 @@ class Caila(TextMethod[CailaOptions]):
         return self.texts.texts(self.prompts(self.labels.pairs["train"]), self.train_candidates)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
-        rate = self.options.feature_dropout
-        z = [dropout(f, rate, self.training) for f in self.images.images(unit(batch.cls))]
+        z = [dropout(f, self.options.feature_dropout, self.training) for f in self.images.images(unit(batch.cls))]
         logits = (self.scale * f @ t.T for f, t in zip(z, shared, strict=True))
-        losses = self.three_path_losses(
-            names=("composition", "state", "object"), logits=logits, compositions=batch.compositions
-        )
+        losses = self.three_path_losses(logits, batch.compositions, ("composition", "state", "object"))
         if self.options.shift:
-            losses["shift"] = self.shift_loss(*z[1:], batch.compositions, shared.compositions)
+            losses["shift"] = self.shift_loss(z[1], z[2], batch.compositions, shared.compositions)
         return losses
 
     def shift_loss(self, z_s: Tensor, z_o: Tensor, compositions: Tensor, t: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from duplex.options import Count, NonNegative, Options, Template
 
 INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
 LOSSES = ("state", "object", "semantic")
+THREE = ("semantic", "state", "object")
 TERMS = ("semantic", "factors")
 CHUNK = 2**24  # numbers in memory at once in inference
 
@@ -48,7 +49,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         raise DuplexError(f"{type(self).__name__} must define score()")
 
     def three_path_losses(
-        self, *, names: Iterable[str], logits: Iterable[Tensor], compositions: Tensor, primitives: float = 1.0
+        self, logits: Iterable[Tensor], compositions: Tensor, names: Iterable[str] = THREE, primitives: float = 1.0
     ) -> dict[str, Tensor]:
         """Cross-entropies of the images' compositions, states and objects, as a dict with the three keys `names`.
 
@@ -255,8 +256,8 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
-        weights = {"state": self.options.primitives, "object": self.options.primitives}
-        return z, factors, {name: weights.get(name, 1.0) * loss for name, loss in losses.items()}
+        weight = self.options.primitives
+        return z, factors, {**losses, "state": weight * losses["state"], "object": weight * losses["object"]}
 
     def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
         """Logits of candidates [B, C], all states [B, M], all objects [B, N]; `z`: adapted image features [B, d]."""

@@ -54,21 +54,23 @@ class GipcolOptions(TextOptions):
 class GraphPrompts(Prompts):
     """Prompts of compositions in which a graph network computes the vectors of state and object."""
 
-    def __init__(self, labels: LabelSpace, tower: TextTower, context: Source, template: str) -> None:
+    starts: Tensor
+
+    def __init__(self, labels: LabelSpace, tower: TextTower, context: Source, template: str, replaced: bool) -> None:
         super().__init__(labels, tower, context=context, vocabulary="learned", paths="composition", template=template)
+        assert self.learned_rows is not None
         self.network: GraphNetwork | None = None
-        self.register_buffer("fixed_names", None, persistent=False)  # [M + N, width], where G's output replaces words
+        self.replaced = replaced
+        self.register_buffer("starts", self.learned_rows.detach().clone(), persistent=False)
 
     def lexicon(self) -> Tensor:
-        if self.network is None:
+        if self.network is None or self.learned_rows is None:
             return super().lexicon()
-        states = len(self.labels.states)
-        context, names = self.learned_parts()
-        if self.fixed_names is not None:
-            names = self.dropped(self.fixed_names)
+        states, count = len(self.labels.states), len(self.name_rows)
+        names = self.dropped(self.starts if self.replaced else self.learned_rows)[-count:]
         nodes = self.network(names[:states], names[states:])[-1]
         found = torch.cat([nodes.states, nodes.objects])
-        return torch.cat([self.frozen_rows, context, names + found if self.fixed_names is None else found])
+        return torch.cat([self.frozen_rows, self.learned_rows[:-count], found if self.replaced else names + found])
 
 
 class Gipcol(TextMethod[GipcolOptions]):
@@ -77,15 +79,12 @@ class Gipcol(TextMethod[GipcolOptions]):
     def __init__(self, context: MethodContext, options: GipcolOptions) -> None:
         super().__init__(context, options)
         labels, tower = context.labels, context.tower
-        self.prompts = GraphPrompts(labels, tower, options.context, options.template)
+        self.prompts = GraphPrompts(labels, tower, options.context, options.template, options.words == "replaced")
         if options.edges:
             graph = CompositionGraph(labels.candidates(context.world, "train"), len(labels.states), len(labels.objects))
             width, rate = options.width, options.dropout
             self.prompts.network = GraphNetwork(graph, tower.width, width, tower.width, options.layers, rate)
-            if options.words == "replaced":
-                self.prompts.fixed_names = self.prompts.learned_parts()[1].detach().clone()
-                return
-            for parameter in self.prompts.network.weights[-1].parameters():
+            for parameter in self.prompts.network.weights[-1].parameters() if options.words == "added" else ():
                 zeros_(parameter)
 
     def groups(self) -> list[dict[str, Any]]:
@@ -93,10 +92,8 @@ class Gipcol(TextMethod[GipcolOptions]):
         own = {name: value for name, value in options.items() if value is not None}
         if self.prompts.network is None or not own:
             return super().groups()
-        network = list(self.prompts.network.parameters())
-        ids = {id(parameter) for parameter in network}
-        others = [parameter for parameter in self.parameters() if id(parameter) not in ids]
-        return [{"params": others}, {"params": network, **own}]
+        others = [each for name, each in self.named_parameters() if not name.startswith("prompts.network.")]
+        return [{"params": others}, {"params": list(self.prompts.network.parameters()), **own}]
 
     def shared(self) -> Prototypes:
         prototypes: Prototypes = self.prompts(self.labels.pairs["train"], self.checkpointing)

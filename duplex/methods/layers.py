@@ -72,17 +72,18 @@ class Disentangler(nn.Module):
         return normalize(z + out if self.residual else out, dim=-1)
 
 
-class NormDisentangler(nn.Sequential):
+class NormDisentangler(nn.Module):
     """`normalise(dropout(relu(batch_norm(linear(z)))))`; a single image is normalised by the running statistics."""
 
     residual = False
 
     def __init__(self, dim: int) -> None:
-        super().__init__(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU(), nn.Dropout(0.5))
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(dim, dim), nn.BatchNorm1d(dim), nn.ReLU(), nn.Dropout(0.5))
 
     def forward(self, z: Tensor) -> Tensor:  # [B, d] -> [B, d]
-        self[1].train(self.training and len(z) > 1)
-        return normalize(super().forward(z), dim=-1)
+        self.layers[1].train(self.training and len(z) > 1)
+        return normalize(self.layers(z), dim=-1)
 
 
 class Factors(nn.Module):

@@ -148,8 +148,7 @@ class Plid(TextMethod[PlidOptions]):
         """Target distribution over seen compositions per image [B, C]: its label, smoothed (option `smoothing`)."""
         m, n = self.train_candidates.states, self.train_candidates.objects
         related = (m[target][:, None] == m) ^ (n[target][:, None] == n)
-        counts = related.sum(1, keepdim=True)
-        shares = self.options.smoothing * related.double() / counts.clamp(min=1)
+        shares = self.options.smoothing * related.double() / related.sum(1, keepdim=True).clamp(min=1)
         return shares.scatter(1, target[:, None], 1 - shares.sum(1, keepdim=True))
 
     def draw_mix(self, like: Tensor) -> Tensor:

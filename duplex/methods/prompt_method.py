@@ -92,6 +92,5 @@ class PromptMethod(PathMethod[PromptOptions]):
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        if self.options.score == "logit":
-            return None
-        return portable_paths(self.paths, candidates, self.options.inference)
+        is_logit = self.options.score == "logit"
+        return None if is_logit else portable_paths(self.paths, candidates, self.options.inference)

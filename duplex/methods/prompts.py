@@ -97,20 +97,14 @@ class Prompts(nn.Module):
     def lexicon(self) -> Tensor:
         if self.learned_rows is None:
             return self.frozen_rows
-        if self.vocabulary == "fixed":
-            return torch.cat([self.frozen_rows, self.learned_rows])
-        return torch.cat([self.frozen_rows, *self.learned_parts()])
+        return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
-    def learned_parts(self) -> tuple[Tensor, Tensor]:
-        """Learned vectors of contexts and learned vectors of names; the latter with dropout while training encodes."""
-        assert self.learned_rows is not None
-        count = len(self.name_rows)  # the names' rows are the last
-        context, names = self.learned_rows[:-count], self.learned_rows[-count:]
-        return context, self.dropped(names)
-
-    def dropped(self, names: Tensor) -> Tensor:
-        drops = self.word_dropout > 0 and self.training and torch.is_grad_enabled()
-        return dropout(names, self.word_dropout) if drops else names
+    def dropped(self, rows: Tensor) -> Tensor:
+        """Learned `rows`; while training encodes them, with elements of the last ones, the names, dropped."""
+        if not (self.word_dropout and self.training and torch.is_grad_enabled()):
+            return rows
+        names = len(self.name_rows)
+        return torch.cat([rows[:-names], dropout(rows[-names:], self.word_dropout)])
 
     def sequences(self, path: str, names: Sequence[Ints]) -> Ints:
         """P prompts as row numbers of the table `lexicon` [P, L]: start, context, names, end; padded with -1.

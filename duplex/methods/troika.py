@@ -89,12 +89,8 @@ class Troika(ThreePaths[TroikaOptions]):
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         if self.traction is None:
             return self.path_losses(batch, shared)[2]
-        return self.three_path_losses(
-            names=("semantic", "state", "object"),
-            logits=self.pulled_logits(self.paths.adapt(batch.cls), shared, batch.inputs["patch"]),
-            compositions=batch.compositions,
-            primitives=self.options.primitives,
-        )
+        logits = self.pulled_logits(self.paths.adapt(batch.cls), shared, batch.inputs["patch"])
+        return self.three_path_losses(logits, batch.compositions, primitives=self.options.primitives)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
         if self.traction is None:

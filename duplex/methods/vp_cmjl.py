@@ -77,21 +77,9 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
         z = self.paths.adapt(batch.cls)
         text, visual = self.text_logits(z, shared), self.visual_logits(z, self.train_candidates)
         joint = kl_div(visual[0].log_softmax(-1), text[0].log_softmax(-1), reduction="batchmean", log_target=True)
-        return {
-            **self.three_path_losses(
-                names=("semantic", "state", "object"),
-                logits=text,
-                compositions=batch.compositions,
-                primitives=self.options.primitives,
-            ),
-            **self.three_path_losses(
-                names=("composition_proxy", "state_proxy", "object_proxy"),
-                logits=visual,
-                compositions=batch.compositions,
-                primitives=self.options.primitives,
-            ),
-            "joint": joint,
-        }
+        names, weight = ("composition_proxy", "state_proxy", "object_proxy"), self.options.primitives
+        by_text = self.three_path_losses(text, batch.compositions, primitives=weight)
+        return by_text | self.three_path_losses(visual, batch.compositions, names, weight) | {"joint": joint}
 
     def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
         if not self.options.proxies:

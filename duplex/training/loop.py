@@ -510,9 +510,7 @@ def _keep_best(state: TrainingState, metrics: dict[str, float], losses: dict[str
     row = {"epoch": state.epoch, **losses, **{f"val_{name}": value for name, value in metrics.items()}}
     state.history.append(row)
     name = _selection_metric(row)
-    value = metrics.get(name, -math.inf)  # an epoch that was not validated is never the best
-    if name == "loss":
-        value = -value
+    value = (-1 if name == "loss" else 1) * metrics.get(name, -math.inf)  # without validation it is never the best
     is_best = value > state.best_value
     if is_best:
         state.best_value, state.best_epoch = value, state.epoch

@@ -5,21 +5,19 @@ import torch
 
 from duplex.methods.caila import Caila
 from duplex.methods.compcos import CompCos
-from duplex.methods.families import WordTable
 from duplex.methods.gipcol import Gipcol, GipcolOptions
 from duplex.methods.layers import unit as unit_rows
 from duplex.methods.plid import Plid
 from duplex.options import OptionError, TrainingOptions
 from duplex.training.loop import make_optimiser
-from tests.methods.field import LABELS, SEEN, M, N, batch, build, words
-from tests.methods.loops import close, convolved, softmax
+from tests.methods.field import LABELS, SEEN, M, N, batch, build, targets, words
+from tests.methods.loops import close, convolved, cross_entropy, products, softmax
 
 
 def test_the_graphs_output_replaces_fixed_words():
     method = build(Gipcol, width=6, words="replaced")
     prompts = method.prompts
     starts = build(Gipcol, width=6, shaken=False).prompts.learned_rows[-(M + N) :].detach()
-    close(prompts.fixed_names, starts)
     target = LABELS.candidates("closed", "train").tolist()
     states, objects, _ = convolved(prompts.network.weights, starts[:M], starts[M:], target)
     close(prompts.lexicon()[-(M + N) :].detach(), torch.cat([states, objects]))
@@ -42,20 +40,13 @@ def test_the_graph_has_a_rate_and_a_decay_of_its_own():
 
 
 def test_features_are_dropped_after_they_are_normalised():
-    plain, dropping, images = build(Caila, shift=False), build(Caila, shift=False, feature_dropout=0.5), batch(4)
-    plain.train(), dropping.train()
-    for method in (plain, dropping):
-        for adapters in (method.images, method.texts):
-            adapters.state.rate = adapters.object.rate = adapters.whole.rate = 0.0
-    seen = []
-    dropping.three_path_losses = lambda **found: seen.extend(found["logits"]) or {}
+    method, images = build(Caila, shift=False, dropout=0.0, feature_dropout=0.5).train(), batch(4)
     torch.manual_seed(1)
-    dropping.losses(images, dropping.shared())
+    found = method.losses(images, method.shared())
     torch.manual_seed(1)
-    features = plain.images.images(unit_rows(images.cls))
-    masks = [torch.nn.functional.dropout(torch.ones_like(f), 0.5) for f in features]
-    for logits, f, mask, t in zip(seen, features, masks, plain.shared(), strict=True):
-        close(logits.detach(), (plain.scale * (f * mask) @ t.T).detach())
+    z = [torch.nn.functional.dropout(f, 0.5) for f in method.images.images(unit_rows(images.cls))]
+    for name, f, t, own in zip(("composition", "state", "object"), z, method.shared(), targets(images), strict=True):
+        close(found[name].item(), cross_entropy(products(f, t.detach(), method.scale), own))
 
 
 def test_smoothed_labels_by_loops():
@@ -79,5 +70,3 @@ def test_smoothed_labels_by_loops():
 def test_words_as_they_are():
     raw = build(CompCos, unit_words=False, shaken=False).words
     close(raw.states.detach(), words().states.float())
-    table = WordTable(words().states, words().objects, trained=False, unit_words=False)
-    close(table.objects, words().objects.float())
