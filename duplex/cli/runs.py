@@ -178,7 +178,8 @@ def sweep(
 @app.command()
 def reproduce(
     dataset: Annotated[str, Argument(help="A data set of ablations/params.yaml.")] = "shapes",
-    seeds: Annotated[str | None, Option(help="Seeds, or a range such as 0-4; default: run.seeds there.")] = None,
+    methods: Annotated[str | None, Option(help="Published methods, comma-separated, to run by their recipes.")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, or a range; default: run.seeds there, or 0-4 of recipes.")] = None,
     jobs: Jobs = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Only print the plan: rows, stages left, GB, hours.")] = False,
 ) -> None:
@@ -186,24 +187,31 @@ def reproduce(
 
     The rows are methods of ablations/params.yaml. The data set is prepared and extracted, and the rows are trained and
     evaluated by the exact and the published protocol. An interrupted command is resumed by the same command.
+
+    With `--methods`, the rows are published methods by their recipes, on a data set of params.yaml.
     """
-    from duplex.project.reproduce import PROJECT, plan_reproduction
+    from duplex.artifacts import ArtifactPaths
+    from duplex.project.reproduce import PROJECT, PUBLISHED, plan_reproduction, published_params
     from duplex.project.reproduce import reproduce as run
 
-    if not (PROJECT / "params.yaml").is_file():
+    folder, paths = Path(), ArtifactPaths()
+    if names := split_names(methods):
+        params, paths = published_params(dataset, names, parse_seeds(seeds) or range(5)), ArtifactPaths(PUBLISHED)
+    elif (PROJECT / "params.yaml").is_file():
+        os.chdir(PROJECT)
+        params, folder = load_params(), PROJECT
+    else:
         raise UsageError(
             f"{PROJECT / 'params.yaml'}, which has the paper's rows, is not here; run from the project's folder"
         )
-    os.chdir(PROJECT)
-    params = load_params()
-    plan = plan_reproduction(params, dataset, parse_seeds(seeds), jobs)
+    plan = plan_reproduction(params, dataset, parse_seeds(seeds), jobs, paths)
     for line in plan.lines():
         (typer.echo if dry_run else log)(line)
     if dry_run:
         return
-    report, page = run(params, plan, jobs)
+    report, page = run(params, plan, jobs, paths)
     _log_sweep(report)
-    typer.echo(PROJECT / page)
+    typer.echo(folder / page)
     if report.failed or report.not_committed:
         raise typer.Exit(1)
 

@@ -1,7 +1,8 @@
 """`duplex reproduce`: the rows that the paper's tables have for a data set, from images to the page of claims.
 
 The rows are methods of the project in the folder `ablations`, where this runs; report/claims.yaml says which ones a
-data set needs. The stages make everything, and stamps say what is left: the same command resumes an interrupted one.
+data set needs. With `--methods` they are other publications' methods by their recipes, in the project's own folder. The
+stages make everything, and stamps say what is left: the same command resumes an interrupted one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -18,14 +20,14 @@ import numpy as np
 import torch
 
 from duplex.artifacts import ArtifactPaths
-from duplex.config.params import EncoderParams, Params
+from duplex.config.params import PARAMS_FILE, EncoderParams, Params, dataset_files, parse_params, read_yaml
 from duplex.data.images import BadImageFile, read_image
 from duplex.data.sources import is_on_disk, load_source
 from duplex.data.tables import LabelledImages, count_dataset
 from duplex.encoders.base import Encoder, load_encoder, missing_weights, resolve_device
 from duplex.encoders.image_blocks import block_count, block_input_shape
 from duplex.errors import DuplexError, UsageError
-from duplex.features.encode import decoding_workers, encode_outputs
+from duplex.features.encode import OutputSpec, decoding_workers, encode_outputs
 from duplex.features.file import size_text
 from duplex.methods.base import Batch
 from duplex.methods.finetuned import finetuned_blocks_factory
@@ -43,7 +45,9 @@ from duplex.training.run import MethodSpec, initialised_method, reproducible
 from duplex.training.scoring import Validation
 
 PROJECT = Path("ablations")  # folder of the project with the paper's rows
+PUBLISHED = ArtifactPaths.root / "published"  # folder of runs by published recipes
 FEW = 2  # images in a timed batch on a CPU; on a GPU it is a whole batch
+UNLIKE = ", not with the published counts of {}: no number will be compared"
 DECODED = 8  # images read to time decoding
 LONG = 20.0  # seconds; what takes longer is timed once
 
@@ -77,6 +81,7 @@ class Plan:
     free: int = 0
     missing_weights: bool = False
     hours: Hours | None = None
+    note: str = ""  # on the data
 
     def lines(self) -> list[str]:
         """The plan as lines of text, one per topic."""
@@ -86,7 +91,7 @@ class Plan:
         weights = "not on disk, downloaded when first needed" if self.missing_weights else "on disk"
         needed = "unknown size" if self.needed is None else size_text(self.needed)
         lines = {
-            "data": f"{self.images:,} images in {self.root}",
+            "data": f"{self.images:,} images in {self.root}{self.note}",
             "weights": f"{self.encoder}: {weights}",
             "disk": f"{needed} of features to write, {size_text(self.free)} free",
             "stages": ", ".join([*made, "report"]),
@@ -117,6 +122,19 @@ class Plan:
         return ""
 
 
+def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
+    """params.yaml with the published recipes of methods on a data set, and with the features that they need."""
+    record = read_yaml(PARAMS_FILE)
+    run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
+    params = parse_params({**record, "run": run, "report": {}}, dataset_files(PARAMS_FILE), PARAMS_FILE)
+    entry, specs = params.dataset(dataset), [MethodSpec.of(params, dataset, name) for name in methods]
+    tokens = "patch" if any("patch" in spec.request.needs for spec in specs) else "none"
+    encoder = entry.encoder.model_copy(update={"pixels": any(spec.finetune for spec in specs)})
+    extraction = params.extraction.model_copy(update={"tokens": tokens})
+    datasets = {dataset: entry.model_copy(update={"encoder": encoder})}
+    return params.model_copy(update={"extraction": extraction, "datasets": datasets})
+
+
 def plan_reproduction(
     params: Params, dataset: str, seeds: Sequence[int] | None, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Plan:
@@ -128,7 +146,8 @@ def plan_reproduction(
     data = load_source(entry.source)
     if not is_drawn:
         require_images(dataset, entry.source.root, data.manifest["image"].tolist())
-    rows, absent = methods_in_paper(params, dataset, data)
+    published = params.run.recipes == "published"
+    rows, absent = (list(params.run.methods), []) if published else methods_in_paper(params, dataset, data)
     if not rows:
         raise UsageError(f"{PROJECT / 'params.yaml'} has no row of the paper's tables for {dataset}; add its methods")
     runs = grid(params, [dataset], rows, seeds)
@@ -152,6 +171,7 @@ def plan_reproduction(
         needed=_size(params, dataset, images) if extracts else 0,
         free=free_bytes(paths.root),
         missing_weights=missing_weights(entry.encoder.name, entry.encoder.weights) is not None,
+        note=UNLIKE.format(dataset) if published and _benchmark(data) != dataset else "",
     )
     return replace(plan, hours=_estimate(params, plan, data, jobs)) if extracts or left else plan
 
@@ -176,9 +196,8 @@ def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tupl
 
     Data that are none of the paper's get the rows of all its tables.
     """
-    published = benchmark_of(counts_of(count_dataset(data.labels, data.manifest).to_dict()))
     known = {name for claim in read_package_yaml("claims.yaml")["claims"] for name in claim["of"]}
-    benchmark = published or (dataset if dataset in known else None)
+    benchmark = _benchmark(data) or (dataset if dataset in known else None)
     found: set[str] = set()
     absent: list[str] = []
     for names in _claimed_runs(benchmark):
@@ -189,6 +208,10 @@ def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tupl
             absent.append(names[0])
     found |= {name for name, entry in params.methods.items() if entry.shown_as in found}  # the open world's
     return [name for name in params.methods if name in found], list(dict.fromkeys(absent))
+
+
+def _benchmark(data: LabelledImages) -> str | None:
+    return benchmark_of(counts_of(count_dataset(data.labels, data.manifest).to_dict()))
 
 
 def _claimed_runs(benchmark: str | None) -> Iterator[list[str]]:
@@ -232,7 +255,7 @@ def reproduce(
 
 
 def _estimate(params: Params, plan: Plan, data: LabelledImages, jobs: int | None) -> Hours | None:
-    """Hours of what is left, each run like the first row's; None for an encoder that cannot be loaded here."""
+    """Hours of what is left, rows of the paper like the first one; None for an encoder that cannot be loaded here."""
     dataset, device = plan.dataset, resolve_device(params.device)
     print("timing a batch of images and a training step", file=sys.stderr)
     try:
@@ -243,20 +266,27 @@ def _estimate(params: Params, plan: Plan, data: LabelledImages, jobs: int | None
     extraction = 0.0
     if plan.extracts:
         extraction = plan.images * _image_seconds(params, dataset, data, tower)
-    spec = MethodSpec.of(params, dataset, plan.rows[0])
+    timed = plan.rows if params.run.recipes == "published" else plan.rows[:1]
+    specs = {name: MethodSpec.of(params, dataset, name) for name in timed}
+    runs = {name: _run_seconds(spec, data, entry, tower) for name, spec in specs.items()}
+    training = math.fsum(runs.get(run.method, runs[timed[0]]) for run in plan.left)
+    threads = specs[timed[0]].training.threads
+    threads = torch.get_num_threads() if threads == "auto" else threads
+    workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
+    weights = "its weights" if entry == params.dataset(dataset).encoder else "random weights of its size"
+    return Hours(extraction / 3600, training / workers / 3600, ", ".join(timed), weights)
+
+
+def _run_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, tower: Encoder) -> float:
     images = data.manifest["split"].value_counts()
     with reproducible(spec.training.threads):
-        step, validation = _step_seconds(spec, data, entry, device)
+        step, validation = _step_seconds(spec, data, entry, tower)
         train, forward = _block_seconds(spec, entry, tower)
     steps = math.ceil(images["train"] / spec.training.batch_size)
     validation += images["val"] * forward
     epoch = steps * step + images["train"] * train + validation
     worlds = len(spec.worlds)  # scored on validation images after training, then on test images
-    run = spec.training.epochs * epoch + worlds * (1 + images["test"] / images["val"]) * validation
-    threads = torch.get_num_threads() if spec.training.threads == "auto" else spec.training.threads
-    workers = min(workers_and_gpus(params.device, jobs, threads)[0], max(1, len(plan.left)))
-    weights = "its weights" if entry == params.dataset(dataset).encoder else "random weights of its size"
-    return Hours(extraction / 3600, len(plan.left) * run / workers / 3600, plan.rows[0], weights)
+    return float(spec.training.epochs * epoch + worlds * (1 + images["test"] / images["val"]) * validation)
 
 
 def _image_seconds(params: Params, dataset: str, data: LabelledImages, tower: Encoder) -> float:
@@ -281,22 +311,25 @@ def _image_seconds(params: Params, dataset: str, data: LabelledImages, tower: En
     return max(decoding, _seconds(lambda: encode_outputs(tower, pixels, outputs)["cls"]) / count)
 
 
-def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, device: str) -> tuple[float, float]:
+def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, tower: Encoder) -> tuple[float, float]:
     """Seconds of a training step and of a validation on made-up features, without fine-tuned blocks."""
     width = load_encoder(entry.name, entry.weights, towers="text").dim
     features = np.random.default_rng(0).standard_normal((len(data.manifest), width), dtype=np.float32)
     request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
-    inputs = Data(data.manifest, data.labels, features, entry, device).read(request)
-    where = torch.device(device)
-    images = inputs.examples["train"].to(where)
-    inputs = replace(inputs, examples={**inputs.examples, "train": images})
-    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), inputs, 0, where)
+    inputs = Data(data.manifest, data.labels, features, entry, str(tower.device)).read(request)
+    examples = {split: each.to(tower.device) for split, each in inputs.examples.items()}
+    shapes = OutputSpec(patches="patch" in request.needs).row_shapes(tower)
+    for (name, shape), (split, each) in product(shapes.items(), examples.items()):
+        repeated = torch.randn(1, *shape, device=tower.device).expand(len(each), *shape)
+        examples[split] = replace(each, inputs={**each.inputs, name: repeated})
+    images, inputs = examples["train"], replace(inputs, examples=examples)
+    method = initialised_method(spec.kind, spec.options, inputs.context(spec.trained_for), inputs, 0, tower.device)
     method.train()
     batch = Batch(images.inputs, images.compositions)
     rows = torch.arange(min(spec.training.batch_size, len(images)))
     optimiser = make_optimiser(method, spec.training)
     step = _seconds(lambda: next(iter(optimiser_step(method, batch, rows, spec.training, optimiser).values())))
-    validate = Validation(inputs.examples["val"].to(where), data.labels)
+    validate = Validation(examples["val"], data.labels)
     return step, _seconds(lambda: torch.tensor(validate(method)["auc"]))
 
 

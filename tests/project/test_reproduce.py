@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from duplex.config.params import published_recipes
 from tests.commands import Command, command
 from tests.data.makers import make_standard
-from tests.projects import draw_project, interrupt
+from tests.encoders import small
+from tests.projects import SHIPPED, draw_project, edited_params, interrupt
 from tests.subprocesses import ROOT
 
 __all__ = ["command"]
@@ -108,3 +110,50 @@ def test_an_interrupted_command_continues_and_ends_with_the_page_of_claims(
     monkeypatch.chdir(tmp_path)
     again = command("reproduce", "own", "--dry-run")
     assert "0 of 4 runs" in again.out and "hours    none\n" in again.out
+
+
+@pytest.fixture
+def zappos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project whose ut-zappos has the layout of the benchmark and a small random CLIP, in which 12 heads fit."""
+    make_standard(tmp_path / "data/ut-zappos", "archive")
+    monkeypatch.setitem(small.ARCHITECTURE, "embed_dim", 24)
+    encoder = small.write_folder(tmp_path / "clip")
+    recipe = published_recipes()["troika"]["per_dataset"]["ut-zappos"]["training"]
+    with edited_params(SHIPPED, tmp_path / "params.yaml") as record:
+        record["device"], record["extraction"]["num_workers"], record["evaluation"]["bootstrap"] = "cpu", 0, 20
+        entry = record["datasets"]["ut-zappos"]
+        entry |= {"encoder": {"name": encoder}, "methods": {"troika": {"training": {**recipe, "epochs": 2}}}}
+        entry["training"]["threads"] = 1
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_plan_of_published_recipes(zappos: Path, command: Command):
+    plan = command("reproduce", "ut-zappos", "--methods", "csp,troika,cluspro", "--dry-run")
+    assert plan.code == 0, plan.err
+    lines = {line.partition(" ")[0]: line for line in plan.out.splitlines()}
+    assert "not with the published counts of ut-zappos: no number will be compared" in lines["data"]
+    assert re.search(r"0\.\d MB of features to write, [\d.]+ GB free", lines["disk"])
+    assert "prepare (missing), extract (missing), 15 of 15 runs" in lines["stages"]
+    assert "about" in lines["hours"] and "of csp, troika, cluspro on this device" in lines["hours"]
+    assert lines["rows"].endswith("3 × seeds 0, 1, 2, 3, 4: csp, troika, cluspro") and "not run" not in plan.out
+    assert not (zappos / "artifacts").exists()
+    assert command("reproduce", "ut-zappos", "--methods", "cds", "--dry-run").refused("no publication says")
+    assert command("reproduce", "shapes", "--methods", "troika").refused("it has none for shapes")
+
+
+@pytest.mark.slow
+def test_two_epochs_of_troika_as_published(zappos: Path, command: Command, in_this_process: None):
+    done = command("reproduce", "ut-zappos", "--methods", "troika", "--seeds", "0")
+    assert done.code == 0, done.err
+    run = zappos / "artifacts/published/ut-zappos/troika/0"
+    history = (run / "history.csv").read_text().splitlines()
+    assert len(history) == 4, "epoch 0 and two more"
+    settings = json.loads((run / "train.stamp.json").read_text())
+    assert settings["options"]["heads"] == 12 and settings["options"]["score"] == "logit"
+    assert settings["training"]["word_dropout"] == 0.3 and settings["training"]["weight_decay"] == 1e-5
+    assert settings["finetune"]["adapter"] == "parallel" and settings["finetune"]["augment"]
+    assert set(json.loads((run / "metrics.json").read_text())["closed"]["sampled"]) == {"seen", "unseen", "hm", "auc"}
+    assert "troika" in (zappos / done.out.strip()).read_text()
+    again = command("reproduce", "ut-zappos", "--methods", "troika", "--seeds", "0", "--dry-run")
+    assert "0 of 1 runs" in again.out
