@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -59,13 +59,6 @@ class PlidOptions(TextOptions):
     primitives: NonNegative = 0.1  # weight w of the primitives' losses
     width: Count = 768  # hidden units of each disentangler
     template: Template = TEMPLATE  # words whose tokens initialise the learned context
-
-
-class Classes(NamedTuple):
-    """Unit mean text feature of each class, and the deviations of D samples from it."""
-
-    means: tuple[Tensor, Tensor, Tensor]  # [C, d], [M, d], [N, d]
-    deviations: tuple[Tensor, Tensor, Tensor]  # [C, D, d], [M, D, d], [N, D, d]
 
 
 class Enrichment(nn.Module):
@@ -107,36 +100,31 @@ class Plid(TextMethod[PlidOptions]):
         prompts = [Prompts(labels, tower, paths="composition", template=words) for words in self.options.templates]
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
 
-    def shared(self) -> Classes:
+    def shared(self) -> tuple[Tensor, ...]:
+        """Unit means of text features [C, d], [M, d], [N, d]; deviations of D samples from them [C, D, d], ..."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         described = self.described.to(t)  # [C, D, d]
-        enriched = self.enrich(t, described)
-        states, objects = self.primitive_means(enriched)
-        described_s, described_o = self.primitive_means(described)
-        return Classes(
-            means=(unit(enriched), unit(states), unit(objects)),
-            deviations=(
-                deviations(enriched, described),
-                deviations(states, described_s),
-                deviations(objects, described_o),
-            ),
-        )
+        means = [self.enrich(t, described)]
+        means += self.primitive_means(means[0])
+        described_by_path = (described, *self.primitive_means(described))
+        spread = [deviations(mean, rows) for mean, rows in zip(means, described_by_path, strict=True)]
+        return (*map(unit, means), *spread)
 
     def primitive_means(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.train_candidates.means(rows, len(self.labels.states), len(self.labels.objects))
 
-    def path_logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    def path_logits(self, z: tuple[Tensor, Tensor, Tensor], means: tuple[Tensor, ...]) -> list[Tensor]:
         return [self.scale * f @ t.T for f, t in zip(z, means, strict=True)]
 
-    def losses(self, batch: Batch, shared: Classes) -> dict[str, Tensor]:
+    def losses(self, batch: Batch, shared: tuple[Tensor, ...]) -> dict[str, Tensor]:
         x, index = unit(batch.cls), self.train_candidates
         z = (x, *self.factors(x))
         targets = (index.positions_of_listed(batch.compositions), *self.primitives(batch.compositions))
-        c, s, o = self.path_logits(z, shared.means)
+        c, s, o = self.path_logits(z, shared[:3])
         b = self.draw_mix(x) if self.training else self.options.mix
         logits = [(1 - b) * c + b * (s[:, index.states] + o[:, index.objects]), s, o]
         if self.options.margin:
-            margins = (self.margins(*paths) for paths in zip(z, shared.deviations, targets, strict=True))
+            margins = (self.margins(*paths) for paths in zip(z, shared[3:], targets, strict=True))
             logits = [path + margin for path, margin in zip(logits, margins, strict=True)]
         names, weights = ("composition", "state", "object"), (1.0, self.options.primitives, self.options.primitives)
         if self.options.smoothing:

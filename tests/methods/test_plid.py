@@ -5,6 +5,8 @@ import torch
 
 from duplex.methods.plid import Plid
 from duplex.methods.prompts import Prompts
+from duplex.options import TrainingOptions
+from duplex.training.loop import optimiser_step
 from tests.methods.field import LABELS, SEEN, N, batch, build, check_losses, primitive_means, scores, targets
 from tests.methods.loops import close, cross_entropy, dot, linear, products, unit
 from tests.methods.world import DIM, small_tower
@@ -76,3 +78,16 @@ def test_the_weight_of_primitives_is_drawn_with_its_mean():
     drawn = torch.stack([method.draw_mix(like) for _ in range(4000)])
     assert drawn.min() >= 0 and drawn.max() < 1
     assert abs(drawn.mean() - 0.2) < 0.01
+
+
+def test_the_batches_of_a_step_share_their_texts():
+    results = []
+    for size in (4, 2):
+        method, settings = (
+            build(Plid, **ROW),
+            TrainingOptions(learning_rate=0.1, batch_size=size, epochs=1, accumulate=2),
+        )
+        optimiser_step(method, batch(4), torch.arange(4), settings, torch.optim.SGD(method.groups(), lr=0.1))
+        results.append(method.state_dict())
+    for name, value in results[0].items():
+        close(results[1][name], value)

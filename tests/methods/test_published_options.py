@@ -60,7 +60,7 @@ def test_smoothed_labels_by_loops():
         expected.append(row)
     close(method.smoothed(torch.tensor(target)), expected)
     shared = method.shared()
-    c, s, o = method.path_logits((unit_rows(images.cls), *method.factors(unit_rows(images.cls))), shared.means)
+    c, s, o = method.path_logits((unit_rows(images.cls), *method.factors(unit_rows(images.cls))), shared[:3])
     mixed = 0.9 * c + 0.1 * (s[:, method.train_candidates.states] + o[:, method.train_candidates.objects])
     logs = [torch.tensor(softmax(row.detach()), dtype=torch.float64).log().tolist() for row in mixed]
     loss = -sum(w * p for row, ps in zip(expected, logs, strict=True) for w, p in zip(row, ps, strict=True)) / 4
