@@ -37,13 +37,11 @@ Z = torch.nn.functional.normalize
 
 def small_tower(width: int, device: str = "cpu") -> ClipTextTower:
     """CLIP's text tower with two layers and random weights."""
-    from open_clip.model import CLIPTextCfg, _build_text_tower
-
-    import duplex.encoders.open_clip  # noqa: F401
+    from duplex.encoders.open_clip import open_clip
 
     torch.manual_seed(0)
-    config = CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)
-    return ClipTextTower(_build_text_tower(DIM, config).to(device))
+    config = open_clip.model.CLIPTextCfg(context_length=16, width=width, heads=width // 64, layers=2)
+    return ClipTextTower(open_clip.model._build_text_tower(DIM, config).to(device))
 
 
 def begun(

@@ -38,8 +38,6 @@ def random_tower(
     name: str, *, layers: int | None = None, width: int | None = None, precision: str = "fp32", device: str = "cpu"
 ) -> ClipTextTower:
     """A text tower of an open_clip architecture with random weights, without an image tower."""
-    from open_clip.model import _build_text_tower
-
     from duplex.encoders.open_clip import open_clip
 
     config = open_clip.get_model_config(name)
@@ -50,7 +48,7 @@ def random_tower(
     if width:
         text |= {"width": width, "heads": max(1, width // 64)}
     torch.manual_seed(0)
-    model = _build_text_tower(config["embed_dim"], text, quick_gelu=config.get("quick_gelu", False))
+    model = open_clip.model._build_text_tower(config["embed_dim"], text, quick_gelu=config.get("quick_gelu", False))
     return ClipTextTower(model.to(device), precision=precision)
 
 

@@ -1,0 +1,65 @@
+"""Each command `python -m benchmarks.NAME` that a page names runs at its smallest size."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.projects import built_once, make_project
+from tests.subprocesses import ENVIRONMENT, ROOT
+
+LABELS = "import benchmarks.closed_form as c; c.STATES, c.OBJECTS, c.SEEN, c.LISTED, c.DIM = 8, 7, 24, 20, 16"
+IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0}"
+MEMORY = "m.SIZES = {'small': (4, 2, 1)}; m.apart = lambda module, part: m.PARTS['memory']('30')"
+SMALLER = "from functools import partial; m.{0} = partial(m.{0}, layers=1, width=64)"
+COMMANDS = {  # name -> (arguments, changes of the module m before its main function runs)
+    "answers": ("--run artifacts/own/duplex/0 --others pictures --json", "m.IMAGES = 20"),
+    "closed_form": ("--images 200 --val-images 60 --json", LABELS),
+    "curve": ("--json", f"m.CLOSED, m.OPEN, m.SEEN, m.IMAGES = 900, 2000, 400, 300; {IN_PROCESS}"),
+    "depth": ("--depths 0,1 --batch 1 --images 2 --layers 2 --width 64 --budget 8 --json", ""),
+    "extraction": ("--encoder small --workers 1 --json", MEMORY),
+    "graph": ("--json", "m.DIM, b = 16, m.by_batch; m.by_batch = lambda: b((64,))"),
+    "openworld": ("--rounds 1 --json", f"m.DIM = 64; {LABELS}"),
+    "paper": ("--encoder ViT-S-32 --batch 1 --json", "m.PAPER = dict(list(m.PAPER.items())[:1])"),
+    "recognition": ("--run artifacts/own/duplex/0 --json", "m.PROCESSES = 1"),
+    "serving": ("--model artifacts/own/duplex/0 --json", "m.REQUESTS, m.PICTURES, m.ROUNDS = 20, 20, 1"),
+    "study": ("--dataset own --methods clip,linear --of clip --seeds 0 --folder runs --json", ""),
+    "suspects": ("--json", "m.SEEDS = 1"),
+    "text": ("--pairs pairs.txt --layers 1 --width 64 --sample 2 --rounds 1 --json", ""),
+    "training": (
+        "--datasets ut-zappos --rounds 1 --json",
+        "; ".join(map(SMALLER.format, ("image_encoder", "random_tower"))),
+    ),
+}
+ELSEWHERE = {"gpu", "mutants", "train_tiny_encoder"}  # with tests of their own
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    folder = built_once(tmp_path_factory, "benchmarked", lambda folder: make_project(folder, [0], ["duplex"]))
+    (folder / "artifacts" / "shapes").symlink_to("own")
+    (folder / "pairs.txt").write_text("red star\nblue star\nred moon\n")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_named_command_runs(name, project):
+    words, changes = COMMANDS[name]
+    code = f"import sys, benchmarks.{name} as m; {changes or 'pass'}; sys.argv[1:] = {words.split()!r}; m.main()"
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PATH": f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"}
+    environment.pop("DUPLEX_SHARED", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)
+
+
+def test_every_command_that_a_page_names_is_run_here():
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+    named = {name for page in pages for name in re.findall(r"-m benchmarks\.(\w+)", page.read_text())}
+    assert named <= COMMANDS.keys() | ELSEWHERE
