@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def fit(
-    source: Annotated[Path, Argument(help="Labelled images: a folder state/object/*.jpg, or a CSV or Parquet table.")],
+    source: Annotated[
+        Path, Argument(help="Labelled images: a folder state/object/*.jpg, or a table (CSV, Parquet, JSON).")
+    ],
     images: ImageFolder = None,
     encoder: Annotated[str | None, Option(help="Frozen encoder; default: chosen by GPU, weights and images.")] = None,
     weights: Weights = None,
@@ -84,7 +86,7 @@ def update(
     log(f"{place} holds the updated model")
 
 
-FORMATS = ("table", "jsonl", "csv")
+FORMATS = ("table", "jsonl", "csv", "label-studio")
 COLUMNS = ("image", "rank", "state", "object", "score", "probability", "error")
 SOME_UNREADABLE = 3  # exit code
 MODEL = "Folder of a run or an export, or hf-hub:OWNER/NAME; default: the run with the best AUC."
@@ -104,7 +106,9 @@ def predict(
     new_share: NewShare = None,
     add: Add = None,
     compositions: Compositions = None,
-    form: Annotated[str | None, Option("--format", help="table, jsonl or csv; default: by --out, else table.")] = None,
+    form: Annotated[
+        str | None, Option("--format", help="table, jsonl, csv or label-studio; default: by --out, else table.")
+    ] = None,
     out: Annotated[Path | None, Option(help="Write to this file instead of stdout.")] = None,
     force: Force = False,
     batch_size: Annotated[int, Option(min=1, help="Number of images encoded at once.")] = 64,
@@ -202,13 +206,17 @@ def _checked_format(form: str | None, out: Path | None) -> str:
 
 
 def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO, form: str, top: int) -> int:
+    from duplex.data.label_studio import pre_annotated
+
     unreadable, lines = 0, csv.writer(target, lineterminator="\n")
     if form == "csv":
         lines.writerow(COLUMNS)
-    for image, answer in rows:
+    for number, (image, answer) in enumerate(rows):
         record = answer.to_dict(top)
         unreadable += "error" in record
-        if form == "jsonl":
+        if form == "label-studio":
+            target.write((",\n" if number else "[") + json.dumps(pre_annotated(image, record), ensure_ascii=False))
+        elif form == "jsonl":
             target.write(json.dumps({"image": image, **record}, ensure_ascii=False) + "\n")
         elif form == "table":
             target.write(f"{escape_unprintable(image)}  {_summary(record)}\n")
@@ -218,6 +226,7 @@ def _write(rows: Iterable[tuple[str, Answer | UnreadableImage]], target: TextIO,
             for rank, guess in enumerate(record["top"], 1):
                 lines.writerow([image, rank, *(guess[key] for key in COLUMNS[2:6]), ""])
         target.flush()
+    target.write("]\n" if form == "label-studio" else "")
     return unreadable
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from duplex.data.contents import content_keys
-from duplex.data.images import ImageTree, describe_skipped, verify_image
+from duplex.data.images import ImageTree, describe_skipped, file_of, verify_image
 from duplex.data.tables import LabelledImages
 from duplex.labels import SPLITS, LabelSpace, prompt_name
 from duplex.system.processes import track
@@ -115,7 +115,8 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     unreadable = [f"{image} ({reason})" for image, reason in opened if reason]
     readable = [image for image, reason in opened if not reason]
     repeated = manifest["image"][manifest["image"].duplicated()]
-    unlisted = [path for path in tree.images(refuse_links=False) if path not in present]
+    listed = set(map(file_of, present))
+    unlisted = [path for path in tree.images(refuse_links=False) if path not in listed]
     kinds = describe_skipped({kind: len(names) for kind, names in tree.skipped.items()})
     return [
         _issue("images are missing", (image for image in images if image not in present), True),

@@ -8,7 +8,6 @@ state and every object stays in training.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import warnings
 from collections import Counter
@@ -23,7 +22,15 @@ import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image
 
-from duplex.data.images import READABLE, BadImageFile, ImageBytes, decode_image, machine_fault
+from duplex.data.images import (
+    READABLE,
+    BadImageFile,
+    ImageBytes,
+    decode_image,
+    file_of,
+    machine_fault,
+    read_image_bytes,
+)
 from duplex.errors import DuplexError
 from duplex.options import SplitOptions
 from duplex.system.files import sha256
@@ -64,11 +71,11 @@ def content_keys(root: Path, images: Sequence[str]) -> list[str]:
 def _head(path: Path) -> FileHead:
     digest = ""
     try:
-        data = path.read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        with Image.open(io.BytesIO(data), formats=READABLE) as image:
-            width, height = sorted(image.size)
-            return FileHead(path, digest, (width, height), image.format == "JPEG")
+        data = read_image_bytes(path)
+        digest = data.digest
+        with Image.open(data, formats=READABLE) as image:
+            width, height = sorted(image.size if data.crop is None else map(int, data.crop.groups()[2:]))
+            return FileHead(path, digest, (width, height), image.format == "JPEG" and data.crop is None)
     except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
         if fault := machine_fault(path, error):
             raise fault from error
@@ -76,7 +83,7 @@ def _head(path: Path) -> FileHead:
 
 
 def _file_pixels(head: FileHead, *, draft: bool) -> str:
-    return _pixel_digest(ImageBytes(head.path.read_bytes(), head.path), draft=draft) or head.digest
+    return _pixel_digest(read_image_bytes(head.path), draft=draft) or head.digest
 
 
 def _pixel_digest(data: ImageBytes, *, draft: bool = False) -> str | None:
@@ -95,12 +102,11 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
     """
 
     def digests(image: str) -> tuple[str, str]:
-        path = root / image
+        path = root / file_of(image)
         if not path.is_file():
             return "", ""
-        data = path.read_bytes()
-        file = hashlib.sha256(data).hexdigest()
-        return file, known.get(file) or _pixel_digest(ImageBytes(data, path)) or file
+        data = ImageBytes(path.read_bytes(), root / image)
+        return data.digest, known.get(data.digest) or _pixel_digest(data) or data.digest
 
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
         pairs = list(track(pool.map(digests, images), "reading images", len(images)))
@@ -111,9 +117,11 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
     """The sha256 of each image file below `root`; "" for a file that is missing or may not be read."""
 
     def digest(image: str) -> str:
-        path = root / image
+        path = root / file_of(image)
         try:
-            return sha256(path) if path.is_file() and os.access(path, os.R_OK) else ""
+            if not (path.is_file() and os.access(path, os.R_OK)):
+                return ""
+            return sha256(path) if file_of(image) == image else read_image_bytes(root / image).digest
         except (OSError, MemoryError) as error:
             raise machine_fault(path, error) or error from error
 

@@ -1,8 +1,9 @@
 """Read image files and text files of strangers, and find them below a data root.
 
 Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
-ignored. Width and height are read from the header: a decompression bomb is never decoded. Faults of an image file
-are told from faults of the machine (memory, disk). Links that lead out of the data root raise an error.
+ignored. An image's name may end in a crop of these pixels, `photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`. Width and height are
+read from the header: a decompression bomb is never decoded. Faults of an image file are told from faults of the machine
+(memory, disk). Links that lead out of the data root raise an error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import codecs
 import errno
+import hashlib
 import io
 import os
 import re
@@ -17,6 +19,8 @@ import stat
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,13 +28,18 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
-from duplex.errors import DuplexError
+from duplex.errors import DuplexError, install_command
+
+with suppress(ImportError):  # of the extra `heif`
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
 
 # Error numbers for a file that is missing, forbidden, or of a wrong name or kind
 FILE_ERRORS = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP}
 FILE_ERRORS |= {errno.ENAMETOOLONG, errno.EINVAL}
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "ICO", "JPEG2000", "AVIF")
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "DIB", "TIFF", "WEBP", "PPM", "ICO", "JPEG2000", "AVIF", "HEIF")
 Image.init()  # once, before decoding workers are forked
 READABLE = tuple(name for name in FORMATS if name in Image.OPEN)  # formats that this Pillow was built with
 MAX_PIXELS = 89_478_485  # a quarter of a gigabyte as RGB: Pillow's own limit, an error here instead of a warning
@@ -48,6 +57,11 @@ IMAGE_SUFFIXES = {
     ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp",
     ".ppm", ".pgm", ".pbm", ".pnm", ".ico", ".jp2", ".j2k", ".avif",
 }  # fmt: skip
+HEIF_SUFFIXES = {".heic", ".heif"}
+IMAGE_SUFFIXES |= HEIF_SUFFIXES if "HEIF" in READABLE else set()
+HEIF = re.compile(rb"....ftyp(hei|hev|mif1|msf1)", re.DOTALL)  # first bytes of a file, by ISO 23008-12
+READ_HEIF = f"run {install_command('heif')} to read HEIC images"
+CROP = re.compile(r"#xywh=(\d+),(\d+),(\d+),(\d+)$")  # as in the W3C's media fragments
 DOCUMENTS = frozenset({".txt", ".csv", ".tsv", ".parquet", ".pq", ".json", ".t7", ".md", ".html"})  # lists and notes
 IGNORED = (".", "__MACOSX")  # beginnings of the names of files and folders that are never listed
 SHOWN = 6  # kinds of skipped files in a message
@@ -78,12 +92,35 @@ class BadImageFile(Exception):
 
 
 class ImageBytes(io.BytesIO):
+    """The bytes of an image file. `path` is the image's, which may end in a crop."""
+
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(data)
         self.path = path
+        self.crop = CROP.search(path.name)
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of the bytes and, of a crop, of its place."""
+        place = "" if self.crop is None else self.crop[0]
+        return hashlib.sha256(self.getvalue() + place.encode()).hexdigest()
 
     def __str__(self) -> str:
         return str(self.path)
+
+
+def _cut(image: Image.Image, crop: re.Match[str] | None) -> Image.Image:
+    if crop is None:
+        return image
+    left, top, width, height = map(int, crop.groups())
+    if not (0 < width <= image.width - left and 0 < height <= image.height - top):
+        raise BadImageFile("crop outside of the image")
+    return image.crop((left, top, left + width, top + height))
+
+
+def file_of(image: str) -> str:
+    """The path of an image's file: without the crop."""
+    return CROP.sub("", image)
 
 
 def read_image(path: Path) -> Image.Image:
@@ -93,16 +130,17 @@ def read_image(path: Path) -> Image.Image:
 
 def read_image_bytes(path: Path) -> ImageBytes:
     """Read the bytes of a regular file, to be both hashed and decoded; raises the same errors as `decode_image`."""
+    file = Path(file_of(str(path)))
     try:
-        info = os.stat(path)
+        info = os.stat(file)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise BadImageFile("missing") from error
     except (OSError, ValueError) as error:
         raise machine_fault(path, error) or BadImageFile("unreadable") from error
-    if not stat.S_ISREG(info.st_mode) or not os.access(path, os.R_OK):
+    if not stat.S_ISREG(info.st_mode) or not os.access(file, os.R_OK):
         raise BadImageFile("unreadable")  # opening a pipe would block
     try:
-        return ImageBytes(path.read_bytes(), path)
+        return ImageBytes(file.read_bytes(), path)
     except (OSError, MemoryError) as error:
         raise machine_fault(path, error) or BadImageFile("unreadable") from error
 
@@ -115,18 +153,22 @@ def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = 
     """
     if isinstance(file, ImageBytes) and not file.getbuffer():
         raise BadImageFile("empty")
+    crop = file.crop if isinstance(file, ImageBytes) else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about metadata, and sizes that the next check refuses
             with Image.open(file, formats=READABLE) as image:
                 if image.width * image.height > max_pixels:
                     raise BadImageFile("too large")
-                if draft:
+                if draft and crop is None:
                     image.draft("RGB", (1, 1))
-                return as_rgb(image)
+                return _cut(as_rgb(image), crop)
     except Image.DecompressionBombError as error:
         raise BadImageFile("too large") from error
     except UnidentifiedImageError as error:
+        file.seek(0)
+        if isinstance(file, ImageBytes) and "HEIF" not in READABLE and HEIF.match(file.read(12)):
+            raise MachineFault(f"{file} is a HEIC image; {READ_HEIF}") from error
         raise BadImageFile("not an image") from error
     except BadImageFile:
         raise
@@ -191,7 +233,8 @@ def describe_skipped(counts: Mapping[str, int]) -> str:
     """How many files of each kind were skipped, the most frequent kind first: `10 .heic, 2 without a suffix`."""
     common = Counter(counts).most_common(SHOWN)
     rest = sum(counts.values()) - sum(count for _, count in common)
-    return ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in [*common, *([("others", rest)] if rest else [])])
+    return f"{listed}; {READ_HEIF}" if HEIF_SUFFIXES & counts.keys() else listed
 
 
 class ImageTree:
@@ -207,7 +250,7 @@ class ImageTree:
 
     def has(self, path: str) -> bool:
         """Whether a file exists at a path below the root; raises DuplexError for a link that leads out of the root."""
-        folder, _, name = path.rpartition("/")
+        folder, _, name = file_of(path).rpartition("/")
         if folder not in self._folders:
             self._folders[folder] = self._files(folder)
         inside = self._folders[folder].get(name)

@@ -111,7 +111,7 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
     if path.is_file() and is_table(path):
         return SourceOptions("table", root or path.parent, path, split=split)
     if not path.is_dir():
-        raise UsageError(f"{path} is neither a folder nor a table (.csv, .tsv, .parquet)")
+        raise UsageError(f"{path} is neither a folder nor a table (.csv, .tsv, .parquet, .json)")
     if root is not None:
         raise UsageError(f"--images is for tables, and {path} is not a table; leave it out")
     return SourceOptions("standard" if has_pair_lists(path) else "folder", path, split=split)

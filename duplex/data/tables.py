@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import difflib
+import hashlib
 import io
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +38,8 @@ LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 t
 SPLIT_NAMES = {"set", "subset", "fold", "phase", "partition"}  # of the column `split` in tables made for other programs
 SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
+TABLES = (*CSV, *PARQUET, ".json")  # the last one of Label Studio
+CROP = ["x", "y", "width", "height"]  # columns of a crop, in pixels of the upright image
 FIRST_SEED = 1_000_000  # of re-splits, far from usual seeds of `split:`, which would give related splits
 Place = Callable[[int], str]  # number of a row -> its name in messages
 
@@ -138,23 +142,43 @@ def relative_path(image: str, place: object) -> str:
 
 
 def is_table(path: Path) -> bool:
-    return path.suffix.lower() in CSV + PARQUET
+    return path.suffix.lower() in TABLES
 
 
 def read_table(path: Path, optional: Sequence[str] = ()) -> pd.DataFrame:
-    """Read and check a table, with `optional` columns; the result has a column `split` only if every row has one."""
+    """Read and check a table, with `optional` columns; the result has a column `split` if every row has a split.
+
+    Crops, from the columns x, y, width and height, become part of the images' names.
+    """
     if not is_table(path):
-        raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(CSV + PARQUET)}")
-    frame, place = (_read_csv if path.suffix.lower() in CSV else _read_parquet)(path, optional)
+        raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(TABLES)}")
+    readers = {**dict.fromkeys(CSV, _read_csv), **dict.fromkeys(PARQUET, _read_parquet)}
+    frame, place = readers.get(path.suffix.lower(), _read_label_studio)(path, optional)
     if frame.empty:
         raise DuplexError(f"{path} has no rows")
-    return checked_cells(frame, path, place)
+    return checked_cells(_with_crops(frame, place) if set(CROP) <= set(frame) else frame, path, place)
+
+
+def _with_crops(frame: pd.DataFrame, place: Place) -> pd.DataFrame:
+    numbers = frame[CROP].apply(pd.to_numeric, errors="coerce").to_numpy(float)
+    is_whole = frame[CROP].isin(["", None]).all(axis=1)
+    wrong = ~is_whole & ~((numbers >= (0, 0, 1, 1)) & (numbers < 2**31)).all(axis=1)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        cells = ", ".join(f"{name} {cell}" for name, cell in frame[CROP].iloc[row].items())
+        raise DuplexError(f"{place(row)}: the crop is {cells}; expected pixels inside the image, or four empty cells")
+    numbers = np.nan_to_num(numbers)
+    first, end = numbers[:, :2].round(), (numbers[:, :2] + numbers[:, 2:]).round()
+    boxes = np.hstack([first, end - first]).astype(int).tolist()
+    crops = [f"#xywh={','.join(map(str, box))}" for box in boxes]
+    return frame.assign(image=frame["image"].where(is_whole, frame["image"].astype(str) + crops)).drop(columns=CROP)
 
 
 def known_columns(
     header: Sequence[str], place: object, needed: Sequence[str] = NEEDED, optional: Sequence[str] = ()
 ) -> list[str]:
     """Columns of a table that are used, in the table's order; DuplexError for missing, repeated or misspelt ones."""
+    optional = (*optional, *(CROP if "image" in needed and set(CROP) <= set(header) else ()))
     columns = [*needed, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
         if header.count(name) != 1:
@@ -248,13 +272,43 @@ def _read_parquet(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Pl
                 refuse_unnamed_split(pd.DataFrame({name: distinct.to_pylist()}, dtype=object), path)
         table = file.read(columns=columns, use_threads=False)
         cells: dict[str, list[object]] = {}
+        metadata = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", "{}"))
+        features = metadata.get("info", {}).get("features", {})  # of the package `datasets`: names of numbered labels
         for name in columns:
             given = table.column(name).to_pylist()
+            if names := features.get(name, {}).get("names"):
+                given = [names[cell] for cell in given]
+            given = _as_files(given, path) if name == "image" else given
             cells[name] = [cell.strip() if isinstance(cell, str) else cell for cell in given]
     except (ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).strip().split("\n", maxsplit=1)[0][:120]
         raise DuplexError(f"{path} is not a Parquet table ({reason})") from error
     return pd.DataFrame(cells, dtype=object), lambda row: f"{path}, row {row + 1}"
+
+
+def _as_files(cells: Sequence[Any], table: Path) -> list[Any]:
+    """The images of a Parquet table by name; those that it holds as bytes become files in a folder beside it."""
+    folder, names = table.with_name(f"{table.stem}-images"), []
+    for cell in cells:
+        data, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, cell)
+        if isinstance(data, bytes):
+            suffix = Path(name).suffix if isinstance(name, str) else ""
+            file = folder / f"{hashlib.sha256(data).hexdigest()[:24]}{suffix}"
+            folder.mkdir(exist_ok=True)
+            if not file.exists():
+                with replace_file(file) as scratch:
+                    scratch.write_bytes(data)
+            name = f"{folder.name}/{file.name}"
+        names.append(name)
+    return names
+
+
+def _read_label_studio(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Place]:
+    from duplex.data.label_studio import read_tasks
+
+    return pd.DataFrame(
+        read_tasks(path), columns=[*NEEDED, *CROP], dtype=object
+    ), lambda row: f"{path}, label {row + 1}"
 
 
 @dataclass(frozen=True)

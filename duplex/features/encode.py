@@ -6,7 +6,6 @@ next batch is encoded while the current one is used. Encoder outputs have the na
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import signal
@@ -208,7 +207,7 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
         content = UNREAD
         try:
             data = read_image_bytes(path)
-            content = torch.frombuffer(bytearray(hashlib.sha256(data.getbuffer()).digest()), dtype=torch.uint8)
+            content = torch.frombuffer(bytearray.fromhex(data.digest), dtype=torch.uint8)
             image = decode_image(data)
             try:
                 return self.transform(image), ENCODED, content

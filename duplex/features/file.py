@@ -77,6 +77,7 @@ REASONS = (  # append only: files store their positions
     "cannot be resized",
     "features not finite",
     "features all zero",
+    "crop outside of the image",
 )
 NOT_FINITE = FIRST_BAD + REASONS.index("features not finite")
 ALL_ZERO = FIRST_BAD + REASONS.index("features all zero")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from duplex.data.images import thumbnail
+from duplex.data.images import file_of, thumbnail
 from duplex.errors import UsageError
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.retrieval import nearest, precision
@@ -55,7 +55,7 @@ def thumbnails_under(root: Path) -> Thumbnails:
 
 def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
     """A list with one note if none of a data set's images is below `root`, else an empty list."""
-    if any((root / image).is_file() for image in images):
+    if any((root / file_of(image)).is_file() for image in images):
         return []
     return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]
 

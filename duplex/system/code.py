@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of modules
-    "prepare": ("labels", "data/contents", "data/images", "data/sources", "data/tables"),
+    "prepare": ("labels", "data/contents", "data/images", "data/label_studio", "data/sources", "data/tables"),
     "shapes": ("data/shapes",),  # beside `prepare` and `extract`, for the data set whose images it draws
     "extract": ("data/images", "encoders/base", "encoders/image_blocks", "encoders/open_clip", "features"),
     "train": (

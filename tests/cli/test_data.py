@@ -44,14 +44,14 @@ def test_check_names_a_damaged_image_and_exits_with_1(project: Path, command: Co
 def test_check_counts_the_files_that_it_skips(project: Path, command: Command) -> None:
     make_folder(project / "mine", "nested")
     folder = project / "mine" / "red" / "star"
-    for name in ("a.heic", "b.heif", "c.HEIF"):
+    for name in ("a.raw", "b.xcf", "c.XCF"):
         (folder / name).write_bytes(b"x")
     (folder / "folder.jpg").mkdir()
     (folder / "gone.jpg").symlink_to("nowhere.jpg")
     os.mkfifo(folder / "pipe.png")
     findings = json.loads(command("data", "check", "mine", "--root", "mine", "--json").out)["findings"]
     (skipped,) = (finding for finding in findings if "skipped" in finding["what"])
-    kinds = "2 .heif, 1 .heic, 1 folders named like an image, 1 broken links, 1 devices and pipes"
+    kinds = "2 .xcf, 1 .raw, 1 folders named like an image, 1 broken links, 1 devices and pipes"
     assert skipped["count"] == len(skipped["examples"]) == 6 and f"({kinds})" in skipped["what"]
     assert command("data", "add", "mine", "mine", "--encoder", "tiny").code == 0
 

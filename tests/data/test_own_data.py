@@ -234,9 +234,9 @@ def test_a_split_word_beside_other_labels_is_a_label(tmp_path: Path) -> None:
 def test_files_that_are_no_images_are_counted_wherever_a_folder_is_read(tmp_path: Path) -> None:
     make_folder(tmp_path, "nested")
     folder = next(path for path in sorted(tmp_path.rglob("*")) if path.is_file()).parent
-    for name in ("a.heic", "b.HEIC", "noname", "list.txt", ".hidden"):
+    for name in ("a.raw", "b.RAW", "noname", "list.txt", ".hidden"):
         (folder / name).touch()
-    note = "files skipped (2 .heic, 1 without a suffix)"
+    note = "files skipped (2 .raw, 1 without a suffix)"
     assert load_source(SourceOptions("folder", tmp_path)).notes[note] == 3
     assert f"{note}: 3" in read_labelled_folder(tmp_path).notes
 

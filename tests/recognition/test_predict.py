@@ -48,6 +48,24 @@ def test_the_suffix_of_the_file_names_the_format(tmp_path):
 
 
 @pytest.mark.slow
+def test_answers_are_tasks_of_label_studio(project):
+    from duplex.data.tables import read_table
+
+    images = [str(image) for image in project.images()[:2]]
+    asked = ("--model", project.run(), "--num-workers", 0)
+    done = predict(*images, "absent.png", *asked, "--format", "label-studio")
+    assert done.returncode == 3, done.stderr
+    tasks = json.loads(done.stdout)
+    assert [len(task["predictions"]) for task in tasks] == [1, 1, 0]
+    accepted = [{**task, "annotations": task["predictions"]} for task in tasks]
+    accepted[0]["data"]["image"] = "/data/local-files/?d=first.png"
+    Path("export.json").write_text(json.dumps(accepted[:1]))
+    record = json.loads(predict(images[0], *asked, "--format", "jsonl").stdout)
+    best = record["top"][0]
+    assert read_table(Path("export.json")).to_numpy().tolist() == [["first.png", best["state"], best["object"]]]
+
+
+@pytest.mark.slow
 def test_the_default_model_is_the_best_run(project):
     from duplex.training.checkpoint import read_record
 

@@ -1,0 +1,71 @@
+"""Label Studio's tasks: exported labels as rows of a table, and answers as pre-annotations.
+
+The labelling config names its controls `state` and `object`: choices for the whole image, or per rectangle on it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from duplex.data.images import read_text
+from duplex.errors import DuplexError
+
+LOCAL = "/data/local-files/?d="  # address of a file below the folder that Label Studio reads local files from
+UPLOAD = re.compile(r"/data/upload/\d+/(?:[0-9a-f]{8}-)?")  # begins the address of an uploaded file
+CONTROLS = ("state", "object")
+
+
+def read_tasks(path: Path) -> list[list[Any]]:
+    """Rows of image, state, object, and x, y, width and height of a rectangle, from a JSON export; one a label."""
+    try:
+        tasks = json.loads(read_text(path))
+        return list(chain.from_iterable(_task_rows(task, f"{path}, task {task.get('id')}") for task in tasks))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise DuplexError(
+            f"{path} is not Label Studio's JSON export, a list of tasks with data and annotations; export it as JSON"
+        ) from error
+
+
+def _task_rows(task: Mapping[str, Any], place: str) -> list[list[Any]]:
+    done = [each["result"] for each in task["annotations"] if not each.get("was_cancelled")]
+    parts = done[-1] if done else []
+    rectangles = {part["id"] for part in parts if "width" in part["value"]}
+    regions: dict[str, dict[str, Any]] = {}  # id of a rectangle, "" for the whole image -> labels and sides
+    for part in parts:
+        value = part["value"]
+        region = regions.setdefault(part["id"] if part.get("id") in rectangles else "", {})
+        if names := value.get("choices") or value.get("rectanglelabels"):
+            region[part["from_name"]] = names[0]
+        if "width" in value:
+            width, height = part["original_width"] / 100, part["original_height"] / 100  # values are percentages
+            region |= {"x": value["x"] * width, "y": value["y"] * height}
+            region |= {"width": value["width"] * width, "height": value["height"] * height}
+    rows = []
+    for region in regions.values():
+        if not set(CONTROLS) <= set(region):
+            raise DuplexError(
+                f"{place} has no state or no object; label both, with controls of the labelling config that are named "
+                f"state and object (it has {', '.join(sorted(map(str, region))) or 'none'})"
+            )
+        sides = [region.get(name) for name in ("x", "y", "width", "height")]
+        rows.append([_file_name(task["data"]["image"]), *(region[name] for name in CONTROLS), *sides])
+    return rows
+
+
+def _file_name(address: str) -> str:
+    return parse_qs(urlsplit(address).query)["d"][0] if address.startswith(LOCAL) else unquote(UPLOAD.sub("", address))
+
+
+def pre_annotated(image: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The task of an image; the best composition of its answer, `Answer.to_dict`, is the task's prediction."""
+    best = record["top"][0] if "top" in record else {}
+    common = {"to_name": "image", "type": "choices"}
+    result = [{**common, "from_name": name, "value": {"choices": [best[name]]}} for name in CONTROLS if best]
+    predictions = [{"model_version": "duplex", "score": best.get("probability"), "result": result}] if best else []
+    return {"data": {"image": LOCAL + quote(image)}, "predictions": predictions}
