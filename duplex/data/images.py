@@ -92,7 +92,7 @@ class BadImageFile(Exception):
 
 
 class ImageBytes(io.BytesIO):
-    """The bytes of an image file. `path` is the image's, which may end in a crop."""
+    """The bytes of an image file, and the image's path, which may end in a crop of the image."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(data)
@@ -101,7 +101,7 @@ class ImageBytes(io.BytesIO):
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the bytes and, of a crop, of its place."""
+        """The sha256 of the bytes and, if the image is a crop, of the crop's place."""
         place = "" if self.crop is None else self.crop[0]
         return hashlib.sha256(self.getvalue() + place.encode()).hexdigest()
 
@@ -119,7 +119,7 @@ def _cut(image: Image.Image, crop: re.Match[str] | None) -> Image.Image:
 
 
 def file_of(image: str) -> str:
-    """The path of an image's file: without the crop."""
+    """The path of an image's file: the image's path without the crop."""
     return CROP.sub("", image)
 
 

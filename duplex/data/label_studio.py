@@ -22,7 +22,7 @@ CONTROLS = ("state", "object")
 
 
 def read_tasks(path: Path) -> list[list[Any]]:
-    """Rows of image, state, object, and x, y, width and height of a rectangle, from a JSON export; one a label."""
+    """Read a JSON export; returns a row per label: image, state, object, and x, y, width, height of its rectangle."""
     try:
         tasks = json.loads(read_text(path))
         return list(chain.from_iterable(_task_rows(task, f"{path}, task {task.get('id')}") for task in tasks))
@@ -63,7 +63,7 @@ def _file_name(address: str) -> str:
 
 
 def pre_annotated(image: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The task of an image; the best composition of its answer, `Answer.to_dict`, is the task's prediction."""
+    """A task for an image, with the best composition of its answer (`Answer.to_dict`) as the prediction."""
     best = record["top"][0] if "top" in record else {}
     common = {"to_name": "image", "type": "choices"}
     result = [{**common, "from_name": name, "value": {"choices": [best[name]]}} for name in CONTROLS if best]

@@ -219,7 +219,7 @@ class SplitComparison:
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare two methods over re-splits of a data set; each is given as one `Margins` per seed, split by split."""
+    """Compare two methods over several splits of a data set; each has, per split, one `Margins` per seed."""
     seeds = [len(runs) for runs in first]
     if seeds != [len(runs) for runs in second] or len(seeds) < 2 or 0 in seeds:
         raise UsageError("compare the same seeds of both methods, on the same two or more splits")

@@ -205,6 +205,6 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Number of images by label (row) and answer (column) [size, size]; `part`: `labels.state_of`, `.object_of`."""
+        """Image counts by label (row) and answer (column) [size, size]; `part`: `labels.state_of` or `.object_of`."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)

@@ -425,7 +425,7 @@ def join_shards(out: Path) -> int:
 
 
 def image_contents(root: Path, images: Sequence[str]) -> Contents:
-    """The sha256 of each image file below `root` as bytes [N, 32]; zero for missing files and those it may not read."""
+    """The sha256 of each image file below `root`, as bytes [N, 32]; zero for files that are missing or unreadable."""
     digests = [bytes.fromhex(digest) or bytes(SHA256) for digest in file_digests(root, images)]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, SHA256)
 

@@ -79,7 +79,7 @@ class ClosedFormOptions(PathOptions):
 
 
 class Heads(nn.Module):
-    """Linear classifiers of states and of objects, to train the blocks that compute the features."""
+    """Linear classifiers of states and of objects, whose losses train the blocks that compute the features."""
 
     def __init__(self, labels: LabelSpace, dim: int) -> None:
         super().__init__()

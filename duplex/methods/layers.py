@@ -24,7 +24,7 @@ def zero_initialised(layer: nn.Linear) -> nn.Linear:
 
 
 class Bottleneck(nn.Module):
-    """`Up(dropout(relu(Down(y))))` of features [B, d], tokens [B, T, w] or maps [B, w, H, W]; zero before training."""
+    """Layer `Up(dropout(relu(Down(y))))` for features [B, d], tokens [B, T, w] or maps [B, w, H, W]; at first zero."""
 
     def __init__(self, channels: int, width: int, rate: float) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Disentangler(nn.Module):
 
 
 class NormDisentangler(nn.Module):
-    """`normalise(dropout(relu(batch_norm(linear(z)))))`; a single image is normalised by the running statistics."""
+    """One-layer disentangler, `normalise(dropout(relu(batch_norm(linear(z)))))`; running statistics for one image."""
 
     residual = False
 

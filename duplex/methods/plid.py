@@ -101,7 +101,7 @@ class Plid(TextMethod[PlidOptions]):
         return torch.stack([each.encode(compositions).compositions for each in prompts], dim=1)
 
     def shared(self) -> tuple[Tensor, ...]:
-        """Unit means of text features [C, d], [M, d], [N, d]; deviations of D samples from them [C, D, d], ..."""
+        """Text features of compositions, states, objects: three tensors of unit means, three of samples' deviations."""
         t = self.prompts(self.labels.pairs["train"], self.checkpointing).compositions  # [C, d]
         described = self.described.to(t)  # [C, D, d]
         means = [self.enrich(t, described)]

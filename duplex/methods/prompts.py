@@ -100,7 +100,7 @@ class Prompts(nn.Module):
         return torch.cat([self.frozen_rows, self.dropped(self.learned_rows)])
 
     def dropped(self, rows: Tensor) -> Tensor:
-        """Learned `rows`; while training encodes them, with elements of the last ones, the names, dropped."""
+        """Learned `rows`; while training encodes prompts, dropout is applied to the last ones, the names' vectors."""
         if not (self.word_dropout and self.training and torch.is_grad_enabled()):
             return rows
         names = len(self.name_rows)

@@ -123,7 +123,7 @@ class Plan:
 
 
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
-    """params.yaml with the published recipes of methods on a data set, and with the features that they need."""
+    """params.yaml changed for one data set: methods have their published recipes, and the features that these need."""
     record = read_yaml(PARAMS_FILE)
     run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
     params = parse_params({**record, "run": run, "report": {}}, dataset_files(PARAMS_FILE), PARAMS_FILE)
