@@ -20,7 +20,7 @@ RESERVED = (
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """Folder of a run's training log; it is not in `artifacts/`, where DVC finds no logs. `log`: such as `dvclive`."""
+    """Folder of a run's training log of the kind `log`; it is not in `artifacts/`, where DVC finds no logs."""
     return Path(log) / dataset / method / str(seed)
 
 

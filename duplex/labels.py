@@ -279,7 +279,7 @@ class FrequencyGroups:
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """Sort `size` compositions into frequency groups; `train`: the composition of each training image.
+    """Sort `size` compositions into frequency groups, by `train`, the composition of each training image.
 
     Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (appendix of the
     Duplex paper). Of compositions with equal counts, the one with the lower number is ranked first.

@@ -67,7 +67,7 @@ def log(text: str) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Result of checking a data set, as text; `notes`: what was left out while reading it, with counts."""
+    """Result of checking a data set, as text; `notes` are counts of what was left out while reading it."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]

@@ -432,7 +432,7 @@ def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Params:
-    """Check the content of params.yaml, `record`, and of data sets' files, and make it `Params`; `path`: in errors."""
+    """Check params.yaml's content `record` and that of data sets' files, and make it `Params`; errors name `path`."""
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
@@ -547,7 +547,7 @@ def check_name(name: str) -> None:
 
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Set keys in datasets/NAME.yaml, whose other keys and comments stay; `run`: also list it in `run.datasets`."""
+    """Set keys in datasets/NAME.yaml, whose other keys and comments stay; with `run`, list it in `run.datasets`."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     files[name] = {**files.get(name, {}), **entry}
     listed = record["run"]["datasets"]

@@ -130,7 +130,7 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
-    """Paths of images whose files changed since they were encoded; `images`: sha256 before the encoding -> path."""
+    """Paths of images whose files changed since they were encoded; `images` has their sha256 from then as keys."""
     names = list(images.values())
     after = file_digests(root, names)
     return [name for name, before, now in zip(names, images, after, strict=True) if now != before]

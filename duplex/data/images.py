@@ -146,7 +146,7 @@ def read_image_bytes(path: Path) -> ImageBytes:
 
 
 def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
-    """Decode the first frame of an open image file to 8-bit RGB; `draft`: decode a JPEG at an eighth of its size.
+    """Decode the first frame of an open image file to 8-bit RGB; `draft` decodes a JPEG at an eighth of its size.
 
     Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
     of the machine.

@@ -234,9 +234,10 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """How much of a pattern's second colour each pixel has [H, W], from 0 to 1; `kind`: striped, dotted, checkered.
+    """How much of a pattern's second colour each pixel has [H, W], from 0 to 1.
 
     Args:
+        kind: striped, dotted or checkered.
         frame: the pixels' coordinates (u, v) [H, W] in the object's frame.
         pitch: width of a stripe, as a fraction of the object's radius.
         phase: shift of the pattern, in radians.
@@ -513,7 +514,7 @@ TAIL = 8
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
-    """Make the manifest of `shapes`; `scale`: share in (0, 1] of each pair's images to keep, at least one image."""
+    """Make the manifest of `shapes`; each pair keeps the share `scale` in (0, 1] of its images, at least one."""
     if not 0 < scale <= 1:
         raise DuplexError(f"scale {scale} is not in (0, 1]; leave it out for the whole benchmark")
     rng = random_stream(seed, "manifest")

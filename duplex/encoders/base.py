@@ -333,7 +333,7 @@ class TextTower(Protocol):
         """Frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Features `[P, dim]` of a tree's prompts, not normalised; `checkpoint`: recompute values to save memory."""
+        """Features `[P, dim]` of a tree's prompts, not normalised; `checkpoint` saves memory by recomputing values."""
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
         """The same features as `encode`, but with each prompt encoded by itself; to check `encode`."""

@@ -271,7 +271,7 @@ def initialised_by(seed: int) -> Iterator[None]:
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Path of published weights on this disk, or None; `published`: their entry in open_clip's table."""
+    """Path on this disk of published weights, which are an entry of open_clip's table; None if they are not there."""
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -280,7 +280,7 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """Path of published weights, downloaded if necessary; `published`: their entry in open_clip's table.
+    """Path of published weights, which are an entry of open_clip's table; they are downloaded if necessary.
 
     what: the weights' name in errors.
     """

@@ -58,7 +58,7 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """The plan for a block; `groups`: group number of each column [w], 0 seen, 1 and more unseen, -1 infeasible."""
+        """The plan for a block, from the group number of each column [w]: 0 seen, 1 and more unseen, -1 infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns

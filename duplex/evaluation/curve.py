@@ -138,13 +138,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P; `until`: last point at which each image is right, -1: none."""
+    """Share of images that are right at each point 0..P, if `until` is the last point at which each is (-1: none)."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P; `since`: first point at which each is right, P + 1: none."""
+    """Share of images that are right at each point 0..P, if `since` is the first point at which each is (or P + 1)."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

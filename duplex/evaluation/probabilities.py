@@ -139,7 +139,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probability: Floats, right: Bools, weight: Floats) -> Reliability:
-        """Sort answers into bins by their probability; `right`: whether each is right [N]; `weight`: its weight [N]."""
+        """Sort answers into bins by their probability, given whether each is `right` [N] and the weight of each [N]."""
         place = np.minimum((probability * BINS).astype(int), BINS - 1)
         share = weight / weight.sum()
         mass = np.bincount(place, share, BINS).astype(np.float64)
@@ -205,6 +205,6 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Image counts by label (row) and answer (column) [size, size]; `part`: `labels.state_of` or `.object_of`."""
+        """Image counts by label (row) and answer (column) [size, size], of the words that `part` returns numbers of."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)

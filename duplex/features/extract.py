@@ -443,7 +443,7 @@ def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bo
 
 
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
-    """Row of each encoded image in a cache, by the sha256 of its file; `bad`: also of images without features.
+    """Row of each encoded image in a cache, by the sha256 of its file; with `bad`, also of images without features.
 
     Empty if the cache lacks something that a cache with the identity `wanted` stores, or cannot be read.
     """

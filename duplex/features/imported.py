@@ -208,8 +208,8 @@ def check_features(
 ) -> Iterator[DataIssue]:
     """Check a user's file of image features; yields its issues: rows that are unusable, equal, or of no image.
 
-    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: unknown). `is_table`: whether the
-    data set is a table, whose order a file without names can follow. `max_bad`: largest share of unusable rows.
+    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: unknown). A file without names can
+    follow the order of a data set only if `is_table`. At most the share `max_bad` of rows may be unusable.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()

@@ -222,7 +222,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """A batch's scalar loss terms by name; training minimises their sum. `shared`: what `shared()` returned."""
+        """A batch's scalar loss terms by name; training minimises their sum. `shared` is what `shared()` returned."""
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:

@@ -92,7 +92,7 @@ class GraphNetwork(nn.Module):
         return features
 
     def embed(self, features: list[NodeFeatures], columns: CompositionIndex) -> Tensor:
-        """Embeddings [C, out] of any compositions, in the graph or not; `features`: what `forward` returned."""
+        """Embeddings [C, out] of any compositions, in the graph or not, from `features`, which `forward` returned."""
         listed = self.graph.columns.compositions
         place = self.graph.columns.positions_of_listed(columns.compositions).clamp(max=len(listed) - 1)
         if bool(contains_sorted(self.graph.columns.compositions_np, columns.compositions_np).all()):

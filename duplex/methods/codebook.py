@@ -80,7 +80,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute the means from unit features `z` [n, d]; `seen`: also reset stored prototypes to mean features."""
+        """Compute the means from unit features `z` [n, d]; with `seen`, also set stored prototypes to mean features."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))

@@ -81,7 +81,7 @@ class CellSums(torch.autograd.Function):
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """The sums [cells, d]. `i`, `j`, `cell`, `w`: each image pair's first image, second image, cell, weight [P]."""
+        """The sums [cells, d] over image pairs [P]; each has two images (`i`, `j`), a `cell` and a weight (`w`)."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -92,7 +92,7 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients with respect to `a`, `b` and the weights `w`; `grads`: that with respect to the sums.
+        """The gradients with respect to `a`, `b` and the weights `w`, from the gradient with respect to the sums.
 
         With `u = r / |r|`, `r = relu(a_i + b_j)` and the gradient `g` of an output: `dw = g.u`, and
         `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.

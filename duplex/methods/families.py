@@ -45,7 +45,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         """Whatever `score` needs to know about the candidates and can be computed once, such as their embeddings."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
-        """Scores [B, C] of C candidates; `prepared`: what `prepare` returned for these candidates."""
+        """Scores [B, C] of C candidates, for which `prepare` returned `prepared`."""
         raise DuplexError(f"{type(self).__name__} must define score()")
 
     def three_path_losses(
@@ -260,7 +260,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return z, factors, {**losses, "state": weight * losses["state"], "object": weight * losses["object"]}
 
     def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
-        """Logits of candidates [B, C], all states [B, M], all objects [B, N]; `z`: adapted image features [B, d]."""
+        """Logits of candidates [B, C], all states [B, M], all objects [B, N], by adapted image features `z` [B, d]."""
         assert self.paths.factors is not None
         return [self.paths.logits(f, rows) for f, rows in zip((z, *self.paths.factors(z)), t, strict=True)]
 
@@ -331,7 +331,7 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """The scores [B, C] that `score` computes, by chunks that fit into memory; `width`: numbers per image in memory."""
+    """The scores [B, C] that `score` computes, in chunks that fit into memory at `width` numbers per image."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 

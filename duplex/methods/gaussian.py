@@ -100,7 +100,7 @@ class ClassStatistics:
         return cls(states, objects, pairs, place.bincount(minlength=len(pairs)).double(), sums, z.T @ z)
 
     def relabelled(self, states: Tensor, objects: Tensor, shape: tuple[int, int]) -> ClassStatistics:
-        """The same statistics after words were added; `states`, `objects`: each word's new index; `shape`: (M, N)."""
+        """The same statistics after words were added, given the new index of each word and the new `shape` (M, N)."""
         pairs = states[self.state_of] * shape[1] + objects[self.object_of]
         return ClassStatistics(*shape, pairs, self.counts, self.sums, self.moment)
 
@@ -149,7 +149,7 @@ def within_group_covariance(groups: Groups) -> tuple[Tensor, float]:
 
 
 def oas_shrinkage(covariance: Tensor, free: float) -> float:
-    """OAS's weight rho with which a covariance S is shrunk towards `tr(S)/d I`; `free`: S's degrees of freedom."""
+    """OAS's weight rho with which a covariance S of `free` degrees of freedom is shrunk towards `tr(S)/d I`."""
     d = len(covariance)
     trace, squares = float(covariance.trace()), float((covariance * covariance).sum())  # tr S, tr S^2
     above = (1 - 2 / d) * squares + trace**2
@@ -237,7 +237,7 @@ class Interactions(WordSimilarityFactors):
         return self.pair_factors(states, objects) @ self.core.flatten(0, 1)
 
     def scores_before_objects(self, x: Tensor) -> Tensor:
-        """A tensor [B, M, s] whose product with `V^T` [s, N] is `x . gamma_mn` for all pairs; `x`: features [B, d]."""
+        """A tensor [B, M, s] whose product with `V^T` [s, N] is `x . gamma_mn` for features x [B, d] and all pairs."""
         return self.states @ (x @ self.core.flatten(0, 1).T).view(len(x), *self.core.shape[:2])
 
 

@@ -60,7 +60,7 @@ class Mlp(nn.Sequential):
 
 
 class Disentangler(nn.Module):
-    """Two-layer MLP that computes a feature's state or object factor; `residual`: it adds the feature to its output."""
+    """Two-layer MLP that computes a feature's state or object factor; if `residual`, the feature is added to it."""
 
     def __init__(self, dim: int, width: int, residual: bool) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ class VpCmjl(ThreePaths[VpCmjlOptions]):
             self.read_s, self.read_o = CrossBlock(dim, dim, heads), CrossBlock(dim, dim, heads)
 
     def text_logits(self, z: Tensor, t: Prototypes) -> Logits:
-        """Logits l_t by prompts, of compositions, states and objects; `z`: image features after the adapter."""
+        """Logits l_t by prompts, of compositions, states and objects, for image features `z` after the adapter."""
         z_s, a_s = self.read_s(z, t.states)
         z_o, a_o = self.read_o(z, t.objects)
         s = self.paths.logits(unit(z_s), t.states) + self.paths.scale * a_s

@@ -57,7 +57,7 @@ def extract_on_ray(
     fresh: bool = False,
     **options: Any,
 ) -> list[ExtractionReport]:
-    """Encode images, relative to `root`, into shards of the cache `out`; `options`: as for `extract`."""
+    """Encode images, relative to `root`, into shards of the cache `out`; `options` are those of `extract`."""
     encoder_identity(entry.name, entry.weights, precision=entry.precision)  # reports a bad encoder before Ray starts
     ray = connect()
     options |= {"root": root.resolve(), "out": out.resolve()}

@@ -61,7 +61,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
     """Write the report and the averaged metrics of all runs under `run:`; returns the path of its HTML page.
 
-    Data sets without evaluated runs are left out. `write_metrics`: also write `metrics.json`, which git tracks.
+    Data sets without evaluated runs are left out. `write_metrics` also writes `metrics.json`, which git tracks.
     """
     runs, not_evaluated = evaluated_runs(params, paths)
     warn_of_outdated(params, paths)
@@ -165,7 +165,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
-    """Read everything that the report shows about the runs; `summary`: means of their metrics over seeds."""
+    """Read everything that the report shows about the runs; `summary` has the means of their metrics over seeds."""
     ablations = read_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(

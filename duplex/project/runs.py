@@ -187,7 +187,7 @@ class FeaturedRun:
 def load_featured_run(
     params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths, *, current: bool = False
 ) -> FeaturedRun:
-    """Load a run's trained method and test images, on the CPU; `current`: raise an error if the run is outdated."""
+    """Load a run's trained method and test images, on the CPU; with `current`, an outdated run raises an error."""
     path = paths.run(dataset, method, seed).checkpoint
     checkpoint = read_checkpoint(path)
     require_data(params, dataset, paths)

@@ -89,7 +89,7 @@ def images_remedy(dataset: str, root: Path) -> str:
 def extract(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
-    """Encode a data set's images into its feature cache, or `out`; `options`: as for `features.extract.extract`."""
+    """Encode a data set's images into its feature cache, or `out`; `options` are those of `features.extract`."""
     features = params.dataset(dataset).features
     is_whole = not any(options.get(key) is not None for key in ("shard", "limit"))
     stamp = stamps.stamp(params, dataset, "extract", paths=paths) if out is None and is_whole else None

@@ -94,7 +94,7 @@ def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], 
 
 
 def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
-    """Table of a data set's readable images, the labels most likely wrong first; `run`: by default the best run."""
+    """Table of a data set's readable images, the labels most likely wrong first, by a run (default: the best)."""
     paths = ArtifactPaths()
     require_data(params, dataset, paths)
     manifest, labels = read_manifest(paths.manifest(dataset)), LabelSpace.load(paths.labels(dataset))

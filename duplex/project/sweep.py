@@ -234,7 +234,7 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError if `values` has a value twice; `thing`: what messages call a value, such as "seed"."""
+    """Raise UsageError, with the word `thing` such as "seed", if `values` has a value twice."""
     for value in values:
         if list(values).count(value) > 1:
             raise UsageError(f"the {thing} {value} is named twice; remove one")
@@ -333,7 +333,7 @@ def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[s
 def trial_executor(
     params: Params, wanted: Collection[Threads], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
-    """A function that executes tasks, here or on Ray; `wanted`: their CPU threads, `auto` for PyTorch's number."""
+    """A function that executes tasks, here or on Ray, with the CPU threads `wanted` (`auto`: PyTorch's number)."""
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
     executor = Executor(params, paths, torch.get_num_threads())
     if engine == "ray":

@@ -38,7 +38,7 @@ def train_stage(
 ) -> TrainingResult:
     """Train a method on a data set with a seed, as params.yaml says; saves its best epoch by validation.
 
-    Interrupted training continues after its last whole epoch. `out`: by default the run's own folder.
+    Interrupted training continues after its last whole epoch. By default, `out` is the run's own folder.
     """
     out = out or paths.run(dataset, method, seed)
     stamps.require_data(params, dataset, paths)

@@ -94,7 +94,7 @@ class Answer:
         return self.top[0]
 
     def to_dict(self, marginals: int | None = None) -> dict[str, Any]:
-        """The answer for JSON; `marginals`: how many states and how many objects are listed; None: all."""
+        """The answer for JSON, with the `marginals` most probable states and objects; None: with all of them."""
         return {
             "top": [guess.to_dict() for guess in self.top],
             "states": _rounded(self.states, marginals),
@@ -146,7 +146,7 @@ class Candidates:
         terms: ScoreTerms | None,
         probabilities: Callable[[Tensor], Tensor],
     ) -> Candidates:
-        """Make candidates of compositions [C] of a label space; `feasible`: which of them can be answers; None: all."""
+        """Make candidates of compositions [C] of a label space; only `feasible` ones (None: all) can be answers."""
         return cls(
             states=labels.states,
             objects=labels.objects,

@@ -147,7 +147,7 @@ class TrainedRun(TrainedModel):
     """A trained model, loaded from a run's checkpoint."""
 
     def __init__(self, path: Path, device: torch.device, words: Path | None = None) -> None:
-        """Load a checkpoint; `words`: the GloVe-format file that training read, if it read one."""
+        """Load a checkpoint; `words` is the GloVe-format file that training read, if it read one."""
         checkpoint = read_checkpoint(path)
         record = checkpoint.record
         if record.encoder.get("encoder") == IMPORTED:

@@ -179,7 +179,7 @@ class MeanCurve:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The content of one run's files (data set, method, seed); `files`: name of a field -> path of its file."""
+    """The content of one run's files (data set, method, seed), and by field, in `files`, the paths of these files."""
 
     metrics: Tree
     history: pd.DataFrame | None = None

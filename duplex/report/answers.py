@@ -181,7 +181,7 @@ def _overall_table(answered: AnsweredImages) -> Table:
 
 
 def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], Ints], labels: Sequence[str]) -> Table:
-    """Table of each state's or object's accuracy, lowest first; `part`: `labels.state_of` or `labels.object_of`."""
+    """Table of the accuracy of each state (`part` is `labels.state_of`) or each object, the lowest first."""
     names = [prompt_name(name) for name in labels]
     target = part(answered.target)
     answer = part(answered.answer)

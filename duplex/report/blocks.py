@@ -60,7 +60,7 @@ def count_cell(count: int, source: str = "") -> TableCell:
 
 @dataclass(frozen=True)
 class TableRow:
-    """Row of a report table; `quoted`: its numbers are quoted from publications, not measured."""
+    """Row of a report table; `quoted` says that its numbers are quoted from publications, not measured."""
 
     cells: Sequence[TableCell]
     quoted: bool = False
@@ -100,7 +100,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Note:
-    """Paragraph of a report, often about missing results; `command`: shell command that computes these, or empty."""
+    """Paragraph of a report, often about missing results, which the shell command `command`, if any, computes."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -109,7 +109,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Line:
-    """Line of text below a thumbnail; `right`: whether the prediction in it is right; None: it has no prediction."""
+    """Line of text below a thumbnail; `right` says whether the prediction in it is right, None that it has none."""
 
     text: str
     right: bool | None = None

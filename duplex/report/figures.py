@@ -123,7 +123,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """Figures of AUC and HM by lambda, the prototypes' momentum; `places`: each point's ablation and lambda."""
+    """Figures of AUC and HM by lambda, the prototypes' momentum; `places` lists ablations and their lambdas."""
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
     figures = []

@@ -573,7 +573,7 @@ def recipe_table(
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """A table with a line of metrics per run and world; `options`: options by data set and method, for a column."""
+    """A table with a line of metrics per run and world; a column has the run's `options`, by data set and method."""
     lines = []
     for data in results.datasets:
         for method, runs in data.runs.items():
@@ -613,7 +613,7 @@ def _with_error(summary: Mapping[str, float], name: str) -> str:
 
 
 def build_report(results: Results, image_parts: Mapping[str, Sequence[ReportPart]] | None = None) -> Report:
-    """Build the report of all data sets; `image_parts`: by data set, parts that need images or a trained method."""
+    """Build the report of all data sets; `image_parts` has, by data set, parts that need images or a method."""
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
     claims = [ReportPart(data.name, [claims_table(results, data)]) for data in results.datasets if data.summary]
     if claims:

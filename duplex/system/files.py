@@ -28,7 +28,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 def checked_path(path: object, noun: str) -> Path:
-    """A user's path with `~` expanded; raises `UsageError` if it is empty or no path. `noun`: its name in messages."""
+    """A user's path with `~` expanded; raises `UsageError`, which calls it `noun`, if it is empty or no path."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
     return Path(path).expanduser()

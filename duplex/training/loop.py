@@ -158,7 +158,7 @@ SAVED = ("key", "threads", "epoch", "best_epoch", "best_value", "history")
 
 @dataclass
 class TrainingState:
-    """Everything that the next epoch depends on, in a form that can be saved; `key`: hash of options, data and seed."""
+    """Everything that the next epoch depends on, in a form that can be saved, with a hash of options, data and seed."""
 
     key: str
     method: Method[Any]
