@@ -371,7 +371,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
-        """Column with each image's best score [N], its prediction at bias 0; of equal ones the lowest; -1: none."""
+        """Each image's prediction at bias 0 [N]: the lowest column with its best score; -1 if all scores are -inf."""
         scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)

@@ -148,7 +148,7 @@ class Threshold:
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """Choose, among the ascending thresholds `steps`, the one with the best **validation** AUC; the lowest if equal."""
+    """Choose the threshold with the best **validation** AUC, the lowest of equal ones, from `steps`, which ascend."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
     by_cut = []  # with none, one, ... buckets feasible

@@ -134,7 +134,7 @@ class Ade(WordMethod[AdeOptions]):
 
 
 def partners(same: Tensor, other: Tensor) -> Tensor:
-    """Per image, the next one with its label in `same` and, if possible, not its label in `other`; else itself [B]."""
+    """Each image's partner [B]: the next with its label in `same` and, if possible, not in `other`; if none, itself."""
     equal = same[:, None] == same
     different, exists = next_allowed_partner(equal & (other[:, None] != other))
     nearest, _ = next_allowed_partner(equal)

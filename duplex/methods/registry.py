@@ -67,7 +67,7 @@ def temporary_kind(method_class: type[Method[Any]]) -> Iterator[str]:
 
 
 def find_method(kind: str) -> type[Method[Any]]:
-    """The class of a kind or of `module:Class`, where the module may lie in the current folder; else `BrokenMethod`."""
+    """Find the class of a kind or of `module:Class`, also in the current folder; if it fails, raises `BrokenMethod`."""
     if kind in _temporary:
         return _checked_options(kind, _temporary[kind])
     module, _, name = kind.partition(":")

@@ -131,7 +131,7 @@ class Measured:
         return found
 
     def value(self, table: str, metric: str, sampled: bool = False) -> Value | None:
-        """One metric of the method; in the open world, with the published threshold by words if the summary has that.
+        """One metric of the method; the open world's has the published threshold by words if the summary has that.
 
         sampled: prefer the published sweep of the bias to the exact curve.
         """
@@ -257,7 +257,7 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | N
 
 
 def published_rows(table: str) -> list[Tree]:
-    """The published rows of quoted.yaml for a world, of the paper's tables and of later papers; else an empty list."""
+    """All rows of quoted.yaml, of the paper and of later papers, for a world; a table of another name has none."""
     published = read_package_yaml("quoted.yaml")
     backbones = published["backbones"] if table == "closed" else ()
     return [*published[table], *published["later"][table], *backbones] if table in WORLDS else []

@@ -77,7 +77,7 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """Number of each method's colour, the same in all figures of a data set; also by the name it is shown as."""
+    """The number of each method's colour, by its name and by its shown name; all figures of a data set use it."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 

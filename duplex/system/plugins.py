@@ -11,7 +11,7 @@ from duplex.errors import DuplexError
 
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name, sorted; of several with one name, the built-in, else the first by target."""
+    """The entry points of a group by name, sorted; a built-in one has priority over others of its name."""
     points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
 
