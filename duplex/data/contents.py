@@ -20,78 +20,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from PIL import Image
 
-from duplex.data.images import (
-    READABLE,
-    BadImageFile,
-    ImageBytes,
-    decode_image,
-    file_of,
-    machine_fault,
-    read_image_bytes,
-)
+from duplex.data.images import BadImageFile, ImageBytes, decode_image, file_of, machine_fault, read_image_bytes
 from duplex.errors import DuplexError
 from duplex.options import SplitOptions
 from duplex.system.files import sha256
 from duplex.system.processes import track
 
 
-@dataclass(frozen=True)
-class FileHead:
-    """What is known about an image file before its pixels are decoded."""
-
-    path: Path
-    digest: str  # sha256 of its bytes; "" for a missing file
-    size: tuple[int, int] | None = None  # smaller side first, since EXIF may swap them; None: not an image
-    is_jpeg: bool = False
-
-
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
-    """One key per image below `root`; copies of an image have equal keys, all other images have different keys.
-
-    Only images of equal width and height are decoded; JPEGs first at an eighth of their size, completely where that is
-    equal.
-    """
-    # every thread changes the warning filters of the process and puts back those that it found
-    with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        heads = list(track(pool.map(lambda image: _head(root / image), images), "comparing images", len(images)))
-        files = {head.digest: head for head in heads if head.size is not None}
-        times = Counter(head.size for head in files.values())
-        compared = [head for head in files.values() if times[head.size] > 1]
-        mixed = {head.size for head in compared if not head.is_jpeg}
-        coarse = list(pool.map(lambda head: _file_pixels(head, draft=head.size not in mixed), compared))
-        repeats = Counter(coarse)
-        alike = [head for head, pixels in zip(compared, coarse, strict=True) if repeats[pixels] > 1]
-        fine = pool.map(lambda head: _file_pixels(head, draft=False), alike)
-        keys = dict(zip((head.digest for head in alike), fine, strict=True))
-    return [keys.get(head.digest, head.digest) or image for head, image in zip(heads, images, strict=True)]
-
-
-def _head(path: Path) -> FileHead:
-    digest = ""
-    try:
-        data = read_image_bytes(path)
-        digest = data.digest
-        with Image.open(data, formats=READABLE) as image:
-            width, height = sorted(image.size if data.crop is None else map(int, data.crop.groups()[2:]))
-            return FileHead(path, digest, (width, height), image.format == "JPEG" and data.crop is None)
-    except Exception as error:  # Pillow's decoders raise almost anything for bytes that are no image
-        if fault := machine_fault(path, error):
-            raise fault from error
-        return FileHead(path, digest)
-
-
-def _file_pixels(head: FileHead, *, draft: bool) -> str:
-    return _pixel_digest(read_image_bytes(head.path), draft=draft) or head.digest
-
-
-def _pixel_digest(data: ImageBytes, *, draft: bool = False) -> str | None:
-    try:
-        image = decode_image(data, draft=draft)
-    except BadImageFile:
-        return None
-    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+    """One key per image below `root`; copies of an image have equal keys, all other images have different keys."""
+    files, pixels = read_digests(root, images, {})
+    return [pixels[file] or image for file, image in zip(files, images, strict=True)]
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -102,15 +42,24 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
     """
 
     def digests(image: str) -> tuple[str, str]:
-        path = root / file_of(image)
-        if not path.is_file():
+        try:
+            data = read_image_bytes(root / image)
+        except BadImageFile:
             return "", ""
-        data = ImageBytes(path.read_bytes(), root / image)
         return data.digest, known.get(data.digest) or _pixel_digest(data) or data.digest
 
+    # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
         pairs = list(track(pool.map(digests, images), "reading images", len(images)))
     return [file for file, _ in pairs], dict(pairs)
+
+
+def _pixel_digest(data: ImageBytes) -> str | None:
+    try:
+        image = decode_image(data)
+    except BadImageFile:
+        return None
+    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
 
 
 def file_digests(root: Path, images: Sequence[str]) -> list[str]:

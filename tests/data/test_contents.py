@@ -1,6 +1,5 @@
 """Copies of images are found by bytes and by pixels, and splits keep them together."""
 
-import hashlib
 import io
 import os
 from collections.abc import Sequence
@@ -162,21 +161,6 @@ def test_all_users_agree_which_images_are_copies(gallery: Path, data: st.DataObj
     files, pixels = read_digests(gallery, names, {})
     assert same([pixels[file] for file in files]) == [row[:-1] for row in expected[:-1]]
     assert files == file_digests(gallery, names)
-
-
-def test_jpegs_with_equal_thumbnails_and_other_pixels_have_keys_of_their_own(tmp_path: Path) -> None:
-    flat = np.full((64, 64, 3), 128, dtype=np.uint8)
-    grid = flat.copy()
-    grid[::2, ::2], grid[1::2, 1::2] = 100, 156  # the same mean in every 8 x 8 block
-    for name, pixels in (("flat", flat), ("grid", grid)):
-        Image.fromarray(pixels).save(tmp_path / f"{name}.jpg", quality=95)
-    drafts = []
-    for name in ("flat", "grid"):
-        with Image.open(tmp_path / f"{name}.jpg") as image:
-            image.draft("RGB", (1, 1))
-            drafts.append(hashlib.sha256(image.tobytes()).hexdigest())
-    assert drafts[0] == drafts[1]
-    assert len(set(content_keys(tmp_path, ["flat.jpg", "grid.jpg"]))) == 2
 
 
 def test_both_digests_are_of_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
