@@ -10,7 +10,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ from typer import Argument, Option
 from typer.core import TyperGroup
 
 from duplex import __version__
-from duplex.errors import UsageError, require
+from duplex.errors import DuplexError, UsageError, require
 from duplex.system.entry import DEBUG, LARGEST_SEED, escape_unprintable, report_errors, run_command
 
 if TYPE_CHECKING:
@@ -27,8 +27,31 @@ if TYPE_CHECKING:
     from duplex.data.check import DataIssue
 
 MODULES = ["data", "features", "runs", "report", "model"]
-Dataset = Annotated[str, Option("--dataset", "-d", help="A data set of params.yaml.")]
-DatasetName = Annotated[str, Argument(help="A data set of params.yaml.")]
+
+
+def _completed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """The completion of a name in a shell, or of the last of several names with commas between them."""
+
+    def complete(incomplete: str) -> list[str]:
+        before = incomplete[: incomplete.rfind(",") + 1]
+        try:
+            return [before + name for name in names() if (before + name).startswith(incomplete)]
+        except DuplexError:  # such as a folder without params.yaml
+            return []
+
+    return complete
+
+
+def _encoder_names() -> list[str]:
+    from duplex.encoders.base import all_families
+
+    return [entry.name for family in all_families() for entry in family.catalog()]
+
+
+DATASETS, METHODS = _completed(lambda: load_params().datasets), _completed(lambda: load_params().methods)
+ENCODERS = _completed(_encoder_names)
+Dataset = Annotated[str, Option("--dataset", "-d", help="A data set of params.yaml.", autocompletion=DATASETS)]
+DatasetName = Annotated[str, Argument(help="A data set of params.yaml.", autocompletion=DATASETS)]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 Force = Annotated[bool, Option("--force", help="Replace what exists at the place of the output.")]
 ImageFolder = Annotated[Path | None, Option("--images", help="For a table: the folder of its image paths.")]
@@ -43,7 +66,7 @@ Engine = Annotated[
 
 
 def dataset_option(text: str) -> Any:
-    return Option("--dataset", "-d", help=text)
+    return Option("--dataset", "-d", help=text, autocompletion=DATASETS)
 
 
 def seed_option(text: str, *names: str) -> Any:

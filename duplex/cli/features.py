@@ -11,6 +11,7 @@ import typer
 from typer import Argument, Option
 
 from duplex.cli import (
+    ENCODERS,
     AsJson,
     Dataset,
     Engine,
@@ -41,7 +42,9 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    encoder: Annotated[str | None, Option(help="Name of the encoder; default: the one in params.yaml.")] = None,
+    encoder: Annotated[
+        str | None, Option(help="Name of the encoder; default: that of params.yaml.", autocompletion=ENCODERS)
+    ] = None,
     weights: Weights = None,
     device: Annotated[str | None, Option(help="Device of the encoder: auto, cpu or cuda.")] = None,
     batch_size: Annotated[int | None, Option(min=1, help="Number of images encoded at once.")] = None,

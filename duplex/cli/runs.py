@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from duplex.cli import AsJson, Dataset, Engine, app, dataset_option, load_params, log, print_json, seed_option
+from duplex.cli import METHODS, AsJson, Dataset, Engine, app, dataset_option, load_params, log, print_json, seed_option
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.intervals import in_percentage_points
 from duplex.evaluation.metrics import METRICS, aligned, estimate_line, headline, number
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from duplex.project.sweep import SweepReport, TuningRow
 
 
-Method = Annotated[str, Option("--method", "-m", help="A method of params.yaml.")]
-Methods = Annotated[str | None, Option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
+Method = Annotated[str, Option("--method", "-m", help="A method of params.yaml.", autocompletion=METHODS)]
+Methods = Annotated[
+    str | None, Option(help="Methods, comma-separated; default: run.methods of params.yaml.", autocompletion=METHODS)
+]
 Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
 Jobs = Annotated[int | None, Option(min=1, help="Worker processes; default: one per GPU, or cores / threads per run.")]
 
@@ -42,8 +44,14 @@ Jobs = Annotated[int | None, Option(min=1, help="Worker processes; default: one 
 @app.command("params")
 def show_params(
     check: Annotated[bool, Option("--check", help="Only check params.yaml; print nothing if it is valid.")] = False,
+    schema: Annotated[bool, Option("--schema", help="Print the JSON schema of params.yaml, for editors.")] = False,
 ) -> None:
     """Check params.yaml and print it as JSON, with all defaults filled in."""
+    if schema:
+        from duplex.config.params import json_schema
+
+        print_json(json_schema())
+        return
     params = load_params()
     params.check_entries()
     if not check:
@@ -344,7 +352,7 @@ SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both ru
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[tuple[str, str], Option(help="Two methods to compare: FIRST SECOND.")],
+    methods: Annotated[tuple[str, str], Option(help="Two methods to compare: FIRST SECOND.", autocompletion=METHODS)],
     seed: Annotated[int | None, seed_option("Seed of the runs; default: all seeds that both methods have.")] = None,
     world: Annotated[str, Option(help="World to compare in: closed or open.")] = "closed",
     splits: Annotated[int | None, Option(min=2, help="Average over this many splits of `duplex data split`.")] = None,

@@ -35,6 +35,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -531,6 +532,21 @@ def shipped_project() -> Path:
         if (folder / "dvc.yaml").is_file():
             return folder
     raise DuplexError("this installation of duplex has no dvc.yaml; install duplex from a wheel")
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of params.yaml, by which editors complete keys and mark mistakes; options of kinds are free."""
+    schema, parts = Params.model_json_schema(), {}
+    for options in (TrainingOptions, FinetuneOptions, AutoFinetune):
+        parts[options] = {**TypeAdapter(options).json_schema(), "required": [], "additionalProperties": False}
+    tables: dict[str, Any] = {"training": parts[TrainingOptions]}
+    tables["finetune"] = {"anyOf": [{"const": "auto"}, parts[FinetuneOptions], parts[AutoFinetune]]}
+    for name in ("MethodChanges", "MethodEntry"):
+        schema["$defs"][name]["properties"] |= tables
+    entry = schema["$defs"]["DatasetParams"]
+    entry["properties"]["training"] = parts[TrainingOptions]
+    del entry["required"]  # datasets/NAME.yaml may have the other keys
+    return schema
 
 
 def check_name(name: str) -> None:
