@@ -452,8 +452,7 @@ class FolderRecipes:
         splits = self.data.manifest["split"].value_counts()
         counts = ImageCounts(int(splits["train"]), int(splits["val"]), len(self.data.manifest))
         left = 60 * self.minutes - (time.monotonic() - began)
-        tried = self.trials.result(beside_blocks)
-        epoch = tried.seconds_per_epoch or tried.seconds  # without epochs, of one fit and validation
+        epoch = self.trials.result(beside_blocks).epoch_seconds
         return make_schedule(self.encoded.block_inputs, self._block_cost, counts, left, epoch)
 
     def _block_cost(self, blocks: int) -> BlockCost:

@@ -89,6 +89,11 @@ class TrialResult:
         return Components.of(self.margins)
 
     @property
+    def epoch_seconds(self) -> float:
+        """Seconds of an epoch without fine-tuned blocks; if nothing is trained, of one fit and its validation."""
+        return self.seconds_per_epoch or self.seconds
+
+    @property
     def auc(self) -> float:
         """Validation AUC, in percent."""
         return 100 * (self.components.auc or 0.0)
@@ -491,5 +496,5 @@ def _schedule(first: Trial, options: AutoFinetune, runs: Trials) -> Schedule:
     tower = load_encoder(name, tag, towers="image", device=str(runs.device))
     last_blocks(tower, depth)  # raises for an encoder that cannot be cut
     counts = ImageCounts(len(inputs.examples["train"]), len(inputs.examples["val"]), 0)
-    epoch = runs.result(first).seconds_per_epoch
+    epoch = runs.result(first).epoch_seconds
     return make_schedule(depth, lambda blocks: block_cost(tower, blocks, depth), counts, 60 * options.minutes, epoch)

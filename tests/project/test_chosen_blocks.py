@@ -28,6 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def rows(record: dict) -> None:
         record["datasets"]["own"]["encoder"]["block_inputs"] = 2
         record["methods"]["auto"] = {"extends": "dual", "finetune": "auto"}
+        record["methods"]["visual"] = {"extends": "closed_form_visual", "finetune": "auto"}
 
     encoded_project(folder, ["auto"], scale=0.08, changes=rows)
     return folder
@@ -74,6 +75,14 @@ def test_the_choice_and_its_table_are_in_the_run_and_in_the_report(params, folde
     assert [row.cells[0].text for row in table.rows] == [f"{recipe['blocks']:.0f}" for recipe in record.recipes]
 
 
+def test_without_prompts_blocks_are_tried_beside_the_closed_form_alone(params, folder):
+    paths = ArtifactPaths(folder / "artifacts")
+    train_stage(params, "own", "visual", 0, paths)
+    frozen, *tried = read_record(paths.run("own", "visual", 0).checkpoint).recipes
+    assert frozen["blocks"] == 0 and {recipe["blocks"] for recipe in tried} >= {1}
+    assert all(recipe["auc"] >= frozen["auc"] for recipe in tried)  # so few images may keep the weights of before
+
+
 def test_interrupted_training_ends_in_the_same_bytes(params, folder, monkeypatch):
     whole = run_of(params, folder, "whole").run("own", "auto", 0).checkpoint.read_bytes()
     for number in (3, 5):
@@ -96,6 +105,7 @@ def test_without_time_nothing_is_fine_tuned(params, folder, monkeypatch, capsys)
 def test_a_cache_without_block_inputs_is_refused_in_one_line(tmp_path):
     def rows(record: dict) -> None:
         record["methods"]["auto"] = {"extends": "dual", "finetune": "auto"}
+        record["methods"]["visual"] = {"extends": "closed_form_visual", "finetune": "auto"}
 
     params, paths = encoded_project(tmp_path, ["auto"], scale=0.05, changes=rows)
     with pytest.raises(UsageError, match="holds no block inputs") as caught:
