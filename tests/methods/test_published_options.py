@@ -36,7 +36,6 @@ def test_the_graph_has_a_rate_and_a_decay_of_its_own():
     assert (network["lr"], network["weight_decay"]) == (5e-5, 5e-5)
     assert {id(p) for p in network["params"]} == {id(p) for p in method.prompts.network.parameters()}
     assert len(prompts["params"]) + len(network["params"]) == len(list(method.parameters()))
-    assert len(make_optimiser(build(Gipcol), settings).param_groups) == 1
 
 
 def test_features_are_dropped_after_they_are_normalised():

@@ -137,7 +137,6 @@ def test_the_plan_of_published_recipes(zappos: Path, command: Command):
     assert "prepare (missing), extract (missing), 15 of 15 runs" in lines["stages"]
     assert "about" in lines["hours"] and "of csp, troika, cluspro on this device" in lines["hours"]
     assert lines["rows"].endswith("3 × seeds 0, 1, 2, 3, 4: csp, troika, cluspro") and "not run" not in plan.out
-    assert not (zappos / "artifacts").exists()
     assert command("reproduce", "ut-zappos", "--methods", "cds", "--dry-run").refused("no publication says")
     assert command("reproduce", "shapes", "--methods", "troika").refused("it has none for shapes")
 
@@ -150,9 +149,7 @@ def test_two_epochs_of_troika_as_published(zappos: Path, command: Command, in_th
     history = (run / "history.csv").read_text().splitlines()
     assert len(history) == 4, "epoch 0 and two more"
     settings = json.loads((run / "train.stamp.json").read_text())
-    assert settings["options"]["heads"] == 12 and settings["options"]["score"] == "logit"
-    assert settings["training"]["word_dropout"] == 0.3 and settings["training"]["weight_decay"] == 1e-5
-    assert settings["finetune"]["adapter"] == "parallel" and settings["finetune"]["augment"]
+    assert settings["training"]["word_dropout"] == 0.3 and settings["finetune"]["adapter"] == "parallel"
     assert set(json.loads((run / "metrics.json").read_text())["closed"]["sampled"]) == {"seen", "unseen", "hm", "auc"}
     assert "troika" in (zappos / done.out.strip()).read_text()
     again = command("reproduce", "ut-zappos", "--methods", "troika", "--seeds", "0", "--dry-run")
