@@ -194,9 +194,8 @@ def reproduce(
     """Run the rows that the paper's tables have for a data set, from images to a page with the paper's claims.
 
     The rows are methods of ablations/params.yaml. The data set is prepared and extracted, and the rows are trained and
-    evaluated by the exact and the published protocol. An interrupted command is resumed by the same command.
-
-    With `--methods`, the rows are published methods by their recipes, on a data set of params.yaml.
+    evaluated by the exact and the published protocol. An interrupted command is resumed by the same command. With
+    `--methods`, the rows are published methods by their recipes, on a data set of params.yaml.
     """
     from duplex.artifacts import ArtifactPaths
     from duplex.project.reproduce import PROJECT, PUBLISHED, plan_reproduction, published_params

@@ -355,10 +355,8 @@ class Params(ParamsSection):
             entry = self.methods[name]
             values = {**entry.options_for(dataset), **entry.training_for(dataset), **entry.finetune_for(dataset)}
             if undecided := [key for key, value in values.items() if value == "?"]:
-                raise UsageError(
-                    f"no publication says {' and '.join(undecided)} of {name} on {dataset}; decide it in "
-                    f"{DATASETS}/{dataset}.yaml, methods.{name}"
-                )
+                keys = " and ".join(undecided)
+                raise UsageError(f"no publication says {keys}; decide it in {DATASETS}/{dataset}.yaml, methods.{name}")
 
     def _check_stage_names(self) -> None:
         """dvc.yaml joins data set and method by a hyphen."""

@@ -25,9 +25,7 @@ from duplex.methods.word_feasibility import feasibility
 from duplex.options import Count, NonNegative, Options, Template
 
 INITIAL_MARGIN = 10.0  # a difference of cosines is at most 2
-LOSSES = ("state", "object", "semantic")
-THREE = ("semantic", "state", "object")
-TERMS = ("semantic", "factors")
+LOSSES = ("semantic", "state", "object")
 CHUNK = 2**24  # numbers in memory at once in inference
 
 
@@ -49,7 +47,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         raise DuplexError(f"{type(self).__name__} must define score()")
 
     def three_path_losses(
-        self, logits: Iterable[Tensor], compositions: Tensor, names: Iterable[str] = THREE, primitives: float = 1.0
+        self, logits: Iterable[Tensor], compositions: Tensor, names: Iterable[str] = LOSSES, primitives: float = 1.0
     ) -> dict[str, Tensor]:
         """Cross-entropies of the images' compositions, states and objects, as a dict with the three keys `names`.
 
@@ -275,7 +273,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.scored(c) + self.primitive_score(p_s, p_o, t, candidates)
 
     def prepare(self, candidates: CompositionIndex) -> Prototypes:
-        return self.paths.encode(candidates.compositions_np, TERMS)
+        return self.paths.encode(candidates.compositions_np, LOSSES)
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Prototypes) -> Tensor:
         logits = self.path_logits(self.paths.adapt(inputs["cls"]), prepared, candidates)

@@ -11,6 +11,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -38,7 +39,7 @@ from duplex.project.report import maps_stage, report_stage
 from duplex.project.stages import ensure_prepared, extract, require_images
 from duplex.project.stamps import RUN_STAGES
 from duplex.project.sweep import SweepReport, SweptRun, grid, sweep, workers_and_gpus
-from duplex.report.claims import benchmark_of, counts_of, read_package_yaml
+from duplex.report.claims import benchmark_of, counts_of, lines_of, read_package_yaml
 from duplex.training.inputs import Data, InputRequest
 from duplex.training.loop import make_optimiser, optimiser_step
 from duplex.training.run import MethodSpec, initialised_method, reproducible
@@ -219,20 +220,12 @@ def _claimed_runs(benchmark: str | None) -> Iterator[list[str]]:
     table = read_package_yaml("claims.yaml")
     for claim in table["claims"]:
         if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):
-            for kind in ("number", "greater", "gain", "cost"):
-                for name in _flat(claim.get(kind, [])):
-                    if name in table["rows"]:
-                        yield table["rows"][name]["run"]
+            for name in dict.fromkeys(name for line in lines_of(claim) for name in line.names):
+                if name in table["rows"]:
+                    yield table["rows"][name]["run"]
             if "peak" in claim:
                 for step in read_package_yaml("tables.yaml")["sensitivity"]:
                     yield [step["run"]]
-
-
-def _flat(names: str | list[str | list[str]]) -> list[str]:
-    flat: list[str] = []
-    for name in [names] if isinstance(names, str) else names:
-        flat += [name] if isinstance(name, str) else name
-    return flat
 
 
 def reproduce(
@@ -295,14 +288,11 @@ def _image_seconds(params: Params, dataset: str, data: LabelledImages, tower: En
     names = data.manifest["image"].tolist()[:DECODED]
     start, read = time.perf_counter(), 0
     for name in names:
-        try:
+        with suppress(BadImageFile):
             tower.image_transform(read_image(root / name))
             read += 1
-        except BadImageFile:
-            continue
     if read:
-        workers = max(1, decoding_workers(params.extraction.num_workers))
-        decoding = (time.perf_counter() - start) / read / workers
+        decoding = (time.perf_counter() - start) / read / max(1, decoding_workers(params.extraction.num_workers))
     count = params.extraction.batch_size if tower.device.type == "cuda" else FEW
     from PIL import Image
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from duplex.methods.layers import CompositionIndex, NormDisentangler
+from duplex.methods.layers import unit as unit_rows
 from duplex.methods.registry import find_method
 from tests.methods.field import SOFT, N, batch, build, scores
-from tests.methods.loops import close, linear, softmax, unit
+from tests.methods.loops import close, softmax
 
 CANDIDATES = [7, 11, 0]
 HEADS: dict[str, Any] = {"heads": 2}
@@ -69,24 +70,20 @@ def test_weights_of_the_losses_of_states_and_objects(kind):
         close(second[name].item(), factor * value.item())
 
 
-def by_loops(network, z, mean, variance):
-    """One image's factor, given the statistics that norm it; without dropout."""
-    weight, bias = network.layers[1].weight.detach(), network.layers[1].bias.detach()
-    hidden = (linear(network.layers[0], z) - mean) / (variance + network.layers[1].eps).sqrt() * weight + bias
-    return unit(torch.tensor([max(value, 0.0) for value in hidden.tolist()], dtype=torch.float64))
-
-
-def test_batch_norm_disentanglers_by_loops():
+def test_batch_norm_disentanglers_by_their_formula():
     torch.manual_seed(0)
     network: Any = NormDisentangler(8).double()
-    network.layers[3].p = 0.0
-    torch.nn.init.normal_(network.layers[1].weight), torch.nn.init.normal_(network.layers[1].bias)
+    linear, norm, _, dropout = network.layers
+    dropout.p = 0.0
+    torch.nn.init.normal_(norm.weight), torch.nn.init.normal_(norm.bias)
     z = batch(5).cls
-    hidden = torch.stack([linear(network.layers[0], row) for row in z])
-    mean = hidden.sum(0) / 5
-    variance = ((hidden - mean) ** 2).sum(0) / 5
-    close(network.train()(z).detach(), torch.stack([by_loops(network, row, mean, variance) for row in z]))
-    running = 0.1 * mean, 0.9 + 0.1 * variance * 5 / 4
-    expected = torch.stack([by_loops(network, row, *running) for row in z])
+    hidden = z @ linear.weight.T + linear.bias
+
+    def factors(mean, variance):
+        return unit_rows(((hidden - mean) / (variance + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0))
+
+    mean, variance = hidden.sum(0) / 5, ((hidden - hidden.sum(0) / 5) ** 2).sum(0) / 5
+    close(network.train()(z).detach(), factors(mean, variance).detach())
+    expected = factors(0.1 * mean, 0.9 + 0.1 * variance * 5 / 4).detach()  # by running statistics
     close(network.eval()(z).detach(), expected)
     close(network.train()(z[:1]).detach(), expected[:1])
