@@ -204,7 +204,9 @@ class TrainingOptions(Options):
     threads: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # CPU threads; auto: one or all, by timing
     memory: Annotated[float, Field(ge=2**-8)] = 2.0  # GiB; larger patch tokens and block inputs are read from disk
     checkpointing: bool = False  # recompute the text tower's activations in the backward pass: slower, less memory
-    log: str = "none"  # where losses, rates and validation are logged: dvclive, tensorboard, a plug-in, or none
+    log: str = (
+        "none"  # where losses, rates and validation are logged: dvclive, tensorboard, wandb, mlflow, a plug-in, or none
+    )
 
     def result_settings(self) -> dict[str, Any]:
         """The options that training results depend on: all except `log`."""

@@ -45,6 +45,7 @@ def fit(
     weights: Weights = None,
     out: Annotated[Path | None, Option(help="Model folder to write; default: SOURCE-model.")] = None,
     minutes: Annotated[float, Option(help="Time limit of training, in minutes; encoding is not counted.")] = 30.0,
+    log_as: Annotated[str, Option("--log", help="Log the trainings: dvclive, tensorboard, wandb or mlflow.")] = "none",
     force: Force = False,
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
@@ -59,7 +60,7 @@ def fit(
     name = source.resolve().name if source.is_dir() else source.resolve().stem
     place = out or Path(f"{name}-model")
     options: dict[str, Any] = {"encoder": encoder, "weights": weights, "minutes": minutes, "force": force}
-    model = fit_folder(source, place, images=images, say=log, **options)
+    model = fit_folder(source, place, images=images, say=log, log=log_as, **options)
     log(f"{model} holds the model; `duplex predict IMAGE --model {model}` uses it")
 
 

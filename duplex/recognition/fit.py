@@ -28,7 +28,7 @@ import PIL
 import torch
 from torch import Tensor
 
-from duplex.artifacts import RunPaths
+from duplex.artifacts import RunPaths, log_folder
 from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, load_params, shipped_project
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
 from duplex.data.contents import read_digests
@@ -68,6 +68,7 @@ from duplex.system.code import code_hash
 from duplex.system.files import checked_path, json_digest, refuse_existing, sole_writer, with_own_name, write_json
 from duplex.training.checkpoint import with_checksum
 from duplex.training.inputs import Data, RunInputs, long_prompts
+from duplex.training.logs import TrainingHooks, open_log
 from duplex.training.loop import ResumePoint
 from duplex.training.run import MethodSpec, Run, evaluate_world, reproducible, train_on_all_images
 from duplex.training.scoring import Calibration
@@ -344,6 +345,7 @@ class FolderRecipes:
     cache: Path  # folder of runs
     minutes: float
     say: Say
+    log: str = "none"  # as `training.log`, of each training
 
     @cached_property
     def device(self) -> torch.device:
@@ -408,7 +410,13 @@ class FolderRecipes:
             "device": torch.cuda.get_device_name(self.device) if is_gpu else torch.get_num_threads(),
         }
         folder = self.cache / f"recipes-{json_digest(key)[:16]}"
-        return Trials(folder, self.encoded.data.read, self.device, EvaluationParams(), accuracy=self._accuracy)
+        return Trials(
+            folder, self.encoded.data.read, self.device, EvaluationParams(), accuracy=self._accuracy, hooks=self._hooks
+        )
+
+    def _hooks(self, trial: Trial) -> TrainingHooks:
+        place = log_folder(self.log, self.cache.stem, re.sub(r"[^\w.]+", "-", trial.name), trial.seed)
+        return TrainingHooks(log=open_log(self.log, place))
 
     def _accuracy(self, run: Run, val: Examples) -> float | None:
         return listed_answers(run.method, val, self.data.labels, run.record.confidence, self.world).accuracy
@@ -497,6 +505,7 @@ def fit_folder(
     weights: str | None = None,
     minutes: float = MINUTES,
     say: Say = print,
+    log: str = "none",
     force: bool = False,
 ) -> Path:
     """Fit a model to labelled images, as `duplex fit` does, and write it to a folder; return the folder.
@@ -511,6 +520,8 @@ def fit_folder(
     weights: the encoder's weights, a published tag or a file.
     minutes: time limit of training, after the images are encoded; timed steps decide which training settings are tried.
     say: function that is called with each line of text on the data, the training settings tried, and the result.
+    log: where the trainings to choose from are logged, as `training.log` of params.yaml: dvclive, tensorboard, wandb,
+        mlflow, a plug-in's log or none.
     force: replace a model at `out` and its page, unless it was updated with further images.
     """
     if not minutes > 0:
@@ -537,7 +548,7 @@ def fit_folder(
             "the names of their states or objects"
         )
     with reproducible(), sole_writer(cache_beside(out) / "fit", "fit", "or give this one another --out"):
-        return _fit(FolderRecipes(data, choice, cache_beside(out), minutes, say), out, force)
+        return _fit(FolderRecipes(data, choice, cache_beside(out), minutes, say, log), out, force)
 
 
 def cache_beside(out: Path) -> Path:

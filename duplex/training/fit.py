@@ -301,7 +301,7 @@ def fit(
     schedule: step, cosine, constant, or a function of the epoch (from 0) that returns the factor of the learning rates.
     on_step: function that is called with a `StepReport` after each optimiser step.
     on_epoch: function that is called with an `EpochReport` after each epoch, first before training (epoch 0).
-    log: dvclive or tensorboard, which write into a folder of that name in the current folder, a plug-in's log, or an
+    log: dvclive, tensorboard, wandb or mlflow, with a folder of that name in the current one, a plug-in's log, or an
         object with the methods of `TrainingLog`.
     settings: training options, such as `epochs`, `clip` and `precision`, options of the method's kind, and `finetune`:
         the number of the image tower's last blocks to fine-tune, or a dict of the options that `finetune:` has in
@@ -326,8 +326,7 @@ def fit(
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
     elif not all(callable(getattr(training_log, x, None)) for x in ("step", "epoch", "close")):
         raise UsageError(
-            f"log is {shown(training_log)}; expected dvclive, tensorboard, a plug-in's name, or an object with step, "
-            "epoch and close"
+            f"log is {shown(training_log)}; expected a name of training.log, or an object with step, epoch and close"
         )
     hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
     with reproducible(spec.training.threads):

@@ -1,11 +1,14 @@
 """What a caller passes to training besides options: functions that are called per step and epoch, and training logs.
 
 A package registers a log with an entry point of the group `duplex.training_logs`, a function from a folder to a
-`TrainingLog`. Built-in logs (DVCLive, TensorBoard) import their packages when they are opened.
+`TrainingLog`. The built-in logs import their packages when they are opened.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -93,7 +96,29 @@ NONE = "none"
 DVC_FILE = "metrics:\n- metrics.json\nplots:\n- plots/metrics:\n    x: step\n"  # shows DVCLive's files to DVC
 
 
-class DvcliveLog:
+class NumberLog(ABC):
+    """Base of the built-in logs: what is known of a step or an epoch, as numbers by name."""
+
+    @abstractmethod
+    def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
+        """Write the values of a step (group `train`) or of an epoch (group `epoch`), of the number `place`."""
+
+    def step(self, report: StepReport) -> None:
+        rates = {f"learning_rate_{n}": rate for n, rate in enumerate(report.rates)}
+        if len(report.rates) == 1:
+            rates = {"learning_rate": report.rates[0]}
+        self.write("train", report.step, {**_loss_values(report), **rates})
+
+    def epoch(self, report: EpochReport) -> None:
+        validation = {f"val_{name}": value for name, value in report.validation.items()}
+        self.write("epoch", report.epoch, {**_loss_values(report), **validation})
+
+
+def _loss_values(report: StepReport | EpochReport) -> dict[str, float]:
+    return {f"loss_{name}": value for name, value in report.losses.items()}
+
+
+class DvcliveLog(NumberLog):
     """Training log in DVCLive's files: tables for `dvc plots`, and the latest values for `dvc exp show`."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,48 +128,87 @@ class DvcliveLog:
         self._live: Any = live(str(folder), save_dvc_exp=False, dvcyaml=None)
         write_text(folder / "dvc.yaml", DVC_FILE)  # beside the files: the pipeline's dvc.yaml stays as it is
 
-    def step(self, report: StepReport) -> None:
-        self._live.step = report.step
-        for name, value in _step_values(report).items():
-            self._live.log_metric(f"train/{name}", value)
-
-    def epoch(self, report: EpochReport) -> None:
-        self._live.step = report.epoch
-        for name, value in _epoch_values(report).items():
-            self._live.log_metric(f"epoch/{name}", value)
-        self._live.sync()
+    def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
+        self._live.step = place
+        for name, value in values.items():
+            self._live.log_metric(f"{group}/{name}", value)
+        if group == "epoch":
+            self._live.sync()
 
     def close(self) -> None:
         self._live.end()
 
 
-class TensorboardLog:
+class TensorboardLog(NumberLog):
     """Training log in TensorBoard's event files."""
 
     def __init__(self, folder: Path) -> None:
         """Start a log in `folder`; logs of earlier runs there are kept."""
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
-    def step(self, report: StepReport) -> None:
-        for name, value in _step_values(report).items():
-            self._writer.add_scalar(f"train/{name}", value, report.step)
-
-    def epoch(self, report: EpochReport) -> None:
-        for name, value in _epoch_values(report).items():
-            self._writer.add_scalar(f"epoch/{name}", value, report.epoch)
-        self._writer.flush()
+    def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(f"{group}/{name}", value, place)
+        if group == "epoch":
+            self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
 
 
-BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {"dvclive": DvcliveLog, "tensorboard": TensorboardLog}
+class WandbLog(NumberLog):
+    """Training log as a run of Weights & Biases, in the project of WANDB_PROJECT or `duplex`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start a run named after the end of `folder`, which holds its files; WANDB_MODE=offline sends nothing."""
+        wandb: Any = import_module("wandb")
+        folder.mkdir(parents=True, exist_ok=True)
+        project, name = os.environ.get("WANDB_PROJECT", "duplex"), "/".join(folder.parts[-3:])
+        self._run = wandb.init(project=project, name=name, dir=str(folder), settings=wandb.Settings(silent=True))
+        for group in ("train", "epoch"):
+            self._run.define_metric(f"{group}/*", step_metric=f"{group}/number")
+
+    def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
+        self._run.log({f"{group}/number": place, **{f"{group}/{name}": value for name, value in values.items()}})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowLog(NumberLog):
+    """Training log as a run of MLflow, at the server or in the folder that MLFLOW_TRACKING_URI names."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start a run named after the end of `folder`, in the experiment of that data set."""
+        mlflow: Any = import_module("mlflow")
+        if not mlflow.tracking.is_tracking_uri_set():
+            raise DuplexError("training.log is mlflow; set MLFLOW_TRACKING_URI, such as to http://127.0.0.1:5000")
+        self._client, self._metric, (dataset, *names) = mlflow.MlflowClient(), mlflow.entities.Metric, folder.parts[-3:]
+        known = self._client.get_experiment_by_name(dataset)
+        experiment = self._client.create_experiment(dataset) if known is None else known.experiment_id
+        self._run: str = self._client.create_run(experiment, run_name="/".join(names)).info.run_id
+
+    def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        metrics = [self._metric(f"{group}/{name}", value, now, place) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {
+    "dvclive": DvcliveLog,
+    "tensorboard": TensorboardLog,
+    "wandb": WandbLog,
+    "mlflow": MlflowLog,
+}
 
 
 def open_log(name: str, folder: Path) -> TrainingLog | None:
     """Open the training log `name` in a folder; None for the name `none`.
 
-    name: `dvclive`, `tensorboard`, `none` or the name of a package's entry point in the group `duplex.training_logs`.
+    name: one of `BUILT_IN`, `none` or the name of a package's entry point in the group `duplex.training_logs`.
     """
     registered = {point.name: point for point in entry_points(group=GROUP)}
     require(name, dict.fromkeys([*BUILT_IN, *registered, NONE]), "training.log")
@@ -157,15 +221,3 @@ def open_log(name: str, folder: Path) -> TrainingLog | None:
         remedy = install_command(name) if name in BUILT_IN else "install its package again, or set it to none"
         raise DuplexError(f"training.log is {name}, which cannot be imported ({error}); `{remedy}`") from None
     return log
-
-
-def _step_values(report: StepReport) -> dict[str, float]:
-    losses = {f"loss_{name}": value for name, value in report.losses.items()}
-    if len(report.rates) == 1:
-        return {**losses, "learning_rate": report.rates[0]}
-    return losses | {f"learning_rate_{n}": rate for n, rate in enumerate(report.rates)}
-
-
-def _epoch_values(report: EpochReport) -> dict[str, float]:
-    losses = {f"loss_{name}": value for name, value in report.losses.items()}
-    return losses | {f"val_{name}": value for name, value in report.validation.items()}

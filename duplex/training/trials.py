@@ -49,6 +49,7 @@ from duplex.options import AutoFinetune, FinetuneOptions
 from duplex.system.files import json_digest, write_text
 from duplex.training.checkpoint import Record, load_checkpoint, read_checkpoint, read_novelty
 from duplex.training.inputs import InputRequest, RunInputs
+from duplex.training.logs import TrainingHooks
 from duplex.training.loop import ResumePoint, TrainingResult
 from duplex.training.run import MethodSpec, Run, train_run
 
@@ -114,6 +115,7 @@ class Trials:
     label: str = ""  # name of what is trained, for the progress
     key: str = ""  # hash of what the trials depend on besides their methods and seeds
     accuracy: Callable[[Run, Examples], float | None] | None = None  # percent, of a run on validation images
+    hooks: Callable[[Trial], TrainingHooks] = lambda trial: TrainingHooks()
 
     def files(self, trial: Trial) -> RunPaths:
         spec = trial.spec
@@ -135,7 +137,7 @@ class Trials:
         start, inputs = time.monotonic(), self.read(trial.spec.request)
         label = ", ".join(filter(None, (self.label, trial.name)))
         resume = ResumePoint(label, files.unfinished_training, files.root.name)
-        run = train_run(trial.spec, inputs, trial.seed, self.device, self.settings, resume)
+        run = train_run(trial.spec, inputs, trial.seed, self.device, self.settings, resume, self.hooks(trial))
         accuracy = None if self.accuracy is None else self.accuracy(run, inputs.examples["val"].to(self.device))
         run.write(files)
         assert run.margins is not None

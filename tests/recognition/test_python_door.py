@@ -82,9 +82,14 @@ except Exception as error:
 
 @pytest.mark.slow
 def test_a_fitted_folder_is_uploaded_with_its_card_and_loaded_again(drawn, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
     monkeypatch.setattr(fit.FolderRecipes, "levels", only_the_first)
+    monkeypatch.chdir(tmp_path)
     lines: list[str] = []
-    model = duplex.fit_folder(str(drawn), str(tmp_path / "model"), encoder="tiny", say=lines.append)
+    with pytest.raises(UsageError, match=r"unknown training\.log 'tensorbord'"):
+        duplex.fit_folder(drawn, "other", encoder="tiny", log="tensorbord", say=lines.append)
+    model = duplex.fit_folder(str(drawn), "model", encoder="tiny", log="tensorboard", say=lines.append).resolve()
+    assert len(list(Path("tensorboard/model/nothing-trained/0").glob("events.*"))) == 1
     assert "chosen: nothing trained" in lines
     hub_settings = {"HF_TOKEN": "hf_none", "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
     with Hub() as hub:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -52,6 +53,63 @@ def test_tensorboard_has_a_point_per_step_and_per_epoch(tmp_path):
     assert [point.step for point in points["train/loss_semantic"]] == list(range(1, 29))
 
 
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a run's file: LevelDB's log format, in blocks of 32 KiB, after a header of seven bytes."""
+    place, record, block = 7, b"", 1 << 15
+    while place < len(data):
+        if block - place % block < 7:  # no room for a header: zeros
+            place += block - place % block
+            continue
+        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        record += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
+@pytest.mark.slow
+def test_wandb_writes_a_run_without_a_network(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    folder = tmp_path / "wandb" / "shapes" / "duplex" / "0"
+    outcome = logged("wandb", folder)
+    (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    rows, named = [], []
+    for data in wandb_records(written.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        named += [(record.run.project, record.run.display_name)] if record.HasField("run") else []
+        if record.HasField("history"):
+            items = record.history.item
+            rows.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+    assert named[0] == ("duplex", "shapes/duplex/0")
+    epochs = [row for row in rows if "epoch/val_hm" in row]
+    assert [row["epoch/number"] for row in epochs] == [0, 1, 2, 3, 4]
+    assert [row["epoch/val_hm"] for row in epochs] == pytest.approx([row["val_hm"] for row in outcome.history])
+    assert [row["train/number"] for row in rows if "train/loss_semantic" in row] == list(range(1, 29))
+
+
+@pytest.mark.slow
+def test_mlflow_writes_a_run_without_a_server(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(DuplexError, match="set MLFLOW_TRACKING_URI, such as to http://"):
+        open_log("mlflow", tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "runs").as_uri())
+    outcome = logged("mlflow", Path("mlflow", "shapes", "duplex", "0"))
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("shapes").experiment_id])
+    assert run.info.run_name == "duplex/0" and run.info.status == "FINISHED"
+    points = client.get_metric_history(run.info.run_id, "epoch/val_hm")
+    assert [point.step for point in points] == [0, 1, 2, 3, 4]
+    assert [point.value for point in points] == pytest.approx([row["val_hm"] for row in outcome.history])
+    assert len(client.get_metric_history(run.info.run_id, "train/loss_semantic")) == 28
+
+
 class Registered(Ledger):
     def __init__(self, folder):
         super().__init__()
@@ -63,11 +121,16 @@ def test_another_package_registers_a_log(monkeypatch, tmp_path):
     monkeypatch.setattr(logs, "entry_points", lambda group: [point])
     log = open_log("mine", tmp_path)
     assert type(log).__name__ == "Registered" and log.folder == tmp_path
-    with pytest.raises(UsageError, match=r"unknown training\.log 'mind'; known: dvclive, tensorboard, mine, none"):
+    with pytest.raises(
+        UsageError, match=r"unknown training\.log 'mind'; known: dvclive, tensorboard, wandb, mlflow, mine, none"
+    ):
         open_log("mind", tmp_path)
 
 
-@pytest.mark.parametrize(("name", "module"), [("dvclive", "dvclive"), ("tensorboard", "torch.utils.tensorboard")])
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("dvclive", "dvclive"), ("tensorboard", "torch.utils.tensorboard"), ("wandb", "wandb"), ("mlflow", "mlflow")],
+)
 def test_a_missing_package_is_one_line_with_the_command_that_installs_it(monkeypatch, tmp_path, name, module):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(DuplexError, match=rf"training.log is {name}.*pip install 'duplex-czsl\[{name}\]'") as caught:
