@@ -25,7 +25,7 @@ def test_every_installed_kind_passes(kind):
         ("prompts", {"context": "fixed", "vocabulary": "fixed", "paths": "composition", "adapter": "none", "losses": [],
                      "inference": ["semantic"]}),
         ("prompts", {"paths": "composition", "losses": ["semantic"], "inference": ["semantic"]}),
-        ("closed_form", {"added_variance": None}),
+        ("closed_form", {"added_variance": 0.5}),
         ("duplex", {"graph": False}),
         ("duplex", {"blend": "anchored", "fusion": "additive", "messages": ["counterfactual"]}),
         ("duplex", {"seen_rows": "random", "unseen_rows": "random", "momentum": 0.0}),

@@ -56,7 +56,7 @@ class ClosedFormOptions(PathOptions):
     shrinkage: Positive | None = None  # number of images at which a pair's mean is shrunk by half; null: by likelihood
     interactions: NonNegative | None = 0.0  # variance that pairs of similar words share; 0: none; null: by likelihood
     prior: bool = True  # whether pairs with more training images get higher scores
-    added_variance: NonNegative | None = 0.0  # added to the covariance, per mean variance; null: by held-out pairs
+    added_variance: NonNegative = 0.0  # share of the mean variance that is added to the covariance
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
@@ -141,7 +141,7 @@ class ClosedFormMethod(Method[ClosedFormOptions]):
             getattr(self, name).copy_(new)
         self._fitted = None
         model = self._fit(self._settings())
-        self.chosen.copy_(torch.tensor([model.shrinkage, model.tau, model.added_variance]))
+        self.chosen.copy_(torch.tensor([model.shrinkage, model.tau, model.settings.added_variance]))
 
     def on_features_changed(self, train: Batch) -> None:
         self.start(train)

@@ -22,24 +22,15 @@ This adds `r s` columns `phi_mn = U_m (x) V_n` with the ridge `1 / tau` to the l
 `g` is Bayes' rule for normal distributions about `h_c`, up to a constant: linear discriminant analysis (Fisher 1936)
 with composed means. Vectors are stored as differences from `mu`, where float32 loses least, and never for all M N
 compositions: `x . mu_mn` is an outer sum (and a product of small factors), `|mu_mn|^2` a table.
-
-The share of variance to add to Sigma may be chosen by held-out pairs c, c' of a fold, composed from all other pairs:
-
-    e_cc' = Phi(-m / s),   m = x_c . (h_c - h_c') - (|h_c|^2 - |h_c'|^2) / 2
-    s^2 = (h_c - h_c')^T W^T S W (h_c - h_c')
-
-`e_cc'` is the share of the images of c on which the rival c' scores higher, S the sample covariance. The choice has the
-least expected rivals, `sum_c sqrt(n_c) sum_c' e_cc' / sum_c sqrt(n_c)`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -49,8 +40,6 @@ from duplex.errors import DuplexError
 RANK = 12  # of each kernel; 16 and 24 gave the same validation AUC to 0.3
 LENGTH = 0.5  # l
 PAIRS = 1024  # the most frequent pairs, by which tau and v are chosen
-FOLDS = 8
-ADDED = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0)  # shares of the mean variance that are tried
 ROWS = 1 << 14  # candidates up to which scores are products with prototypes; beyond it, outer sums
 CELLS = 1 << 22  # scores worked on at a time in outer sums
 LEAST = 1e-300  # smallest support
@@ -358,60 +347,6 @@ def _climb(height: Callable[[Guess], float], start: Guess, step: float = 1.0) ->
     return best
 
 
-def choose_added_variance(statistics: ClassStatistics, settings: FitSettings, words: WordEmbeddings | None) -> float:
-    """The share of the mean variance that, added to the covariance's diagonal, lets held-out pairs be predicted best.
-
-    It is 0 if no pair can be held out.
-    """
-    rivals = [expected_rivals(statistics, added, settings, words) for added in ADDED]
-    return ADDED[min(range(len(ADDED)), key=rivals.__getitem__)]
-
-
-def expected_rivals(
-    statistics: ClassStatistics, added: float, settings: FitSettings, words: WordEmbeddings | None
-) -> float:
-    """How many held-out pairs are expected to score higher on an image than its own label does.
-
-    added: share of the mean variance that is added to the covariance's diagonal.
-    """
-    groups = statistics.by_pair()
-    whitening = shared_whitening(groups, added)
-    spread = whitening.T @ within_group_covariance(groups)[0] @ whitening  # W^T S W [d, d]
-    means, shape = groups.means @ whitening, (statistics.states, statistics.objects)
-    states, objects = statistics.state_of, statistics.object_of
-    total = weight = 0.0
-    *_, v, tau = _fit_means(PairMeans(states, objects, groups.counts, means, shape), settings, words)
-    fixed = replace(settings, shrinkage=1 / v, interactions=tau)  # variances are chosen once, on all pairs
-    for held, rest in folds(statistics):
-        some = PairMeans(states[rest], objects[rest], groups.counts[rest], means[rest], shape)
-        effects, interactions, _, _ = _fit_means(some, fixed, words)
-        errors = _errors(means[held], compose(effects, interactions, states[held], objects[held]), spread)  # [K, K]
-        weights = groups.counts[held].sqrt()
-        total += float(weights @ errors.sum(1))
-        weight += float(weights.sum())
-    return total / weight if weight else 0.0
-
-
-def folds(statistics: ClassStatistics) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, per fold, the positions of held-out pairs and of pairs to fit, which have all words of the former."""
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(statistics.pairs))).to(statistics.pairs.device)
-    states, objects = statistics.state_of, statistics.object_of
-    for first in range(FOLDS):
-        held = order[first::FOLDS]
-        rest = order[torch.arange(len(order), device=order.device) % FOLDS != first].sort().values
-        known = torch.isin(states[held], states[rest]) & torch.isin(objects[held], objects[rest])
-        if int(known.sum()) > 1:
-            yield held[known], rest
-
-
-def _errors(means: Tensor, prototypes: Tensor, spread: Tensor) -> Tensor:
-    scores = means @ prototypes.T - 0.5 * (prototypes * prototypes).sum(1)  # x_c . h_c' - |h_c'|^2 / 2
-    inner = prototypes @ spread @ prototypes.T
-    variance = inner.diagonal()[:, None] + inner.diagonal() - 2 * inner
-    ratio = (scores.diagonal()[:, None] - scores) / variance.clamp(min=1e-12).sqrt()
-    return (0.5 * torch.erfc(ratio / 2**0.5)).fill_diagonal_(0.0)
-
-
 @dataclass(frozen=True)
 class FitSettings:
     """Options of the closed-form fit; None: chosen from the training images."""
@@ -420,7 +355,7 @@ class FitSettings:
     shrinkage: float | None = None  # k: number of images at which h_c is halfway from mu_mn to x_c; None: by likelihood
     interactions: float | None = None  # tau, variance of the interactions; 0: no interactions; None: by likelihood
     prior: bool = True  # whether g_c includes log n_c of seen pairs
-    added_variance: float | None = 0.0  # share of the mean variance added to the covariance; None: by held-out pairs
+    added_variance: float = 0.0  # share of the mean variance that is added to the covariance
 
 
 class MovableTensors:
@@ -453,7 +388,6 @@ class ClosedForm(MovableTensors):
     counts: Tensor  # n_c [P]
     shrinkage: float  # k
     tau: float  # of the interactions; 0 without them
-    added_variance: float = 0.0  # share of the mean variance that was added to the covariance
 
     @classmethod
     def fit(
@@ -466,10 +400,7 @@ class ClosedForm(MovableTensors):
         if not len(statistics.pairs):
             raise DuplexError("there is no readable training image; the closed form needs at least one")
         groups = statistics.by_pair()
-        added = settings.added_variance
-        if added is None:
-            added = choose_added_variance(statistics, settings, words)
-        whitening = shared_whitening(groups, added)
+        whitening = shared_whitening(groups, settings.added_variance)
         seen = PairMeans(
             states=statistics.state_of,
             objects=statistics.object_of,
@@ -491,7 +422,6 @@ class ClosedForm(MovableTensors):
             counts=n,
             shrinkage=k,
             tau=tau,
-            added_variance=added,
         )
 
     @property
