@@ -7,7 +7,6 @@ A package registers a log with an entry point of the group `duplex.training_logs
 from __future__ import annotations
 
 import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -180,21 +179,21 @@ class MlflowLog(NumberLog):
 
     def __init__(self, folder: Path) -> None:
         """Start a run named after the end of `folder`, in the experiment of that data set."""
-        mlflow: Any = import_module("mlflow")
-        if not mlflow.tracking.is_tracking_uri_set():
+        self._mlflow: Any = import_module("mlflow")
+        if not self._mlflow.tracking.is_tracking_uri_set():
             raise DuplexError("training.log is mlflow; set MLFLOW_TRACKING_URI, such as to http://127.0.0.1:5000")
-        self._client, self._metric, (dataset, *names) = mlflow.MlflowClient(), mlflow.entities.Metric, folder.parts[-3:]
-        known = self._client.get_experiment_by_name(dataset)
-        experiment = self._client.create_experiment(dataset) if known is None else known.experiment_id
-        self._run: str = self._client.create_run(experiment, run_name="/".join(names)).info.run_id
+        dataset, *names = folder.parts[-3:]
+        client = self._mlflow.MlflowClient()
+        known = client.get_experiment_by_name(dataset)
+        experiment = client.create_experiment(dataset) if known is None else known.experiment_id
+        self._run: str = client.create_run(experiment, run_name="/".join(names)).info.run_id
 
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
-        now = int(1000 * time.time())
-        metrics = [self._metric(f"{group}/{name}", value, now, place) for name, value in values.items()]
-        self._client.log_batch(self._run, metrics)
+        named = {f"{group}/{name}": value for name, value in values.items()}
+        self._mlflow.log_metrics(named, step=place, run_id=self._run)
 
     def close(self) -> None:
-        self._client.set_terminated(self._run)
+        self._mlflow.MlflowClient().set_terminated(self._run)
 
 
 BUILT_IN: dict[str, Callable[[Path], TrainingLog]] = {
