@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,8 +49,9 @@ def _encoder_names() -> list[str]:
     return [entry.name for family in all_families() for entry in family.catalog()]
 
 
-DATASETS, METHODS = _completed(lambda: load_params().datasets), _completed(lambda: load_params().methods)
-ENCODERS = _completed(_encoder_names)
+DATASETS = _completed(lambda: load_params().datasets)
+method_option = partial(Option, autocompletion=_completed(lambda: load_params().methods))
+encoder_option = partial(Option, autocompletion=_completed(_encoder_names))
 Dataset = Annotated[str, Option("--dataset", "-d", help="A data set of params.yaml.", autocompletion=DATASETS)]
 DatasetName = Annotated[str, Argument(help="A data set of params.yaml.", autocompletion=DATASETS)]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]

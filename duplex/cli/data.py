@@ -14,13 +14,13 @@ import typer
 from typer import Argument, Option
 
 from duplex.cli import (
-    ENCODERS,
     AsJson,
     DatasetName,
     Force,
     ImageFolder,
     Weights,
     app,
+    encoder_option,
     issue_lines,
     load_params,
     log,
@@ -161,9 +161,7 @@ def add(
     test_unseen: Annotated[float | None, _share("pairs held out for test", SplitOptions.test_unseen)] = None,
     val_images: Annotated[float | None, _share("seen pairs' images for validation", SplitOptions.val_images)] = None,
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
-    encoder: Annotated[
-        str | None, Option(help=f"Frozen encoder [{ENCODER}]; none: unknown, for --features.", autocompletion=ENCODERS)
-    ] = None,
+    encoder: Annotated[str | None, encoder_option(help=f"Encoder [{ENCODER}]; none: unknown, for --features.")] = None,
     weights: Weights = None,
     features: Annotated[Path | None, Option(help="Features from elsewhere: .npy, row by row, or .npz by name.")] = None,
     finetune: Annotated[str | None, Option(help="auto: fine-tune the last blocks that validation favours.")] = None,

@@ -11,13 +11,13 @@ import typer
 from typer import Argument, Option
 
 from duplex.cli import (
-    ENCODERS,
     AsJson,
     Dataset,
     Engine,
     Weights,
     app,
     dataset_option,
+    encoder_option,
     load_params,
     log,
     print_json,
@@ -42,9 +42,7 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    encoder: Annotated[
-        str | None, Option(help="Name of the encoder; default: that of params.yaml.", autocompletion=ENCODERS)
-    ] = None,
+    encoder: Annotated[str | None, encoder_option(help="Encoder; default: that of params.yaml.")] = None,
     weights: Weights = None,
     device: Annotated[str | None, Option(help="Device of the encoder: auto, cpu or cuda.")] = None,
     batch_size: Annotated[int | None, Option(min=1, help="Number of images encoded at once.")] = None,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 from typer import Argument, Option
 
-from duplex.cli import ENCODERS, Force, ImageFolder, Weights, app, load_params, log
+from duplex.cli import Force, ImageFolder, Weights, app, encoder_option, load_params, log
 from duplex.errors import DuplexError, UsageError, install_command, require
 from duplex.recognition import Limits
 from duplex.system.entry import escape_unprintable
@@ -39,9 +39,7 @@ def fit(
         Path, Argument(help="Labelled images: a folder state/object/*.jpg, or a table (CSV, Parquet, JSON).")
     ],
     images: ImageFolder = None,
-    encoder: Annotated[
-        str | None, Option(help="Frozen encoder; default: chosen by GPU, weights and images.", autocompletion=ENCODERS)
-    ] = None,
+    encoder: Annotated[str | None, encoder_option(help="Frozen encoder; default: chosen by GPU and images.")] = None,
     weights: Weights = None,
     out: Annotated[Path | None, Option(help="Model folder to write; default: SOURCE-model.")] = None,
     minutes: Annotated[float, Option(help="Time limit of training, in minutes; encoding is not counted.")] = 30.0,

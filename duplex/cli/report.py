@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from duplex.cli import METHODS, AsJson, Dataset, app, dataset_option, load_params, log, print_json, seed_option
+from duplex.cli import AsJson, Dataset, app, dataset_option, load_params, log, method_option, print_json, seed_option
 from duplex.evaluation.metrics import aligned
 
 if TYPE_CHECKING:
     from duplex.report.images import Hit
 
 
-Method = Annotated[
-    str | None,
-    Option("--method", "-m", help="Method; default: the last with visual prototypes.", autocompletion=METHODS),
-]
+Method = Annotated[str | None, method_option("--method", "-m", help="Method; default: the last with prototypes.")]
 Seed = Annotated[int | None, seed_option("Seed of the run; default: the first of run.seeds.")]
 
 

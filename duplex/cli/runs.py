@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from duplex.cli import METHODS, AsJson, Dataset, Engine, app, dataset_option, load_params, log, print_json, seed_option
+from duplex.cli import (
+    AsJson,
+    Dataset,
+    Engine,
+    app,
+    dataset_option,
+    load_params,
+    log,
+    method_option,
+    print_json,
+    seed_option,
+)
 from duplex.errors import DuplexError, UsageError, require
 from duplex.evaluation.intervals import in_percentage_points
 from duplex.evaluation.metrics import METRICS, aligned, estimate_line, headline, number
@@ -33,10 +44,8 @@ if TYPE_CHECKING:
     from duplex.project.sweep import SweepReport, TuningRow
 
 
-Method = Annotated[str, Option("--method", "-m", help="A method of params.yaml.", autocompletion=METHODS)]
-Methods = Annotated[
-    str | None, Option(help="Methods, comma-separated; default: run.methods of params.yaml.", autocompletion=METHODS)
-]
+Method = Annotated[str, method_option("--method", "-m", help="A method of params.yaml.")]
+Methods = Annotated[str | None, method_option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
 Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
 Jobs = Annotated[int | None, Option(min=1, help="Worker processes; default: one per GPU, or cores / threads per run.")]
 
@@ -351,7 +360,7 @@ SHARED_COLUMNS = ["row", "image", "label", "seen"]  # must agree between both ru
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[tuple[str, str], Option(help="Two methods to compare: FIRST SECOND.", autocompletion=METHODS)],
+    methods: Annotated[tuple[str, str], method_option(help="Two methods to compare: FIRST SECOND.")],
     seed: Annotated[int | None, seed_option("Seed of the runs; default: all seeds that both methods have.")] = None,
     world: Annotated[str, Option(help="World to compare in: closed or open.")] = "closed",
     splits: Annotated[int | None, Option(min=2, help="Average over this many splits of `duplex data split`.")] = None,

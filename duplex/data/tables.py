@@ -145,7 +145,7 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in TABLES
 
 
-def read_table(path: Path, optional: Sequence[str] = ()) -> pd.DataFrame:
+def read_table(path: Path, optional: Sequence[str] = (), needed: Sequence[str] = NEEDED) -> pd.DataFrame:
     """Read and check a table, with `optional` columns; the result has a column `split` if every row has a split.
 
     Crops, from the columns x, y, width and height, become part of the images' names.
@@ -153,7 +153,7 @@ def read_table(path: Path, optional: Sequence[str] = ()) -> pd.DataFrame:
     if not is_table(path):
         raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(TABLES)}")
     readers = {**dict.fromkeys(CSV, _read_csv), **dict.fromkeys(PARQUET, _read_parquet)}
-    frame, place = readers.get(path.suffix.lower(), _read_label_studio)(path, optional)
+    frame, place = readers.get(path.suffix.lower(), _read_label_studio)(path, optional, needed)
     if frame.empty:
         raise DuplexError(f"{path} has no rows")
     return checked_cells(_with_crops(frame, place) if set(CROP) <= set(frame) else frame, path, place)
@@ -224,7 +224,7 @@ def _refuse_misspelt(header: Sequence[str], place: object, known: Sequence[str])
             raise DuplexError(f"{place} has a column {name!r}; write {similar[0]!r}, or rename or drop the column")
 
 
-def _read_csv(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Place]:
+def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tuple[pd.DataFrame, Place]:
     text = read_text(path)
     first = text.lstrip("\r\n").split("\n", 1)[0]
     delimiter = max(",;\t", key=first.count)
@@ -241,9 +241,9 @@ def _read_csv(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Place]
     except csv.Error as error:
         raise DuplexError(f"{path}, line {number}: {error}") from error
     if not rows:
-        raise DuplexError(f"{path} is empty; it needs a header with {', '.join(NEEDED)} and may have split")
+        raise DuplexError(f"{path} is empty; it needs a header with {', '.join(needed)} and may have split")
     header = rows[0]
-    columns = known_columns(header, path, optional=optional)
+    columns = known_columns(header, path, needed, optional)
     for number, cells in zip(numbers, rows, strict=True):
         if len(cells) != len(header):
             raise DuplexError(f"{path}, line {number} has {len(cells)} cells; the header has {len(header)}")
@@ -252,7 +252,7 @@ def _read_csv(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Place]
     return frame[columns], lambda row: f"{path}, line {numbers[row + 1]}"
 
 
-def _read_parquet(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Place]:
+def _read_parquet(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tuple[pd.DataFrame, Place]:
     try:
         from pyarrow import ArrowException, BufferReader, parquet
         from pyarrow.types import is_dictionary, is_large_string, is_string
@@ -263,7 +263,7 @@ def _read_parquet(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Pl
     try:
         file = parquet.ParquetFile(source)
         names = file.schema_arrow.names
-        columns = known_columns(names, path, optional=optional)
+        columns = known_columns(names, path, needed, optional)
         further = [] if "split" in columns else [name for name in names if names.count(name) == 1]
         for name in set(further) - set(columns):
             kind = file.schema_arrow.field(name).type
@@ -303,7 +303,7 @@ def _as_files(cells: Sequence[Any], table: Path) -> list[Any]:
     return names
 
 
-def _read_label_studio(path: Path, optional: Sequence[str]) -> tuple[pd.DataFrame, Place]:
+def _read_label_studio(path: Path, *_: Sequence[str]) -> tuple[pd.DataFrame, Place]:
     from duplex.data.label_studio import read_tasks
 
     return pd.DataFrame(

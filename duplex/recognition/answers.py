@@ -13,8 +13,6 @@ a new word.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
@@ -28,9 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from duplex.data.images import read_text, thumbnail
+from duplex.data.images import thumbnail
+from duplex.data.tables import read_table
 from duplex.encoders.base import TextTower
-from duplex.errors import DuplexError, UsageError, require_whole
+from duplex.errors import UsageError, as_usage_error, require_whole
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.probabilities import AnsweredImages, Confidence, log_probabilities
 from duplex.evaluation.retrieval import most_similar
@@ -278,29 +277,11 @@ class Neighbours:
         ]
 
 
+@as_usage_error()
 def read_compositions(path: Path) -> list[Pair]:
-    """Read (state, object) pairs from a CSV file with the heading `state,object`; raises `UsageError` for others."""
-    try:
-        reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
-        rows = [(reader.line_num, row) for row in reader]
-    except (DuplexError, csv.Error) as error:
-        raise UsageError(f"{path} cannot be read as a list of compositions ({error})") from error
-    heading = list(map(str, reader.fieldnames or ()))
-    if heading and sorted(heading) != sorted(COLUMNS):
-        raise UsageError(
-            f"{path} has the columns {', '.join(heading)}; expected state,object and no others, named in the first line"
-        )
-    if not rows:
-        what = "has no line below its heading" if heading else "is empty"
-        raise UsageError(f"{path} {what}; expected the heading state,object and one line per composition")
-    pairs = []
-    for line, row in rows:
-        pair = str(row["state"] or "").strip(), str(row["object"] or "").strip()
-        if not all(pair) or None in row:
-            text = ",".join([*pair, *row.get(None, ())])
-            raise UsageError(f"{path}, line {line}, is {text!r}; expected a state and an object")
-        pairs.append(pair)
-    return pairs
+    """Read (state, object) pairs from a table with these columns; raises `UsageError` for others."""
+    frame = read_table(path, needed=COLUMNS)
+    return list(zip(frame["state"], frame["object"], strict=True))
 
 
 def as_pairs(compositions: Iterable[object], labels: LabelSpace) -> list[Pair]:

@@ -131,7 +131,7 @@ def test_devices_are_not_read_as_lists(pics: Path, command: Command) -> None:
     Path("list.csv").symlink_to("/dev/zero")
     assert command("data", "relabel", "pics", "list.csv", "--out", "new.csv").refused("is a device")
     with pytest.raises(DuplexError, match="is a device; name a file"):
-        read_compositions(Path("/dev/zero"))
+        read_compositions(Path("list.csv"))
 
 
 @pytest.mark.parametrize("licence", [" ", "mit\nbase_model: somebody/else", "[evil]", "a b"])
@@ -143,10 +143,10 @@ def test_a_licence_cannot_inject_lines_into_a_model_card(pics: Path, command: Co
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("state,object\nred,heart\nred,square,extra\n", r"line 3, is 'red,square,extra'; expected a state"),
-        ("state,object,state\nred,heart,blue\n", "has the columns state, object, state"),
-        ("state,object\n\nred\n", "line 3, is 'red,'"),
-        ("rusty,kettle\n", "has the columns rusty, kettle; expected state,object and no others"),
+        ("state,object\nred,heart\nred,square,extra\n", "line 3 has 3 cells; the header has 2"),
+        ("state,object,state\nred,heart,blue\n", "has two columns 'state'"),
+        ("state,object\n\nred\n", "line 3 has 1 cells"),
+        ("rusty,kettle\n", "has no column 'state'; it needs state, object"),
         ("", "is empty"),
     ],
 )

@@ -128,7 +128,7 @@ def test_compositions_from_the_command_line_and_a_file(project, command, tmp_pat
         (["{image}", "--model", "nowhere"], "nowhere does not exist"),
         (["{empty}", "--model", "{run}"], "holds no images"),
         (["{image}", "--model", "{run}", "--world", "open"], "was not trained for the open world"),
-        (["{image}", "--model", "{run}", "--compositions", "{list}"], "has the columns state, thing"),
+        (["{image}", "--model", "{run}", "--compositions", "{list}"], "has no column 'object'"),
         (["{image}", "--model", "{run}", "--add", "rusty kettle"], "without the word 'rusty'"),
         (["nothing*", "--model", "{run}"], "no file matches"),
     ],
