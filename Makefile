@@ -1,4 +1,4 @@
-# `make repro` runs the pipeline, `make test` the tests. Needs git, make and Python 3.10 or later.
+# `make repro` runs the pipeline, `make test` the tests. Needs git, make and Python 3.11 or later.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(abspath $(VENV))/bin

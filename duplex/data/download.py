@@ -11,6 +11,7 @@ import lzma
 import shutil
 import stat
 import struct
+import sys
 import tarfile
 import time
 import zipfile
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import IO
 
 import requests
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 
 from duplex.data.tables import read_benchmarks
 from duplex.errors import DuplexError, require
@@ -284,12 +286,14 @@ def _attempt(url: str, partial: Path) -> bool:
 
 
 def _write(response: requests.Response, partial: Path, start: int, total: int | None) -> None:
-    bar = tqdm(desc=partial.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None)
+    columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+    task = bar.add_task(partial.stem, total=total, completed=start)
     try:
         with partial.open("ab" if start else "wb") as file, bar:
             for chunk in response.iter_content(CHUNK):
                 file.write(chunk)
-                bar.update(len(chunk))
+                bar.advance(task, len(chunk))
     except requests.RequestException:
         raise
     except OSError:

@@ -219,7 +219,7 @@ class Batcher:
             await self._wait_for(lambda: 1)
             try:
                 await asyncio.wait_for(self._wait_for(lambda: self._share), self._wait)
-            except asyncio.TimeoutError:  # fewer clients than before
+            except TimeoutError:  # fewer clients than before
                 self._peak = len(self._in_progress)
             share = self._share
             size = 0
@@ -341,7 +341,7 @@ def application(
         try:
             answering = _answer_form(request, query, limits, batcher, neighbours)
             answers = await asyncio.wait_for(answering, limits.seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             message = f"no answer within {limits.seconds:g} s"
             raise HTTPException(408, message, headers={"Connection": "close"}) from None
         except DuplexError as error:
