@@ -6,6 +6,7 @@ A method is a class of this package or of any other distribution (docs/your_meth
     method.start(train)                                         # state computed from the training images
     for epoch in ...:
         for step in ...:
+            method.before_step(compositions)
             shared = method.shared()                            # once per step, whatever the number of batches
             for batch in ...:
                 losses = method.losses(batch, shared)           # {name: term}; the loop sums them and calls backward
@@ -213,6 +214,9 @@ class Method(nn.Module, Generic[OptionsT]):
         """The optimiser's parameter groups: dicts with `params` and perhaps `lr`; empty if nothing is trained."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         return [{"params": parameters}] if parameters else []
+
+    def before_step(self, compositions: Ints) -> None:
+        """Prepare what `shared` computes for an optimiser step on images with these `compositions`."""
 
     def shared(self) -> tuple[Any, ...]:
         """A tuple of values, such as encoded prompts, computed once per optimiser step for all of its batches.

@@ -173,6 +173,9 @@ class WithFinetuning(Method[Options]):
         groups = self.method.groups()
         return [*groups, *self.blocks.groups()] if groups else []
 
+    def before_step(self, compositions: Ints) -> None:
+        self.method.before_step(compositions)
+
     def shared(self) -> tuple[Any, ...]:
         self.method.checkpointing = self.blocks.checkpointing = self.checkpointing
         return self.method.shared()

@@ -21,6 +21,7 @@ from duplex.methods.base import Batch, Inputs, Inspectable, Method, MethodContex
 from duplex.methods.paths import PathOptions, Paths, inspect_paths
 from duplex.methods.portable import portable_paths, probabilities_from_sums
 from duplex.methods.prompts import Prototypes
+from duplex.options import Count
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,13 @@ class PromptOptions(PathOptions):
 
     losses: tuple[Literal["state", "object", "semantic"], ...] = ("state", "object", "semantic")  # loss terms
     inference: tuple[Literal["semantic", "factors"], ...] = ("semantic", "factors")  # score terms
+    sampled: Count | None = None  # random classes of the semantic loss per step, beside the images' own; null: all
     score: Literal["probability", "logit"] = "probability"  # the term semantic: p(c|x) or its logit
 
     def rules(self) -> Iterable[tuple[object, str]]:
         yield from super().rules()
         yield from self.path_rules(self.losses, self.inference)
+        yield self.sampled is None or "semantic" in self.losses, "sampled needs the loss semantic"
 
 
 class PathMethod(Method[OptionsT], Generic[OptionsT]):
@@ -68,6 +71,10 @@ class PromptMethod(PathMethod[PromptOptions]):
     def __init__(self, context: MethodContext, options: PromptOptions) -> None:
         super().__init__(context, options)
         self.paths = Paths(context.labels, context.tower, options, context.world)
+
+    def before_step(self, compositions: Ints) -> None:
+        if self.options.sampled is not None:
+            self.paths.sample_negatives(compositions, self.options.sampled)
 
     def losses(self, batch: Batch, shared: Prototypes) -> dict[str, Tensor]:
         names = self.options.losses

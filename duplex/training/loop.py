@@ -308,6 +308,7 @@ def optimiser_step(
     once; their gradients are summed and propagated once. Nothing in a step waits for the device.
     """
     optimiser.zero_grad(set_to_none=True)
+    method.before_step(images.compositions_np[rows.cpu().numpy()])
     shared = method.shared()
     leaves = [
         value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value for value in shared

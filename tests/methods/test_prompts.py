@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -105,3 +107,18 @@ def test_word_dropout_acts_on_names_alone_and_only_while_training_encodes_them()
     with torch.no_grad():
         assert torch.equal(prompts.lexicon(), plain)
     assert torch.equal(prompts.eval().lexicon(), plain)
+
+
+def test_sampled_classes_by_hand():
+    """The images' own pairs and two of the others, whose logits are raised by log(others / 2)."""
+    method = small_method(PromptOptions(width=5, adapter="none", losses=("semantic",), sampled=2))
+    z, own = features(3, 2), SEEN[[1, 4, 1]]
+    method.before_step(own.numpy())
+    columns = method.paths.negatives.tolist()
+    drawn = set(columns) - set(own.tolist())
+    assert len(drawn) == 2 and set(columns) == drawn | set(own.tolist()) and set(columns) <= set(SEEN.tolist())
+    t = method.paths.semantic(np.array(columns))
+    raised = torch.tensor([math.log(5 / 2) if c in drawn else 0.0 for c in columns])
+    places = torch.as_tensor(np.searchsorted(columns, own))
+    expected = cross_entropy(method.paths.scale * twin.unit(z) @ t.T + raised, places)
+    torch.testing.assert_close(step_of(method, z, own).losses["semantic"], expected)
