@@ -10,8 +10,8 @@ Huang et al., "Troika: Multi-Path Cross-Modal Traction for Compositional Zero-Sh
 * A_l, F_l: cross-attention and feed-forward of N layers;  lambda: a learned number per channel; all paths share them
 * L_c, L_s, L_o, p: cross-entropies and posteriors by t' of compositions, states and objects
 
-Instead of the paper's adapters inside the image encoder there is one on the cached feature, and the paper's dropout in
-traction and in words is left out.
+Instead of the paper's adapters inside the image encoder there is one on the cached feature by default, and the paper's
+dropout in traction is left out; `disentangler`, `score` and the training option `word_dropout` follow its code.
 """
 
 from __future__ import annotations
