@@ -312,6 +312,8 @@ def describe(data: LabelledFolder, say: Callable[[str], None]) -> None:
 
 NOTHING_TRAINED, PROMPTS = "closed_form", "dual"  # methods of the package's params.yaml
 WITHOUT_TEXT = "closed_form_visual"  # instead of both, for encoders without a text tower
+RIVAL = "linear"  # two logistic regressions, measured beside the model
+LARGEST_RIVAL = 10**9  # training images x features x words; above, regressions take many minutes
 PROMPT_RATES = (1e-3, 1e-4)  # learning rates of prompts
 PROMPT_EPOCHS = 8  # along half a cosine
 BATCH = 64
@@ -399,7 +401,7 @@ class FolderRecipes:
     @cached_property
     def trials(self) -> Trials:
         """Store of the trainings, in a folder named by a digest of labels, features, code and device."""
-        kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, PROMPTS)]
+        kinds = [self._entry(name).kind for name in (NOTHING_TRAINED, PROMPTS, RIVAL)]
         is_gpu = self.device.type == "cuda"
         key = {
             "contents": self.data.digests,
@@ -574,6 +576,7 @@ def _fit(recipes: FolderRecipes, out: Path, force: bool) -> Path:
         f"with training images, {measured['accuracy_unseen']:.1f} % for new pairs), calibration error "
         f"{measured['calibration_error']:.1f} %, AUC {measured['metrics']['closed']['auc']:.1f} (closed world)"
     )
+    _say_rival(recipes)
     say(f"fitting all {len(recipes.encode_readable().manifest):,} labelled images")
     run = fit_chosen(recipes, choice.recipe)
     with sole_model_writer(out, "then run the same command again"):
@@ -612,6 +615,22 @@ def _measure(recipes: FolderRecipes, recipe: Trial) -> tuple[dict[str, Any], Ans
         "metrics": metrics,
     }
     return numbers, answers
+
+
+def _say_rival(recipes: FolderRecipes) -> None:
+    # how the plain rival does on the same test images
+    labels, images = recipes.data.labels, int((recipes.data.manifest["split"] == "train").sum())
+    if images * recipes.tower.dim * (len(labels.states) + len(labels.objects)) > LARGEST_RIVAL:
+        recipes.say("two logistic regressions, for comparison, are left out: these images would take many minutes")
+        return
+    trial = Trial("two logistic regressions", recipes._spec(RIVAL))
+    recipes.trials.result(trial)  # trains it
+    rival, _ = _measure(recipes, trial)
+    recipes.say(
+        f"two logistic regressions, for comparison: accuracy {rival['accuracy']:.1f} % ({rival['accuracy_seen']:.1f} % "
+        f"for pairs with training images, {rival['accuracy_unseen']:.1f} % for new pairs), "
+        f"AUC {rival['metrics']['closed']['auc']:.1f}"
+    )
 
 
 def _write_model(

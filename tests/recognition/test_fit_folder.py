@@ -63,6 +63,7 @@ def test_the_page_beside_the_model_has_the_measured_numbers_and_every_recipe(fit
     for section in ("By state", "Confusions", "Next images", "Wrong answers"):
         assert section in page
     assert f"{model.with_name('model-page.html')} shows" in printed
+    assert "two logistic regressions, for comparison: accuracy" in printed
 
 
 def test_a_second_fit_trains_and_decodes_nothing_and_gives_the_same_bytes(fitted, drawn, monkeypatch):
