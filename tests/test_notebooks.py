@@ -30,9 +30,8 @@ def test_a_notebook_is_stored_without_outputs(path):
         ast.parse(source)
 
 
-def test_the_method_is_that_of_the_page():
-    page = (ROOT / "docs" / "your_method.md").read_text(encoding="utf-8")
-    shown = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "class Neighbours" in block)
+def test_the_method_is_that_of_the_module():
+    shown = (ROOT / "examples" / "neighbours.py").read_text(encoding="utf-8")
     (source,) = (source for source in cells(ROOT / "examples" / "own_method.ipynb", "code") if "class Neig" in source)
     without_docstring = shown.partition("\n\n")[2]
     assert ast.dump(ast.parse(source)) == ast.dump(ast.parse(without_docstring))
