@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import unicodedata
-import warnings
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.contents import content_keys
-from duplex.data.images import ImageTree, describe_skipped, file_of, verify_image
+from duplex.data.contents import read_contents
+from duplex.data.images import ImageTree, describe_skipped, file_of
 from duplex.data.tables import LabelledImages
 from duplex.labels import SPLITS, LabelSpace, prompt_name
-from duplex.system.processes import track
 
 ALIKE = "read like another in a prompt"
 SHOWN = 5  # examples of an issue in its text
@@ -109,11 +105,9 @@ def _prompt_text(name: str) -> str:
 def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     tree, images = ImageTree(root), list(dict.fromkeys(manifest["image"]))
     present = dict.fromkeys(image for image in images if tree.has(image))
-    with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = pool.map(lambda image: verify_image(root / image), present)
-        opened = list(zip(present, track(results, "opening images", len(present)), strict=True))
-    unreadable = [f"{image} ({reason})" for image, reason in opened if reason]
-    readable = [image for image, reason in opened if not reason]
+    found = dict(zip(present, read_contents(root, list(present)), strict=True))
+    unreadable = [f"{image} ({reason})" for image, (_, _, reason) in found.items() if reason]
+    keys = {image: pixels for image, (_, pixels, reason) in found.items() if not reason}
     repeated = manifest["image"][manifest["image"].duplicated()]
     listed = set(map(file_of, present))
     unlisted = [path for path in tree.images(refuse_links=False) if path not in listed]
@@ -123,7 +117,7 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
         _issue("images cannot be read", unreadable, True),
         _issue("images are listed more than once", repeated.drop_duplicates(), True),
         _issue("images are in two splits (a leak)", _in_two_splits(manifest, "image"), True),
-        *content_issues(manifest, dict(zip(readable, content_keys(root, readable), strict=True))),
+        *content_issues(manifest, keys),
         _issue("images are on disk but not listed", unlisted, False),
         _issue(f"files are skipped ({kinds})", chain.from_iterable(tree.skipped.values()), False),
     ]

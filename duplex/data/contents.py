@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from duplex.data.images import BadImageFile, ImageBytes, decode_image, file_of, machine_fault, read_image_bytes
+from duplex.data.images import BadImageFile, decode_image, file_of, machine_fault, read_image_bytes
 from duplex.errors import DuplexError
 from duplex.options import SplitOptions
 from duplex.system.files import sha256
@@ -30,36 +31,40 @@ from duplex.system.processes import track
 
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
     """One key per image below `root`; copies of an image have equal keys, all other images have different keys."""
-    files, pixels = read_digests(root, images, {})
-    return [pixels[file] or image for file, image in zip(files, images, strict=True)]
+    return [pixels or image for image, (_, pixels, _) in zip(images, read_contents(root, images), strict=True)]
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The sha256 of each image file ("" for a missing one), and a dict from it to a digest of the image's pixels.
+    """The sha256 of each image file ("" for a missing one), and a dict from it to a digest of the image's pixels."""
+    found = read_contents(root, images, known)
+    return [file for file, _, _ in found], {file: pixels for file, pixels, _ in found}
+
+
+def read_contents(
+    root: Path, images: Sequence[str], known: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[str, str, str]]:
+    """Per image: the sha256 of its file, a digest of its pixels, and why it cannot be read; "" where there is none.
 
     Both are of the bytes of one reading, even if the file is replaced meanwhile. For an unreadable image, the sha256 of
     the file also stands for its pixels. Images whose sha256 is in `known` are not decoded.
     """
-
-    def digests(image: str) -> tuple[str, str]:
-        try:
-            data = read_image_bytes(root / image)
-        except BadImageFile:
-            return "", ""
-        return data.digest, known.get(data.digest) or _pixel_digest(data) or data.digest
-
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
-        pairs = list(track(pool.map(digests, images), "reading images", len(images)))
-    return [file for file, _ in pairs], dict(pairs)
+        rows = pool.map(lambda image: _content(root / image, known), images)
+        return list(track(rows, "reading images", len(images)))
 
 
-def _pixel_digest(data: ImageBytes) -> str | None:
+def _content(path: Path, known: Mapping[str, str]) -> tuple[str, str, str]:
+    file = ""
     try:
+        data = read_image_bytes(path)
+        file = data.digest
+        if file in known:
+            return file, known[file], ""
         image = decode_image(data)
-    except BadImageFile:
-        return None
-    return hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+    except BadImageFile as error:
+        return file, file, error.reason
+    return file, hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest(), ""
 
 
 def file_digests(root: Path, images: Sequence[str]) -> list[str]:

@@ -145,8 +145,8 @@ def read_image_bytes(path: Path) -> ImageBytes:
         raise machine_fault(path, error) or BadImageFile("unreadable") from error
 
 
-def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = False) -> Image.Image:
-    """Decode the first frame of an open image file to 8-bit RGB; `draft` decodes a JPEG at an eighth of its size.
+def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode the first frame of an open image file to 8-bit RGB, cut to its crop if its name has one.
 
     Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
     of the machine.
@@ -160,8 +160,6 @@ def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS, *, draft: bool = 
             with Image.open(file, formats=READABLE) as image:
                 if image.width * image.height > max_pixels:
                     raise BadImageFile("too large")
-                if draft and crop is None:
-                    image.draft("RGB", (1, 1))
                 return _cut(as_rgb(image), crop)
     except Image.DecompressionBombError as error:
         raise BadImageFile("too large") from error
@@ -189,12 +187,9 @@ def thumbnail(path: Path, side: int = 128) -> str | None:
 
 
 def verify_image(path: Path) -> str:
-    """Read an image file completely and return what is wrong with it, "" for nothing; raises `MachineFault`.
-
-    JPEGs are decoded at an eighth of their size, which still parses every byte.
-    """
+    """Read an image file completely and return what is wrong with it, "" for nothing; raises `MachineFault`."""
     try:
-        decode_image(read_image_bytes(path), draft=True)
+        read_image(path)
     except BadImageFile as error:
         return error.reason
     return ""

@@ -74,7 +74,7 @@ def test_a_second_fit_trains_and_decodes_nothing_and_gives_the_same_bytes(fitted
         raise AssertionError("done again")
 
     monkeypatch.setattr(trials, "train_run", refuse)
-    monkeypatch.setattr(contents, "_pixel_digest", refuse)
+    monkeypatch.setattr(contents, "decode_image", refuse)
     fit.fit_folder(drawn, model, encoder="tiny", say=lambda _: None, force=True)
     assert model_bytes(model) == before
 
