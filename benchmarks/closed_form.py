@@ -94,8 +94,6 @@ def main() -> None:
     words = torch.randn(len(space.states), DIM, generator=g), torch.randn(len(space.objects), DIM, generator=g)
     fitted = ClosedForm.fit(statistics, FitSettings(), words if wanted.words else None)
     lap("fit")
-    fitted.log_support()
-    lap("feasibility")
     model = fitted.to(torch.float32)
     found = {}
     with torch.no_grad():

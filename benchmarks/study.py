@@ -267,7 +267,7 @@ def measured(runs: Runs, world: str) -> dict[str, Any]:
     """Test results of a row: means over splits of means over seeds, in percent."""
     parts = [[json.loads(run.metrics.read_text())[world] for run in split] for split in runs]
     for part in (part for split in parts for part in split):
-        if by_words := at_threshold(part, "words"):
+        if by_words := at_threshold(part):
             part["auc_by_words"] = by_words["auc"]
 
     def mean(key: str) -> float | None:

@@ -23,7 +23,6 @@ from duplex.labels import LabelSpace
 from duplex.project import report, stages
 from duplex.project.stages import extract, prepare
 from duplex.project.train import train_stage
-from duplex.report.aggregate import aggregate as summary
 from duplex.training.checkpoint import read_checkpoint
 from tests.commands import command
 from tests.features.conftest import update_checksums
@@ -316,23 +315,6 @@ def test_imported_features_are_not_encoded(params, paths):
         extract(params.model_copy(update={"datasets": {"own": theirs}}), "own", paths)
 
 
-@pytest.mark.slow
-def test_feasibility_by_likelihood_is_measured_beside_words_and_instead(params, paths, capsys):
-    found = {}
-    for source in ("words", "likelihood"):
-        asked = with_evaluation(params, feasibility=source)
-        for method in ("closed_form", "clip"):
-            train_stage(asked, "own", method, 0, paths)
-            found[source, method] = stages.evaluate_stage(asked, "own", method, 0, paths)["open"]
-    first, second = found["words", "closed_form"], found["likelihood", "closed_form"]
-    for name in ("threshold", "feasible", "auc", "unseen", "val_auc_at_threshold"):
-        assert first["likelihood"][name] == second[name] and second["words"][name] == first[name]
-    assert first["threshold"] != second["threshold"] and second["by_likelihood"] == 1 and "by_likelihood" not in first
-    assert found["words", "clip"] == found["likelihood", "clip"] and "likelihood" not in found["words", "clip"]
-    assert "clip has no likelihood of compositions; feasibility is from word vectors" in capsys.readouterr().err
-    assert summary({("own", "m"): [{"open": first}]})["own"]["m"]["open"]["auc_by_likelihood"] == second["auc"]
-
-
 def open_metrics(params, paths, **changes):
     """Train and evaluate `closed_form` with some settings of the evaluation; return the metrics of the open world."""
     asked = with_evaluation(params, **changes)
@@ -341,14 +323,13 @@ def open_metrics(params, paths, **changes):
 
 
 @pytest.mark.slow
-def test_every_rule_of_feasibility_has_the_auc_over_all_pairs_and_auto_those_of_both_sources(params, paths):
-    rules = ("auto", "words", "likelihood", "none")
-    auto, words, likelihood, none = (open_metrics(params, paths, feasibility=rule) for rule in rules)
-    assert auto["auc_all"] == words["auc_all"] == likelihood["auc_all"] == none["auc_all"] == none["auc"]
-    assert {"threshold", "feasible"} <= set(words) & set(likelihood)
+def test_every_rule_of_feasibility_has_the_auc_over_all_pairs_and_auto_that_at_the_threshold(params, paths):
+    rules = ("auto", "words", "none")
+    auto, words, none = (open_metrics(params, paths, feasibility=rule) for rule in rules)
+    assert auto["auc_all"] == words["auc_all"] == none["auc_all"] == none["auc"]
+    assert {"threshold", "feasible"} <= set(words)
     assert (auto["auc_all_low"], auto["auc_all_high"]) == (none["auc_low"], none["auc_high"])
-    assert not {"threshold", "words", "likelihood", "feasible"} & set(none)
+    assert not {"threshold", "words", "feasible"} & set(none)
     assert auto["auc"] == none["auc"] and "threshold" not in auto  # no threshold pays here
-    for source, used in (("words", words), ("likelihood", likelihood)):
-        assert auto[source]["val_auc_gain"] <= auto[source]["val_auc_gain_se"]
-        assert auto[source] == {name: used[name] for name in auto[source]}
+    assert auto["words"]["val_auc_gain"] <= auto["words"]["val_auc_gain_se"]
+    assert auto["words"] == {name: words[name] for name in auto["words"]}

@@ -95,9 +95,6 @@ FAULTS: dict[str, dict[str, Any]] = {  # message -> functions that violate the p
     "no single number": {"losses": lambda self, batch, shared: {"composition": self.logits(batch.cls).sum(0)}},
     "audio": {"needs": classmethod(lambda cls, options: frozenset({"audio"}))},
     "semantic prototypes and features have different widths": {"inspectable": lambda self: NARROW},
-    "not one finite number for each of the 12 compositions": {
-        "composition_plausibility": lambda self: torch.full((12,), torch.inf)
-    },
 }
 
 

@@ -13,7 +13,7 @@ hide the cost, which would show only for the least feasible pair, if the others 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,12 +89,6 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
         return CrossFitGain(value, None, pairs)
     spread = float(np.square(gains - images * value).sum())
     return CrossFitGain(value, math.sqrt(pairs / (pairs - 1) * spread) / unseen_images, pairs)
-
-
-def largest_clear_gain(gains: Sequence[CrossFitGain]) -> int | None:
-    """Index of the largest gain among those that exceed twice their standard error; None if none does."""
-    clear = [place for place, gain in enumerate(gains) if gain.is_clear]
-    return max(clear, key=lambda place: gains[place].value, default=None)
 
 
 class FeasibilityBlocks(Protocol):

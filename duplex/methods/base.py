@@ -274,10 +274,6 @@ class Method(nn.Module, Generic[OptionsT]):
         """Probability of each candidate per image, from `scores` [B, C], in which excluded candidates have -inf."""
         return scores.softmax(-1)
 
-    def composition_plausibility(self) -> Tensor | None:
-        """How plausible training images make each composition [M·N], to exclude implausible ones; None: unknown."""
-        return None
-
     def fitted_statistics(self) -> FittedStatistics | None:
         """Statistics from which `duplex update` fits closed-form prototypes again; None without such prototypes."""
         return None

@@ -218,9 +218,6 @@ class WithFinetuning(Method[Options]):
     def probabilities(self, scores: Tensor) -> Tensor:
         return self.method.probabilities(scores)
 
-    def composition_plausibility(self) -> Tensor | None:
-        return self.method.composition_plausibility()
-
     def fitted_statistics(self) -> FittedStatistics | None:
         return self.method.fitted_statistics()
 

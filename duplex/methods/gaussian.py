@@ -42,7 +42,6 @@ LENGTH = 0.5  # l
 PAIRS = 1024  # the most frequent pairs, by which tau and v are chosen
 ROWS = 1 << 14  # candidates up to which scores are products with prototypes; beyond it, outer sums
 CELLS = 1 << 22  # scores worked on at a time in outer sums
-LEAST = 1e-300  # smallest support
 Guess = tuple[float, float]  # log10 v, log10 tau
 FeatureScorer = Callable[[Tensor], Tensor]  # features z [B, d] -> g_c(z) [B, C]
 WordEmbeddings = tuple[Tensor, Tensor]  # text embeddings of the states [M, w] and of the objects [N, w]
@@ -440,21 +439,6 @@ class ClosedForm(MovableTensors):
         place = torch.searchsorted(self.seen, compositions).clamp(max=len(self.seen) - 1)
         positions = (self.seen[place] == compositions).nonzero()[:, 0]
         return positions, place[positions]
-
-    def log_support(self) -> Tensor:
-        """The log plausibility of every composition [M, N], by training images of similar states and objects:
-
-            log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'),   pi_c' = n_c' / n,   k(a, a') = exp(-|a - a'|^2 / 4)
-
-        The sum is over seen pairs c' = (m', n') with n_c' of n images; `k` is the overlap of two normal distributions.
-        """
-        n = self.shape[1]
-        share = self.counts.new_zeros(self.shape, dtype=torch.float64)
-        share[self.seen // n, self.seen % n] = self.counts.double() / self.counts.sum()
-        a, b = self.additive.state.double(), self.additive.object.double()
-        k_s = torch.exp(-(torch.cdist(a, a) ** 2) / 4)
-        k_o = torch.exp(-(torch.cdist(b, b) ** 2) / 4)
-        return (k_s @ share @ k_o).clamp(min=LEAST).log()
 
     def linear(self, candidates: Tensor) -> tuple[Tensor, Tensor]:
         """Weights `h_c - mu` [C, d] and offsets [C] of the candidates' scores `(x - mu) . (h_c - mu) + offset_c`."""

@@ -204,8 +204,7 @@ class TrainedRun(TrainedModel):
         calibration = self.calibration_of(world)
         feasible = None
         if calibration.threshold is not None:
-            words = self.words if calibration.feasibility_source == "words" else None
-            mask = feasible_compositions(method, words, calibration)
+            mask = feasible_compositions(method, self.words, calibration)
             feasible = None if mask is None else mask[compositions]
         terms = method.score_terms(compositions.copy())
         scorer = method.scorer(compositions.copy()) if terms is None else sum_of(terms)  # prompts are encoded once

@@ -26,13 +26,12 @@ from duplex.evaluation.metrics import METRICS
 from duplex.labels import GROUPS, WORLDS
 
 Tree = dict[str, Any]
-SOURCES = ("words", "likelihood")  # of feasibility: tables with the results of thresholds that a run does not use
 GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # in summaries -> the averaged field of a run
 VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # numbers of the table `validation` -> of a run
 TERMS = "terms_"  # prefix of tables with some summands of the score only
 NO_RUN = "no run of params.yaml is evaluated yet; `dvc repro` trains and evaluates them"
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
-BY_SOURCE = (*METRICS, "auc_low", "auc_high")  # metrics that are averaged for each source of feasibility too
+AT_THRESHOLD = (*METRICS, "auc_low", "auc_high")  # metrics that are averaged at the threshold by words, too
 SHOWN = ("auc", "auc_se", "hm", "seen", "unseen", "auc_all")  # by world in artifacts/metrics.json, after validation
 POINTS, ROUNDS = 81, 200  # of a mean curve: its points, and bootstrap rounds of its interval
 Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
@@ -110,14 +109,13 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         if means[name] is not None:
             means[f"{name}_se"] = standard_error([record[name] for record in records])
             means |= {f"{name}_{end}": _mean_of(records, f"{name}_{end}") for end in ("low", "high")}
-    for source in SOURCES:
-        tables = [at_threshold(record, source) for record in records]
-        means |= {f"{name}_by_{source}": _mean_of(tables, name) for name in BY_SOURCE}
-        for name in METRICS:
-            if means[f"{name}_by_{source}"] is not None:
-                means[f"{name}_by_{source}_se"] = standard_error([table[name] for table in tables])
+    by_words = [at_threshold(record) for record in records]
+    means |= {f"{name}_by_words": _mean_of(by_words, name) for name in AT_THRESHOLD}
+    for name in METRICS:
+        if means[f"{name}_by_words"] is not None:
+            means[f"{name}_by_words_se"] = standard_error([table[name] for table in by_words])
     sampled = {"": [record.get("sampled", {}) for record in records]}
-    sampled["_by_words"] = [at_threshold(record, "words").get("sampled", {}) for record in records]
+    sampled["_by_words"] = [table.get("sampled", {}) for table in by_words]
     for (end, tables), name in product(sampled.items(), METRICS):
         if (value := _mean_of(tables, name)) is not None:
             key = f"{name}_sampled{end}"
@@ -128,17 +126,10 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in means.items() if value is not None} | {"seeds": len(records)}
 
 
-def at_threshold(record: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """A run's open-world metrics with the feasibility threshold by `source` (`words`, `likelihood`); empty without."""
-    other: Mapping[str, Any] = record.get(source, {})
-    return record if feasibility_source(record) == source else other
-
-
-def feasibility_source(record: Mapping[str, Any]) -> str | None:
-    """What the run's feasibility threshold is based on, `words` or `likelihood`; None if it has no threshold."""
-    if "threshold" not in record:
-        return None
-    return "likelihood" if "by_likelihood" in record else "words"
+def at_threshold(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A run's open-world metrics with the feasibility threshold by words, used or not; empty without one."""
+    unused: Mapping[str, Any] = record.get("words", {})
+    return record if "threshold" in record else unused
 
 
 def standard_error(values: Sequence[float]) -> float:

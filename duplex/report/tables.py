@@ -21,7 +21,6 @@ import pandas as pd
 from duplex.evaluation.metrics import METRICS, MISSING, OPEN_METRICS, PART_METRICS, TIPS, interval_of, interval_text
 from duplex.labels import GROUPS, WORLDS
 from duplex.report.aggregate import (
-    SOURCES,
     TERMS,
     Aggregate,
     DatasetResults,
@@ -29,7 +28,6 @@ from duplex.report.aggregate import (
     RunRecord,
     Tree,
     at_threshold,
-    feasibility_source,
 )
 from duplex.report.blocks import (
     Block,
@@ -100,8 +98,8 @@ CLAIMS_NOTE = (
 FEASIBILITY_NOTE = (
     "Unseen pairs with a feasibility below the threshold, which has the best validation AUC, are excluded; with "
     "evaluation.feasibility: auto only if the gain on unseen validation pairs without a part in the choice exceeds "
-    "twice its standard error. Feasibility comes from word vectors (the published protocol) or from the method's "
-    "likelihood. “Used” counts runs; the others use another source, or no threshold. Mean over seeds."
+    "twice its standard error. Feasibility comes from word vectors, as in the published protocol. “Used” counts runs; "
+    "the others use no threshold. Mean over seeds."
 )
 UNTRAINED_TIP = "seeds whose best epoch by validation AUC is 0: an untrained model"
 NOT_RECORDED = "Validation AUC, best epochs, encoder and settings of these runs were not recorded."
@@ -274,26 +272,24 @@ def _gap_cells(gap: Gap | None) -> list[TableCell]:
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Table of feasibility thresholds, a row per method and source (`words`, `likelihood`); None if no run has one."""
+    """Table of feasibility thresholds by words, a row per method; None if no run has one."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
     rows = []
     for method, runs in data.runs.items():
         worlds = [run.metrics.get("open", {}) for run in runs.values()]
-        used = [feasibility_source(world) for world in worlds]
-        for source in sorted(SOURCES, key=used.count, reverse=True):
-            if not all(at_threshold(world, source) for world in worlds):
-                continue
-            places = [("open",) if name == source else ("open", source) for name in used]
-            cited = list(zip(runs.values(), places, strict=True))
-            numbers = [mean_cell([(run, (*keys, key)) for run, keys in cited], form) for key, form in forms.items()]
-            texts = (method, source, f"{used.count(source)} of {len(used)}")
-            rows.append(TableRow([*map(text_cell, texts), *numbers]))
+        if not all(at_threshold(world) for world in worlds):
+            continue
+        places = [("open",) if "threshold" in world else ("open", "words") for world in worlds]
+        cited = list(zip(runs.values(), places, strict=True))
+        numbers = [mean_cell([(run, (*keys, key)) for run, keys in cited], form) for key, form in forms.items()]
+        used = f"{places.count(('open',))} of {len(places)}"
+        rows.append(TableRow([text_cell(method), text_cell(used), *numbers]))
     if not rows:
         return None
     titles = ("threshold", "feasible pairs", "val AUC, all feasible", "val AUC, at threshold", "gain on pairs left out")
-    header = columns("method", "source", "used", *titles, "standard error", "test AUC", texts=3)
+    header = columns("method", "used", *titles, "standard error", "test AUC", texts=2)
     return Table(f"Feasibility in the open world: {data.name}", header, rows, FEASIBILITY_NOTE)
 
 

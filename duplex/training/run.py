@@ -334,8 +334,6 @@ def finish(
     by_world = {"closed": calibrate(method, val, labels, "closed", None, settings.thresholds, rule, keep)}
     auc_all = None
     if "open" in spec.worlds:
-        if rule == "likelihood" and method.composition_plausibility() is None:
-            print(f"{spec.name} has no likelihood of compositions; feasibility is from word vectors", file=sys.stderr)
         if rule == "auto" and (pairs := count_unseen_pairs(val, labels)) < FEWEST_PAIRS:
             few = f"validation images are of {pairs} unseen pair{'' if pairs == 1 else 's'}"
             needed = f"a feasibility threshold needs {FEWEST_PAIRS} or more"
@@ -425,7 +423,6 @@ def evaluate_world(
     metrics |= metrics_at_bias(margins, calibration.bias)
     if feasible_mask is not None:
         metrics |= _feasibility(calibration, int(feasible_mask.sum()))
-        metrics |= {"by_likelihood": 1} if calibration.feasibility_source == "likelihood" else {}
     if world == "open":
         metrics |= _auc_all(task, test, result, settings)
         metrics |= _with_alternatives(result, excluded, calibration)
@@ -453,12 +450,12 @@ def _auc_all(task: ScoringTask, test: Examples, result: ScoringResult, settings:
 
 
 def _with_alternatives(result: ScoringResult, excluded: list[Bools], calibration: Calibration) -> dict[str, Any]:
-    """Open-world metrics for the sources of feasibility that a run does not use, as source -> metrics."""
+    """Open-world metrics at a threshold by words that the run does not use, under the key `words`."""
     records: dict[str, Any] = {}
     for other, mask, accumulator in zip(calibration.alternatives, excluded[1:], result.further[1:], strict=True):
         competitors = accumulator.competitors(1)
         metrics = flatten(measure(competitors, rounds=0))
-        records[other.feasibility_source] = {
+        records["words"] = {
             **{name: metrics[name] for name in FEASIBILITY_METRICS if name in metrics},
             "sampled": _sampled_headline(Margins.of(competitors)),
             **_feasibility(other, int((~mask).sum())),

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -26,15 +26,13 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.accumulate import Floats, ScoreAccumulator
+from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Curve, Margins
 from duplex.evaluation.feasibility import (
     BucketNumbers,
-    FeasibilityValues,
     buckets,
     choose_threshold,
     is_feasible,
-    largest_clear_gain,
     thresholds,
 )
 from duplex.evaluation.intervals import Components
@@ -301,9 +299,7 @@ def metric_name(choose_by: ChooseBy) -> str:
     return name if name.isidentifier() and name not in ("auc", "hm", "unseen", "loss", "last") else "selection"
 
 
-FeasibilitySource = Literal["words", "likelihood"]
-FeasibilityRule = Literal["auto", "words", "likelihood", "none"]  # of `evaluation.feasibility`
-FEASIBILITY_SOURCES: tuple[FeasibilitySource, ...] = get_args(FeasibilitySource)
+FeasibilityRule = Literal["auto", "words", "none"]  # of `evaluation.feasibility`
 FEWEST_PAIRS = 2  # unseen pairs with validation images that `auto` needs
 LARGEST_BIAS = 1e6  # beyond it float32 scores of about 1 vanish beside the bias
 
@@ -319,8 +315,7 @@ class Calibration:
     val_auc_at_threshold: float | None = None  # percent
     val_auc_gain: float | None = None  # percent, at thresholds chosen without the pairs that they are measured on
     val_auc_gain_se: float | None = None  # standard error of the gain over unseen pairs
-    feasibility_source: FeasibilitySource = "words"
-    alternatives: tuple[Calibration, ...] = ()  # choices by other sources, or those that `auto` did not adopt
+    alternatives: tuple[Calibration, ...] = ()  # the choice of a threshold that `auto` did not adopt
 
     def to_dict(self) -> dict[str, Any]:
         """The calibration for JSON, without fields that have their default values."""
@@ -342,47 +337,33 @@ def calibrate(
 
     Also returns the images' margins with every pair a candidate.
 
-    rule: source of feasibility whose threshold is used. "words" or "likelihood" (words for methods without one) use the
-        threshold with the best validation AUC. "auto" uses a threshold only if its cross-fitted gain (gain in AUC on
-        pairs that had no part in choosing it) exceeds twice its standard error; of two sources, the one with the larger
-        gain. "none" uses no threshold.
+    rule: "words" uses the threshold with the best validation AUC. "auto" uses it only if its cross-fitted gain (gain in
+        AUC on pairs that had no part in choosing it) exceeds twice its standard error. "none" uses no threshold.
     """
     task = ScoringTask.of(method, CandidateSet.of(labels, world, "val"))
-    sources: dict[FeasibilitySource, FeasibilityValues] = {}
+    values = None
     if world == "open" and rule != "none" and not (rule == "auto" and count_unseen_pairs(val, labels) < FEWEST_PAIRS):
-        both = feasibility_by_words(labels, words), feasibility_by_likelihood(method)
-        sources = {name: values for name, values in zip(FEASIBILITY_SOURCES, both, strict=True) if values is not None}
-    if not sources:
+        values = feasibility_by_words(labels, words)
+    if values is None:
         result = score_split(task, val, labels, reader=reader)
         margins = Margins.of(result.accumulator.competitors())
         return Calibration(best_bias(margins)), margins
-    steps = {source: thresholds(values, labels.seen, points) for source, values in sources.items()}
-    numbers = [buckets(values, steps[source]) for source, values in sources.items()]
-    result = score_split(task, val, labels, bucket=numbers[0], further=numbers[1:])
-    margins_all = Margins.of(result.accumulator.competitors())
-    calibrations: dict[FeasibilitySource, Calibration] = {}
-    gains = []
-    for source, accumulator in zip(sources, (result.accumulator, *result.further), strict=True):
-        choice = choose_threshold(accumulator, steps[source])
-        gains.append(choice.gain)
-        error = choice.gain.standard_error
-        calibrations[source] = Calibration(
-            best_bias(Margins.of(accumulator.competitors(choice.passing_buckets))),
-            threshold=choice.value,
-            val_auc_all_feasible=100 * float(choice.auc[0]),
-            val_auc_at_threshold=100 * float(choice.auc.max()),
-            val_auc_gain=100 * choice.gain.value,
-            val_auc_gain_se=None if error is None else 100 * error,
-            feasibility_source=source,
-        )
-    used: FeasibilitySource | None = "likelihood" if rule == "likelihood" and "likelihood" in sources else "words"
-    if rule == "auto":
-        place = largest_clear_gain(gains)
-        used = None if place is None else list(sources)[place]
-    chosen = calibrations.pop(used, None) if used is not None else None
-    if chosen is None:
-        chosen = Calibration(best_bias(margins_all))
-    return replace(chosen, alternatives=tuple(calibrations.values())), margins_all
+    steps = thresholds(values, labels.seen, points)
+    accumulator = score_split(task, val, labels, bucket=buckets(values, steps)).accumulator
+    margins_all = Margins.of(accumulator.competitors())
+    choice = choose_threshold(accumulator, steps)
+    error = choice.gain.standard_error
+    found = Calibration(
+        best_bias(Margins.of(accumulator.competitors(choice.passing_buckets))),
+        threshold=choice.value,
+        val_auc_all_feasible=100 * float(choice.auc[0]),
+        val_auc_at_threshold=100 * float(choice.auc.max()),
+        val_auc_gain=100 * choice.gain.value,
+        val_auc_gain_se=None if error is None else 100 * error,
+    )
+    if rule == "words" or choice.gain.is_clear:
+        return found, margins_all
+    return Calibration(best_bias(margins_all), alternatives=(found,)), margins_all
 
 
 def count_unseen_pairs(val: Examples, labels: LabelSpace) -> int:
@@ -398,31 +379,13 @@ def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> 
     return Feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
 
 
-def feasibility_by_likelihood(method: Method[Any]) -> Floats | None:
-    """The feasibility of all compositions [M*N] by the method's likelihood; +inf for seen compositions.
-
-    None if the method has no likelihood or no composition is unseen.
-    """
-    labels = method.labels
-    likelihood = None if len(labels.pairs["train"]) == labels.size else method.composition_plausibility()
-    if likelihood is None:
-        return None
-    values: Floats = likelihood.detach().to("cpu", torch.float64, copy=True).numpy()
-    values[labels.pairs["train"]] = np.inf
-    return values
-
-
 def feasible_compositions(
     method: Method[Any], words: PrimitiveVectors | None, calibration: Calibration
 ) -> Bools | None:
     """Mask [M*N] of the compositions whose feasibility reaches the calibration's threshold; None: all of them."""
     if calibration.threshold is None:
         return None
-    feasible: FeasibilityValues | None
-    if calibration.feasibility_source == "words":
-        feasible = feasibility_by_words(method.labels, words)
-    else:
-        feasible = feasibility_by_likelihood(method)
+    feasible = feasibility_by_words(method.labels, words)
     return None if feasible is None else is_feasible(feasible, calibration.threshold)
 
 

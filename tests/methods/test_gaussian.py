@@ -206,17 +206,6 @@ def test_a_fit_without_images_is_refused() -> None:
         ClosedForm.fit(ClassStatistics.of(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 2, 2))
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), m=st.integers(1, 5), n=st.integers(1, 4), d=st.integers(1, 6))
-def test_support_equals_the_twins(seed: int, m: int, n: int, d: int) -> None:
-    pairs = int(np.random.default_rng(seed).integers(1, m * n + 1))
-    model = fitted(seed, m, n, d, images=3 * pairs, pairs=pairs)
-    a, b = model.additive.state.numpy(), model.additive.object.numpy()
-    found = model.log_support()
-    close(found, twin.support(a, b, model.seen.tolist(), model.counts.tolist()), 1e-8)
-    assert found.shape == (m, n) and (found <= 1e-12).all()  # the log of a share
-
-
 def test_a_given_variance_is_kept_while_the_other_is_chosen() -> None:
     z, own, m, n = world(images=80)[:4]
     means = seen_means(z, own, m, n)

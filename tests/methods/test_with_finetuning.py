@@ -90,7 +90,7 @@ def test_every_kind_scores_and_trains_on_features_of_the_blocks(kind: str) -> No
 
 def test_every_function_of_the_protocol_is_passed_on() -> None:
     functions = {name for name, value in vars(Method).items() if isfunction(value) and not name.startswith("_")}
-    assert {"scorer", "composition_plausibility"} < functions - {"primitives", "grow"} <= vars(WithFinetuning).keys()
+    assert {"scorer", "portable"} < functions - {"primitives", "grow"} <= vars(WithFinetuning).keys()
 
 
 class Recorder(PromptMethod):
@@ -131,12 +131,6 @@ def test_score_blocks_are_the_scorers_scores() -> None:
         whole = method.scorer(method.labels.candidates("open", "test"))(batch.inputs)
         parts = [part.clone() for _, part in blocks(batch.inputs)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)
-
-
-def test_plausibility_is_that_of_the_method() -> None:
-    method = started("closed_form")
-    torch.testing.assert_close(method.composition_plausibility(), method.method.fitted().log_support().flatten())
-    assert started("prompts").composition_plausibility() is None
 
 
 @pytest.mark.parametrize("adapter", ["bottleneck", "lora", "full"])

@@ -71,18 +71,3 @@ def scores(z, own, new, m, n, v, ridge):
         for i, row in enumerate(new):
             out[i, c] = row @ inverse @ h - 0.5 * h @ inverse @ h + prior
     return out
-
-
-def support(a, b, pairs, counts):
-    """log sum_c' pi_c' k(a_m, a_m') k(b_n, b_n'), pair by pair."""
-    n, whole = len(b), sum(counts)
-    out = np.zeros((len(a), n))
-    for m in range(len(a)):
-        for o in range(n):
-            total = 0.0
-            for c, count in zip(pairs, counts, strict=True):
-                by_s = np.exp(-sum((x - y) ** 2 for x, y in zip(a[m], a[c // n], strict=True)) / 4)
-                by_o = np.exp(-sum((x - y) ** 2 for x, y in zip(b[o], b[c % n], strict=True)) / 4)
-                total += count / whole * by_s * by_o
-            out[m, o] = np.log(max(total, 1e-300))
-    return out

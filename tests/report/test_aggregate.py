@@ -34,17 +34,15 @@ def test_undefined_numbers_are_left_out(records):
     assert metrics_table(found)[1][3:7] == [f"1.0 ± {'0.0' if records == 2 else '–'}", "–", "–", "–"]
 
 
-@pytest.mark.parametrize("used", [None, "words", "likelihood"])
-def test_auc_over_all_pairs_and_by_each_source_of_feasibility_are_averaged(used):
-    plain = record(1.0)["closed"]
-    by_source = {"words": {"auc": 2.0, "hm": 3.0, "threshold": 0.5}, "likelihood": {"auc": 4.0, "threshold": 0.1}}
-    kept = {source: table for source, table in by_source.items() if source != used}
-    own = {**by_source.get(used, {}), **({"by_likelihood": 1} if used == "likelihood" else {})}
-    runs = [{"open": {**plain, **own, "auc_all": value, **kept}} for value in (6.0, 8.0)]
+@pytest.mark.parametrize("is_used", [True, False])
+def test_auc_over_all_pairs_and_at_the_threshold_by_words_are_averaged(is_used):
+    by_words = {"auc": 2.0, "hm": 3.0, "threshold": 0.5}
+    own = {**record(1.0)["closed"], **(by_words if is_used else {"words": by_words})}
+    runs = [{"open": {**own, "auc_all": value}} for value in (6.0, 8.0)]
     table = aggregate({("a", "m"): runs})
     found = table["a"]["m"]["open"]
     assert (found["auc_all"], found["auc_all_se"]) == (7.0, pytest.approx(1.0))
-    assert (found["auc_by_words"], found["hm_by_words"], found["auc_by_likelihood"]) == (2.0, 3.0, 4.0)
+    assert (found["auc_by_words"], found["hm_by_words"]) == (2.0, 3.0)
     assert headlines(table)["a"]["m"]["open"]["auc_all"] == 7.0
     header, row = metrics_table(table)
     assert dict(zip(header, row, strict=True))["all pairs"] == "7.0 ± 1.0"
@@ -52,9 +50,9 @@ def test_auc_over_all_pairs_and_by_each_source_of_feasibility_are_averaged(used)
 
 
 def test_metrics_for_dvc_begin_with_validation_and_have_at_most_fourteen_numbers_per_method():
-    """Details such as intervals, other sources of feasibility and score terms are in the summary alone."""
+    """Details such as intervals, thresholds that are not used and score terms are in the summary alone."""
     detailed = {**record(1.0), "terms_visual": {"auc": 2.0}, "val_auc": 5.0, "val_auc_all": 3.0}
-    opened = {**detailed["closed"], "auc_all": 2.0, "likelihood": {"auc": 4.0}, "words": {"auc": 4.0}}
+    opened = {**detailed["closed"], "auc_all": 2.0, "words": {"auc": 4.0}}
     table = aggregate({("a", "m"): [{**detailed, "open": opened}, {**detailed, "open": opened, "val_auc": 7.0}]})
     found = headlines(table)["a"]["m"]
     assert list(found) == ["validation", "closed", "open"] and found["validation"] == {"auc": 6.0, "auc_all": 3.0}

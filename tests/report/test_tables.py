@@ -123,31 +123,22 @@ def run_of(**world: object) -> RunRecord:
     return RunRecord({"open": world}, files={"metrics": "own/m/0/metrics.json"})
 
 
-def test_each_source_of_feasibility_has_a_line_the_used_one_first():
-    numbers = {"feasible": 9, "val_auc_all_feasible": 1.0, "val_auc_at_threshold": 2.0, "val_auc_gain": -0.5}
-    words, images = {**numbers, "threshold": 0.25, "auc": 3.0}, {**numbers, "threshold": -2.0, "auc": 4.0}
-    unused = run_of(auc=1.0, words=words, likelihood=images)
+def test_a_threshold_has_a_line_whether_it_is_used_or_not():
+    words = {"feasible": 9, "val_auc_all_feasible": 1.0, "val_auc_at_threshold": 2.0, "val_auc_gain": -0.5}
+    words |= {"threshold": 0.25, "auc": 3.0}
     runs = {
-        "both": {0: run_of(**words, likelihood=images)},
-        "turned": {0: run_of(**images, by_likelihood=1, words=words)},
-        "one": {0: run_of(**words)},
-        "auto": {0: unused, 1: run_of(**{**images, "auc": 6.0}, by_likelihood=1, words=words)},
+        "used": {0: run_of(**words)},
+        "auto": {0: run_of(auc=1.0, words=words), 1: run_of(**{**words, "auc": 6.0})},
         "none": {0: run_of(auc=1.0)},
     }
     table = tables.feasibility_table(dataclasses.replace(results("own").datasets[0], runs=runs))
     assert table is not None
-    assert [[row[place] for place in (0, 1, 2, 3, 7, 9)] for row in texts(table)] == [
-        ["both", "words", "1 of 1", "0.250", "-0.50", "3.0"],
-        ["both", "likelihood", "0 of 1", "-2.000", "-0.50", "4.0"],
-        ["turned", "likelihood", "1 of 1", "-2.000", "-0.50", "4.0"],
-        ["turned", "words", "0 of 1", "0.250", "-0.50", "3.0"],
-        ["one", "words", "1 of 1", "0.250", "-0.50", "3.0"],
-        ["auto", "likelihood", "1 of 2", "-2.000", "-0.50", "5.0"],
-        ["auto", "words", "0 of 2", "0.250", "-0.50", "3.0"],
+    assert [[row[place] for place in (0, 1, 2, 6, 8)] for row in texts(table)] == [
+        ["used", "1 of 1", "0.250", "-0.50", "3.0"],
+        ["auto", "1 of 2", "0.250", "-0.50", "4.5"],
     ]
-    assert table.rows[1].cells[9].source == "own/m/0/metrics.json#/open/likelihood/auc"
-    assert table.rows[5].cells[9].source.split() == [
-        "own/m/0/metrics.json#/open/likelihood/auc",
+    assert table.rows[1].cells[8].source.split() == [
+        "own/m/0/metrics.json#/open/words/auc",
         "own/m/0/metrics.json#/open/auc",
     ]
 

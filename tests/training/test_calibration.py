@@ -1,7 +1,6 @@
 """Calibration: the bias maximises the harmonic mean, the threshold the AUC, on validation images."""
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,19 +12,17 @@ from duplex.evaluation.feasibility import CrossFitGain
 from duplex.evaluation.metrics import measure
 from duplex.features.tokens import Examples
 from duplex.labels import LabelSpace
-from duplex.methods.duplex import Duplex
 from duplex.methods.duplex import DuplexOptions as Options
 from duplex.methods.word_feasibility import feasibility
 from duplex.training import scoring
 from duplex.training.scoring import (
     Calibration,
     count_unseen_pairs,
-    feasibility_by_likelihood,
     feasibility_by_words,
     feasible_compositions,
 )
 from tests.methods.field import words
-from tests.methods.world import features, scores_of, small_context, small_labels, small_method
+from tests.methods.world import features, scores_of, small_labels, small_method
 
 LABELS = small_labels()
 IMAGES = 40
@@ -42,20 +39,6 @@ def method():
 
 def calibrate(*arguments: Any) -> Calibration:
     return scoring.calibrate(*arguments)[0]
-
-
-class WithLikelihood(Duplex):
-    """A method whose likelihood grows with the number of the composition."""
-
-    def composition_plausibility(self) -> torch.Tensor:
-        return torch.arange(self.labels.size)
-
-
-def with_likelihood(kind: type[Duplex] = WithLikelihood) -> Duplex:
-    torch.manual_seed(0)
-    built = kind(small_context(), Options(width=5)).double()
-    built.load_state_dict(method().state_dict())
-    return built.eval()
 
 
 def harmonic(scores: np.ndarray, target: np.ndarray, seen: np.ndarray, bias: float) -> float:
@@ -109,9 +92,6 @@ def test_without_words_every_composition_is_feasible() -> None:
 def test_without_unseen_compositions_there_is_no_feasibility() -> None:
     every = LabelSpace.from_pairs({"train": [(s, o) for s in LABELS.states for o in LABELS.objects]})
     assert feasibility_by_words(every, words()) is None
-    assert feasibility_by_likelihood(small_method(Options(width=5))) is None  # without a likelihood
-    likely = SimpleNamespace(labels=every, composition_plausibility=lambda: torch.zeros(every.size))
-    assert feasibility_by_likelihood(likely) is None  # type: ignore[arg-type]
 
 
 def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,54 +111,25 @@ def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.Mo
     assert mask is not None and again is not None and (again == mask).all()
 
 
-def test_the_choices_of_both_sources_of_feasibility_are_kept() -> None:
-    by_words = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "words")
-    by_likelihood = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "likelihood")
-    alone = calibrate(method(), VAL, LABELS, "open", words(), 50, "words")
-    (other,) = by_words.alternatives
-    assert other.feasibility_source == "likelihood" and by_words.feasibility_source == "words"
-    assert dataclasses.replace(by_words, alternatives=()) == alone and not alone.alternatives
-    assert dataclasses.replace(by_likelihood, alternatives=()) == other
-    assert by_likelihood.alternatives == (alone,)
-    assert calibrate(method(), VAL, LABELS, "open", words(), 50, "likelihood") == alone
-    assert calibrate(with_likelihood(), VAL, LABELS, "closed", words(), 50, "likelihood").alternatives == ()
-    assert calibrate(with_likelihood(), VAL, LABELS, "open", None, 50, "likelihood") == other  # without words
-    without = calibrate(with_likelihood(), VAL, LABELS, "open", None, 50, "words")
-    assert without.threshold is None and without.alternatives == (other,)
-
-
-def test_auto_keeps_the_choices_that_do_not_pay_beside_a_calibration_of_all_compositions() -> None:
-    by_words = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "words")
-    alone, by_likelihood = dataclasses.replace(by_words, alternatives=()), by_words.alternatives[0]
-    for each in (alone, by_likelihood):
-        assert each.val_auc_gain is not None and each.val_auc_gain_se is not None
-        assert each.val_auc_gain <= each.val_auc_gain_se  # of these random scores: no threshold pays
-    chosen = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50)
-    nothing = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "none")
-    assert chosen == dataclasses.replace(nothing, alternatives=(alone, by_likelihood))
-    assert nothing == Calibration(nothing.bias)
-    everywhere = calibrate(with_likelihood(), VAL, LABELS, "open", None, 50, "none")
-    assert everywhere == nothing
+def test_auto_keeps_a_threshold_that_does_not_pay_beside_a_calibration_of_all_compositions() -> None:
+    by_words = calibrate(method(), VAL, LABELS, "open", words(), 50, "words")
+    assert not by_words.alternatives and by_words.val_auc_gain is not None and by_words.val_auc_gain_se is not None
+    assert by_words.val_auc_gain <= by_words.val_auc_gain_se  # of these random scores
+    chosen = calibrate(method(), VAL, LABELS, "open", words(), 50)
+    nothing = calibrate(method(), VAL, LABELS, "open", words(), 50, "none")
+    assert chosen == dataclasses.replace(nothing, alternatives=(by_words,))
+    assert nothing == Calibration(nothing.bias) == calibrate(method(), VAL, LABELS, "open", None, 50, "none")
 
 
 @pytest.mark.parametrize(
-    ("gains", "used"),
-    [
-        ([(0.03, 0.01), (0.05, 0.02)], "likelihood"),
-        ([(0.03, 0.01), (0.05, 0.03)], "words"),
-        ([(0.02, 0.01), (-0.1, 0.0)], None),
-        ([(0.5, None), (0.1, 0.01)], "likelihood"),
-    ],
+    ("gain", "is_used"), [((0.05, 0.02), True), ((0.03, 0.02), False), ((0.02, 0.01), False), ((0.5, None), False)]
 )
-def test_auto_uses_the_source_with_the_largest_gain_beyond_twice_its_standard_error(monkeypatch, gains, used) -> None:
-    alone = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50, "words")
-    thresholds = {"words": alone.threshold, "likelihood": alone.alternatives[0].threshold}
-    pretended = iter(CrossFitGain(*gain, pairs=9) for gain in gains)
-    monkeypatch.setattr("duplex.evaluation.feasibility.crossfit_gain", lambda *_: next(pretended))
-    found = calibrate(with_likelihood(), VAL, LABELS, "open", words(), 50)
-    assert found.threshold == (None if used is None else thresholds[used])
-    assert found.threshold is None or found.feasibility_source == used
-    assert [other.feasibility_source for other in found.alternatives] == [name for name in thresholds if name != used]
+def test_auto_uses_a_threshold_with_a_gain_beyond_twice_its_standard_error(monkeypatch, gain, is_used) -> None:
+    by_words = calibrate(method(), VAL, LABELS, "open", words(), 50, "words")
+    monkeypatch.setattr("duplex.evaluation.feasibility.crossfit_gain", lambda *_: CrossFitGain(*gain, pairs=9))
+    found = calibrate(method(), VAL, LABELS, "open", words(), 50)
+    assert found.threshold == (by_words.threshold if is_used else None)
+    assert [other.threshold for other in found.alternatives] == ([] if is_used else [by_words.threshold])
 
 
 def test_auto_lets_all_compositions_compete_without_two_unseen_validation_pairs() -> None:
@@ -189,9 +140,3 @@ def test_auto_lets_all_compositions_compete_without_two_unseen_validation_pairs(
         assert count_unseen_pairs(images, LABELS) == count
         found = calibrate(method(), images, LABELS, "open", words(), 50)
         assert found == Calibration(found.bias)
-
-
-def test_compositions_above_the_likelihood_threshold_are_feasible() -> None:
-    chosen = Calibration(0.0, threshold=3.5, feasibility_source="likelihood")
-    mask = feasible_compositions(with_likelihood(), None, chosen)
-    assert mask is not None and (mask == (LABELS.seen | (np.arange(LABELS.size) > 3.5))).all()

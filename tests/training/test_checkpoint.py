@@ -57,10 +57,10 @@ def test_another_encoder_is_refused(saved, key):
 
 def test_the_record_is_read_back_with_alternative_calibrations(saved):
     assert read_record(saved[0]) == RECORD
-    others = Calibration(0.25, 1.5, feasibility_source="likelihood"), Calibration(0.5, 0.1, 3.0, 4.0, -1.0, 0.5)
+    other = Calibration(0.5, 0.1, 3.0, 4.0, -1.0, 0.5)
     record = dataclasses.replace(
         RECORD,
-        calibration={"open": Calibration(0.5, alternatives=others)},
+        calibration={"open": Calibration(0.5, alternatives=(other,))},
         finetune=FinetuneOptions(blocks=1),
         recipes=({"rate": 0.1},),
         confidence=Confidence(2.0, 1.5),
