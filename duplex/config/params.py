@@ -252,7 +252,7 @@ class Params(ParamsSection):
         return self.datasets[require(name, self.datasets, "data set")]
 
     def block_inputs(self, dataset: str) -> int:
-        """How many of the last image-tower blocks can be fine-tuned, as a data set's cache stores inputs for them."""
+        """For how many last image-tower blocks a data set's cache stores inputs; these blocks can be fine-tuned."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
 
@@ -533,7 +533,7 @@ def shipped_project() -> Path:
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of params.yaml, by which editors complete keys and mark mistakes; options of kinds are free."""
+    """JSON schema of params.yaml, for editors that complete keys and mark mistakes; options of kinds are free."""
     schema, parts = Params.model_json_schema(), {}
     for options in (TrainingOptions, FinetuneOptions, AutoFinetune):
         parts[options] = {**TypeAdapter(options).json_schema(), "required": [], "additionalProperties": False}

@@ -216,7 +216,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return [{"params": parameters}] if parameters else []
 
     def before_step(self, compositions: Ints) -> None:
-        """Prepare what `shared` computes for an optimiser step on images with these `compositions`."""
+        """Prepare what `shared` will compute for an optimiser step on images with the labels `compositions`."""
 
     def shared(self) -> tuple[Any, ...]:
         """A tuple of values, such as encoded prompts, computed once per optimiser step for all of its batches.

@@ -109,7 +109,7 @@ class Paths(nn.Module):
         self.correction: Tensor | None = None  # added to the logits of `negatives`
 
     def sample_negatives(self, compositions: Ints, count: int) -> None:
-        """Let the classes of the semantic loss be `compositions` and `count` random others, which stand for all."""
+        """Reduce the classes of the semantic loss to `compositions` and `count` random others, which stand for all."""
         others = np.setdiff1d(self._every, compositions)
         drawn = others[torch.randperm(len(others))[:count].numpy()]
         self._negatives = np.union1d(compositions, drawn)

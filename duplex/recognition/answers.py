@@ -279,7 +279,7 @@ class Neighbours:
 
 @as_usage_error()
 def read_compositions(path: Path) -> list[Pair]:
-    """Read (state, object) pairs from a table with these columns; raises `UsageError` for others."""
+    """Read (state, object) pairs from a table with the columns state and object; raises `UsageError` for others."""
     frame = read_table(path, needed=COLUMNS)
     return list(zip(frame["state"], frame["object"], strict=True))
 

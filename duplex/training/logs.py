@@ -96,11 +96,11 @@ DVC_FILE = "metrics:\n- metrics.json\nplots:\n- plots/metrics:\n    x: step\n"  
 
 
 class NumberLog(ABC):
-    """Base of the built-in logs: what is known of a step or an epoch, as numbers by name."""
+    """Base class of the built-in logs; turns reports into numbers by name, which a subclass writes."""
 
     @abstractmethod
     def write(self, group: str, place: int, values: Mapping[str, float]) -> None:
-        """Write the values of a step (group `train`) or of an epoch (group `epoch`), of the number `place`."""
+        """Write the numbers of a step (`group` is `train`) or an epoch (`epoch`); `place` is its number."""
 
     def step(self, report: StepReport) -> None:
         rates = {f"learning_rate_{n}": rate for n, rate in enumerate(report.rates)}
@@ -156,10 +156,10 @@ class TensorboardLog(NumberLog):
 
 
 class WandbLog(NumberLog):
-    """Training log as a run of Weights & Biases, in the project of WANDB_PROJECT or `duplex`."""
+    """Training log that is a run of Weights & Biases, in the project of WANDB_PROJECT or else `duplex`."""
 
     def __init__(self, folder: Path) -> None:
-        """Start a run named after the end of `folder`, which holds its files; WANDB_MODE=offline sends nothing."""
+        """Start a run, whose files are in `folder` and whose name is its end; WANDB_MODE=offline sends nothing."""
         wandb: Any = import_module("wandb")
         folder.mkdir(parents=True, exist_ok=True)
         project, name = os.environ.get("WANDB_PROJECT", "duplex"), "/".join(folder.parts[-3:])
@@ -175,7 +175,7 @@ class WandbLog(NumberLog):
 
 
 class MlflowLog(NumberLog):
-    """Training log as a run of MLflow, at the server or in the folder that MLFLOW_TRACKING_URI names."""
+    """Training log that is a run of MLflow, on the server or in the folder of MLFLOW_TRACKING_URI."""
 
     def __init__(self, folder: Path) -> None:
         """Start a run named after the end of `folder`, in the experiment of that data set."""

@@ -91,7 +91,7 @@ class TrialResult:
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds of an epoch without fine-tuned blocks; if nothing is trained, of one fit and its validation."""
+        """Seconds of an epoch without fine-tuned blocks or, if nothing is trained, of one fit with its validation."""
         return self.seconds_per_epoch or self.seconds
 
     @property
