@@ -5,8 +5,7 @@ made of margins.
 
 Validation chooses the epoch (`Validation`) and, after training, a *calibration* per world (`calibrate`): the bias and,
 in the open world, a threshold of *feasibility*, which is how plausible an unseen composition is by word vectors
-(`duplex.methods.families`) or by the likelihood of a method that has one. Less feasible compositions are excluded.
-Test images have no part in any choice.
+(`duplex.methods.word_feasibility`). Less feasible compositions are excluded. Test images have no part in any choice.
 """
 
 from __future__ import annotations
