@@ -28,12 +28,15 @@ def main() -> int:
 
 
 def find_undocumented() -> list[str]:
-    """One line per public name that the API page lacks, or that has no docstring."""
+    """One line per public name that the API page lacks, or that has no docstring or no example."""
+    from docs.builder.examples import read_examples
     from docs.builder.public_names import names_on_page, undocumented
     from duplex import PUBLIC
 
     shown = names_on_page(ROOT / "docs/reference/api.md")
+    examples = read_examples(ROOT)
     absent = [f"duplex.{name}: not in docs/reference/api.md" for name in PUBLIC if f"duplex.{name}" not in shown]
+    absent += [f"duplex.{name}: no example in docs/reference/examples.txt" for name in PUBLIC if name not in examples]
     return absent + [f"{name}: has no docstring that describes it" for name in undocumented(ROOT, shown)]
 
 

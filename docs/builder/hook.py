@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from docs.builder.commands import commands_page  # noqa: E402
+from docs.builder.examples import read_examples, with_examples  # noqa: E402
 from docs.builder.results import with_tables  # noqa: E402
 from docs.builder.tables import read_classes, table  # noqa: E402
 
@@ -55,7 +56,8 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
             return match[0] if files.get_file_from_path(path) else words
         return f"[{words}]({up}{uri}{anchor})" if is_top else match[0]
 
-    return LINK.sub(replaced, with_tables(markdown, ROOT / folder))
+    shown = LINK.sub(replaced, with_tables(markdown, ROOT / folder))
+    return with_examples(shown, read_examples(ROOT)) if page.file.src_uri == "reference/api.md" else shown
 
 
 def _normal(path: Path) -> str:

@@ -1,5 +1,6 @@
 """Pages of the manual that are made from the code, and the checks before the site is built."""
 
+import doctest
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ pytest.importorskip("mkdocstrings", reason="needs the extra docs (`make docs` in
 
 from docs.builder import hook
 from docs.builder.commands import commands_page
+from docs.builder.examples import read_examples, with_examples
 from docs.builder.parameters import with_section
 from docs.builder.public_names import names_on_page, undocumented
 from docs.builder.references import TOPICS, missing_references, read_references, references_page
@@ -59,6 +61,21 @@ def test_every_public_name_stands_on_the_api_page_and_is_described() -> None:
     shown = names_on_page(ROOT / "docs/reference/api.md")
     assert {f"duplex.{name}" for name in PUBLIC} <= set(shown)
     assert undocumented(ROOT, shown) == []
+
+
+def test_every_public_name_has_an_example() -> None:
+    assert set(read_examples(ROOT)) == set(PUBLIC)
+    page = with_examples("::: duplex.fit\n::: duplex.testing.check_method\n", {"fit": ">>> 1  # doctest: +SKIP\n1"})
+    assert page == "::: duplex.fit\n\n```pycon\n>>> 1\n1\n```\n\n::: duplex.testing.check_method\n"
+
+
+@pytest.mark.slow
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/reference/examples.txt").read_text(encoding="utf-8")
+    runner = doctest.DocTestRunner()
+    runner.run(doctest.DocTestParser().get_doctest(text, {}, "examples.txt", None, 0))
+    assert runner.tries > 30 and runner.failures == 0
 
 
 def test_the_site_is_built_from_these_pages_without_importing_torch() -> None:
