@@ -6,7 +6,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import timeit
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +26,6 @@ from duplex.features.file import IMPORTED, ROOT, cache_shapes, partial_path, rea
 from duplex.project.stages import images_remedy
 from duplex.project.stamps import require_data
 from duplex.system.files import report_write_errors, sha256
-from duplex.system.threads import dtype_of, float32_arithmetic
 
 LIBRARIES = ("torch", "torchvision", "open_clip_torch", "numpy", "h5py", "pillow", "dvc")
 EXTRAS = {
@@ -35,7 +33,6 @@ EXTRAS = {
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 LOW_DISK = 2e9  # bytes
-FASTER = 1.3  # speed over that of fp32 from which a number format is worth its error
 
 
 @dataclass(frozen=True)
@@ -131,24 +128,6 @@ def _device() -> Iterator[DoctorFinding]:
         yield DoctorFinding("device", f"{torch.cuda.get_device_name(0)}, {memory:.0f} GiB")
     else:
         yield DoctorFinding("device", f"CPU, {torch.get_num_threads()} threads")
-    size = 768 if device == "cuda" else 256  # bf16 without the processor's instructions is a thousand times slower
-    fp32 = _seconds(device, "fp32", size)
-    for precision in ("bf16", "tf32") if device == "cuda" else ("bf16",):
-        speedup = fp32 / _seconds(device, precision, size)
-        message = f"{precision} is {speedup:.1f} times as fast as fp32; use encoder precision {precision}"
-        if speedup < FASTER:
-            slower = "slower than" if speedup < 1 / FASTER else "about as fast as"
-            message = f"{precision} is {slower} fp32 here; stay with fp32"
-        yield DoctorFinding("formats", message)
-
-
-def _seconds(device: str, precision: str, size: int) -> float:
-    a = torch.randn(size, size, device=device).to(dtype_of(precision))
-    times: list[float] = []
-    with float32_arithmetic(precision):
-        while len(times) < 2 or (len(times) < 20 and sum(times) < 0.5):
-            times.append(timeit.timeit(lambda: (a @ a).sum().item(), number=1))
-    return min(times)
 
 
 def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
