@@ -18,7 +18,7 @@ from duplex.features.encode import OutputSpec
 from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
 from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions
-from duplex.project import runs, stages
+from duplex.project import stages
 from duplex.project import suspects as suspects_module
 from duplex.project.runs import load_featured_run, model_card_facts
 from duplex.project.stages import extract, prepare
@@ -126,13 +126,6 @@ def test_image_files_are_rounded_like_a_cache_in_eight_bits(project, tmp_path: P
         encode(recognizer.encoder, torch.stack(pixels), outputs=OutputSpec(block_inputs=2))["block_inputs"],
         cached["block_inputs"],
     )
-
-
-def test_swap_uses_factors_of_finetuned_features(project) -> None:
-    shown = load_featured_run(project.params(), "own", "deep", 0, project.paths)
-    picture = shown.root / shown.retrieval_context().images[0]
-    (hit, *_) = runs.retrieve_swapped(project.params(), "own", shown, (picture, picture), 3)
-    assert hit.image == shown.retrieval_context().images[0] and hit.cosine > 0.999
 
 
 def test_an_exported_folder_has_the_finetuned_blocks(project, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`duplex report`, `retrieve`, `swap`, `init` and `doctor`: what runs show, and the project itself."""
+"""`duplex report`, `retrieve`, `init` and `doctor`: what runs show, and the project itself."""
 
 from __future__ import annotations
 
@@ -65,29 +65,6 @@ def retrieve(
     typer.echo(aligned(list(zip(*columns, strict=True))))
 
 
-@app.command()
-def swap(
-    state_from: Annotated[Path, Argument(help="An image whose state the searched images should show.")],
-    object_from: Annotated[Path, Argument(help="An image whose object the searched images should show.")],
-    dataset: Dataset,
-    method: Method = None,
-    seed: Seed = None,
-    top: Annotated[int, Option(min=1, help="Number of nearest test images to print.")] = 5,
-    as_json: AsJson = False,
-) -> None:
-    """Print the test images nearest to a vector computed from the state of one image and the object of another."""
-    from duplex.project import runs
-
-    params = load_params()
-    run = runs.load_queried_run(params, dataset, method, seed)
-    hits = runs.retrieve_swapped(params, dataset, run, (state_from, object_from), top)
-    if as_json:
-        print_json([{key: value for key, value in row.items() if key != "right"} for row in _records(hits)])
-        return
-    for hit in hits:
-        typer.echo(f"{hit.cosine:.3f}  {hit.label}  {hit.image}")
-
-
 def _records(hits: list[Hit]) -> list[dict[str, object]]:
     return [
         {"image": hit.image, "label": hit.label, "cosine": round(hit.cosine, 6), "right": hit.right} for hit in hits
@@ -106,7 +83,7 @@ def init(folder: Annotated[Path, Argument(help="Folder of the new project; it mu
 
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
-    """Check versions, device, number formats, disk, weights, data and caches; print a remedy for each problem.
+    """Check versions, device, disk, weights, data and caches; print a remedy for each problem.
 
     Changes and downloads nothing. Exits with 1 if there is a problem.
     """

@@ -11,16 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
 
 from duplex.artifacts import ArtifactPaths, RunPaths
 from duplex.config.params import Params
-from duplex.data.images import BadImageFile, read_image
 from duplex.data.tables import read_manifest
-from duplex.encoders.base import load_encoder
 from duplex.errors import DuplexError, UsageError
-from duplex.features.encode import OutputSpec
 from duplex.features.file import Features, read_features
 from duplex.labels import LabelSpace, prompt_name
 from duplex.methods.base import Method
@@ -28,9 +23,8 @@ from duplex.methods.registry import find_method
 from duplex.project.stamps import require_current_run, require_data, run_difference
 from duplex.recognition.answers import Neighbours
 from duplex.recognition.export import RunFacts
-from duplex.recognition.recognizer import encode
 from duplex.report.aggregate import read_numbers
-from duplex.report.images import Hit, RetrievalContext, prototype_hits, swap_hits, thumbnails_under
+from duplex.report.images import Hit, RetrievalContext, prototype_hits, thumbnails_under
 from duplex.system.files import sha256, write_json
 from duplex.training.checkpoint import check_inputs, load_checkpoint, read_checkpoint, read_record
 from duplex.training.inputs import InputRequest, RunInputs, load_inputs
@@ -236,42 +230,3 @@ def find_pair(labels: LabelSpace, text: str) -> int:
     raise UsageError(
         f"{text!r} is not a state and an object of the data set, such as {labels.name(0)!r}{hint}; see its labels.json"
     )
-
-
-def retrieve_swapped(
-    params: Params, dataset: str, source: FeaturedRun, images: tuple[Path, Path], top: int
-) -> list[Hit]:
-    """The `top` test images nearest to one image's state factor joined with another image's object factor."""
-    context = source.retrieval_context()
-    factors = context.method.factors
-    if factors is None:
-        raise UsageError(f"this method has no state and object factors to swap; {_with_factors(params, dataset)}")
-    test, identity = context.test.inputs, source.inputs.encoder
-    outputs = OutputSpec.of_record(identity, "patch" in test, "block_inputs" in test)
-    entry = params.dataset(dataset).encoder
-    encoder = load_encoder(entry.name, entry.weights, towers="image", precision=entry.precision)
-    pixels = torch.stack([encoder.image_transform(_read(path)) for path in images])
-    with torch.inference_mode():
-        z_s, z_o = factors(encode(encoder, pixels, outputs=outputs))
-    return swap_hits(context, np.asarray(z_s[:1]), np.asarray(z_o[1:]), top)
-
-
-def _with_factors(params: Params, dataset: str) -> str:
-    paths, seed = ArtifactPaths(), params.run.seeds[0]
-    checkpoints = {name: paths.run(dataset, name, seed).checkpoint for name in params.run.methods}
-    able = [name for name, file in checkpoints.items() if _has_factors(file)]
-    return f"use --method {' or '.join(able)}" if able else "train one that has them, such as `cso` or `duplex`"
-
-
-def _has_factors(checkpoint: Path) -> bool:
-    try:
-        return "factors" in read_record(checkpoint).inspectable
-    except DuplexError:  # of another version, for example
-        return False
-
-
-def _read(path: Path) -> Image.Image:
-    try:
-        return read_image(path)
-    except BadImageFile as error:
-        raise DuplexError(f"{path} cannot be used: {error.reason}") from None

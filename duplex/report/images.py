@@ -45,7 +45,6 @@ TEXTS = 3  # nearest texts of an image
 BLOCK = 4096  # images at a time
 Array = NDArray[np.float32]
 Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in the manifest
-NO_FACTORS = "this method has no state and object factors to swap; choose another with --method"
 
 
 def thumbnails_under(root: Path) -> Thumbnails:
@@ -144,16 +143,6 @@ def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dic
         rows, cosines = nearest(prototype, context.features.in_space_of(kind), top)
         hits[kind] = _hits(context, rows[0], cosines[0], composition)
     return hits
-
-
-def swap_hits(context: RetrievalContext, states: Array, objects: Array, top: int) -> list[Hit]:
-    """The `top` test images nearest to one image's state factor [1, d] joined with another's object factor [1, d]."""
-    embedded = context.features
-    if embedded.states is None or embedded.objects is None:
-        raise UsageError(NO_FACTORS)
-    gallery = context.joined(embedded.states, embedded.objects)
-    rows, cosines = nearest(context.joined(states, objects), gallery, top)
-    return _hits(context, rows[0], cosines[0], -1)
 
 
 def _hits(context: RetrievalContext, rows: Ints, cosines: Floats, wanted: int) -> list[Hit]:

@@ -10,11 +10,11 @@ from duplex.artifacts import ArtifactPaths
 from duplex.config.params import ReportParams
 from duplex.errors import UsageError
 from duplex.evaluation.intervals import NAMES
+from duplex.evaluation.retrieval import nearest
 from duplex.labels import LabelSpace
 from duplex.project import report, runs, stamps
 from duplex.report.blocks import Note
 from duplex.report.figures import Scene, compute_maps, map_figures
-from duplex.report.images import swap_hits
 
 
 def test_report_prints_the_page_and_opens_it_on_request(command, project, monkeypatch):
@@ -49,16 +49,6 @@ def test_retrieve_lists_images_of_both_prototypes(command, project):
     assert len(said) == 4 and said[0].split() == ["semantic", "prototype", "visual", "prototype"]
 
 
-def test_swapping_an_image_with_itself_finds_it(command, project):
-    manifest = LabelSpace.load(project.paths.labels("own"))
-    source = runs.load_queried_run(project.params, "own", None, None)
-    context = source.retrieval_context()
-    image = str(project.folder / "pictures" / context.images[0])
-    found = json.loads(command("swap", image, image, "--dataset", "own", "--json", "--top", "2").out)
-    assert found[0]["image"] == context.images[0] and found[0]["cosine"] > 0.99
-    assert found[0]["label"] in manifest.names(np.arange(manifest.size))
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -66,8 +56,6 @@ def test_swapping_an_image_with_itself_finds_it(command, project):
         (["retrieve", "red", "--dataset", "own"], 2, "'red' is not a state and an object of the data set, such as '"),
         (["retrieve", "red star", "--dataset", "none"], 2, "unknown data set 'none'"),
         (["retrieve", "red star", "--dataset", "own", "--method", "csp"], 1, "does not exist; train again"),
-        (["swap", "a.png", "b.png", "--dataset", "own"], 1, "a.png cannot be used: missing"),
-        (["swap", "params.yaml", "b.png", "--dataset", "own"], 1, "not an image"),
     ],
 )
 def test_errors_are_one_line(command, project, words, code, said):
@@ -75,14 +63,6 @@ def test_errors_are_one_line(command, project, words, code, said):
     assert done.code == code, done.err
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
-
-
-def test_swap_names_the_methods_that_have_factors(command, project):
-    source = runs.load_queried_run(project.params, "own", None, None)
-    image = str(project.folder / "pictures" / source.retrieval_context().images[0])
-    done = command("swap", image, image, "--dataset", "own", "--method", "clip")
-    assert done.code == 2 and "no state and object factors to swap; use --method duplex" in done.err
-    assert command("swap", image, image, "--dataset", "own", "--method", "duplex").code == 0
 
 
 def test_pairs_are_found_by_their_prompt_text():
@@ -141,8 +121,9 @@ def test_swaps_compare_factors_joined_by_the_equation(project):
 
     swapped = phi(states[3], objects[8])
     expected = [float(torch.cosine_similarity(swapped, phi(*one), dim=0)) for one in zip(states, objects, strict=True)]
-    hits = swap_hits(context, states[3:4].numpy(), objects[8:9].numpy(), 5)
-    assert [hit.cosine for hit in hits] == pytest.approx(sorted(expected, reverse=True)[:5], abs=1e-5)
+    gallery = context.joined(states.numpy(), objects.numpy())
+    _, cosines = nearest(context.joined(states[3:4].numpy(), objects[8:9].numpy()), gallery, 5)
+    assert cosines[0].tolist() == pytest.approx(sorted(expected, reverse=True)[:5], abs=1e-5)
 
 
 @pytest.mark.parametrize(
