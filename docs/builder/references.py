@@ -11,9 +11,8 @@ from ruamel.yaml import YAML
 TOPICS = {
     "paper": "The paper implemented here",
     "method": "Methods",
-    "layer": "Layers for fine-tuning",
     "data": "Data sets",
-    "encoder": "Encoders and word vectors",
+    "encoder": "Encoders, adapters and word vectors",
     "metric": "Metrics and statistics",
     "quoted": "Quoted in the report only",
 }
