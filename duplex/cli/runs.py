@@ -124,17 +124,31 @@ def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
 
 
 @app.command()
-def evaluate(dataset: Dataset, method: Method = "duplex", seed: Seed = 0, as_json: AsJson = False) -> None:
+def evaluate(
+    dataset: Dataset,
+    method: Method = "duplex",
+    seed: Seed = 0,
+    stream: Annotated[bool, Option("--stream", help="Also adapt the run to the test images, unlabelled.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Evaluate a trained method on the test split, and write and print its metrics with 95 % intervals."""
+    from duplex.config.params import StreamParams
     from duplex.project.stages import evaluate_stage
 
-    record = evaluate_stage(load_params(), dataset, method, seed)
+    params = load_params()
+    if stream and params.evaluation.stream is None:
+        evaluation = params.evaluation.model_copy(update={"stream": StreamParams()})
+        params = params.model_copy(update={"evaluation": evaluation})
+    record = evaluate_stage(params, dataset, method, seed)
     if as_json:
         print_json(record)
         return
     for world in ("closed", "open"):
         if world in record:
             typer.echo(f"{world:6}  {headline(record[world])}")
+        if adapted := record.get("stream", {}).get(world):
+            spread = f"± {adapted['auc_sd']:.2f} over {record['stream']['orders']} orders"
+            typer.echo(f"{world:6}  {headline(adapted)} {spread}, adapted by {record['stream']['adapter']}")
 
 
 @app.command()
@@ -369,7 +383,8 @@ def compare(
     """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
 
     Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds and re-splits (other
-    random choices of unseen pairs). Margins, the biases at which images turn right or wrong, are read from the runs'
+    random choices of unseen pairs). METHOD+stream is a method as it adapted in the first order of `duplex evaluate
+    --stream`. Margins, the biases at which images turn right or wrong, are read from the runs'
     predictions.csv with nine digits; equal margins count as ties.
     """
     from duplex.data.tables import split_name
@@ -417,17 +432,19 @@ def _margins_of_runs(
     from duplex.artifacts import ArtifactPaths
     from duplex.evaluation.curve import Margins
     from duplex.project.stamps import RUN_STAGES, require_data, run_difference
+    from duplex.report.aggregate import STREAM
 
     require_data(params, dataset)
-    entries = [params.method_for_world(method, world) for method in methods]  # type: ignore[arg-type]
+    entries = [params.method_for_world(method.removesuffix(STREAM), world) for method in methods]  # type: ignore[arg-type]
     seeds = [seed] if seed is not None else _common_seeds(params, dataset, entries)
     margins: list[list[Margins]] = [[], []]
     first: tuple[Path, pd.DataFrame] | None = None
-    for entry, margins_by_seed in zip(entries, margins, strict=True):
+    for name, entry, margins_by_seed in zip(methods, entries, margins, strict=True):
         for run_seed in seeds:
             files = ArtifactPaths().run(dataset, entry, run_seed)
             path = files.predictions
-            table = _read_predictions(path, f"--dataset {dataset} --method {entry} --seed {run_seed}", world)
+            run = f"--dataset {dataset} --method {entry} --seed {run_seed}"
+            table = _read_predictions(path, run, world, name.endswith(STREAM))
             first = first or (path, table)
             if not first[1][SHARED_COLUMNS].equals(table[SHARED_COLUMNS]):
                 raise UsageError(f"{first[0]} and {path} have different images; `duplex evaluate` both runs again")
@@ -443,7 +460,6 @@ def _margins_of_runs(
 
 
 def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]:
-    """The seeds that both methods were evaluated with; if none, one seed, which the message on a missing run names."""
     from duplex.artifacts import ArtifactPaths
 
     runs = {seed: [ArtifactPaths().run(dataset, entry, seed) for entry in entries] for seed in params.run.seeds}
@@ -451,13 +467,15 @@ def _common_seeds(params: Params, dataset: str, entries: list[str]) -> list[int]
     return evaluated or sorted(runs)[:1]
 
 
-def _read_predictions(file: Path, run: str, world: str) -> pd.DataFrame:
+def _read_predictions(file: Path, run: str, world: str, streamed: bool) -> pd.DataFrame:
     from duplex.report.aggregate import read_table
 
     table = read_table(file, f"`duplex evaluate {run}` writes it again")
     if table is None:
         raise DuplexError(f"{file} does not exist; `duplex train {run}` and `duplex evaluate {run}` write it")
-    images = table[table["world"] == world]
+    images = table[table["world"] == (f"{world} stream" if streamed else world)]
+    if images.empty and streamed:
+        raise DuplexError(f"{file} has no adapted scores; run `duplex evaluate {run} --stream`")
     if images.empty:
         raise DuplexError(
             f"{file} has no images of the {world} world; "

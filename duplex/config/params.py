@@ -217,6 +217,16 @@ class ExtractionParams(ParamsSection):
     pixels: bool = False  # cache the images' pixels after resize and crop, to fine-tune any number of blocks
 
 
+class StreamParams(ParamsSection):
+    """Section `evaluation.stream:`. Runs that adapt to the unlabelled test images, which come one after the other."""
+
+    adapter: str = "tomcat"  # a name that entry points of `duplex.stream_adapters` have
+    orders: Count = 5  # random orders of the images, for mean and spread
+    seed: Seed = 0  # of the orders
+    batch: Count = 1  # images between two steps of the adapter
+    options: dict[str, Any] = {}  # of the adapter; of a list of values, and of options left out, validation chooses
+
+
 class EvaluationParams(ParamsSection):
     """Section `evaluation:`. How scores are measured on the test split."""
 
@@ -228,6 +238,7 @@ class EvaluationParams(ParamsSection):
     word_vectors: Path | None = None  # file in GloVe's format; null: embeddings of the encoder's text tower
     bootstrap: Count = 1000  # number of bootstrap resamples for confidence intervals
     terms: bool = True  # measure each score term alone too, in the closed world (protocol: exact)
+    stream: StreamParams | None = None  # also adapt each run to the unlabelled test images
 
 
 class ReportParams(ParamsSection):
@@ -359,7 +370,6 @@ class Params(ParamsSection):
                 raise UsageError(f"no publication says {keys}; decide it in {DATASETS}/{dataset}.yaml, methods.{name}")
 
     def _check_stage_names(self) -> None:
-        """dvc.yaml joins data set and method by a hyphen."""
         for methods in (self.run.methods, self.run.products):
             joined: dict[str, tuple[str, str]] = {}
             for dataset, method in product(self.run.datasets, methods):
@@ -371,7 +381,6 @@ class Params(ParamsSection):
                     )
 
     def _check_products(self) -> None:
-        """Check that methods that combine finished runs are in `run.products`, the runs' methods in `run.methods`."""
         for name, entry in self.methods.items():
             if entry.members and "members" in entry.options:
                 raise UsageError(f"params.yaml: methods.{name}.members: training fills it in; remove it")
@@ -506,7 +515,6 @@ def _update(table: Any, changes: Any) -> Any:
 
 
 def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...]) -> Table:
-    """An entry completed from the one it `extends`; `path`: entries that led to it, to find circles."""
     if "extends" not in record:
         return record
     name = record["extends"]
@@ -604,7 +612,6 @@ def remove_dataset(name: str) -> None:
 
 
 def _checked_edit(record: dict[str, Any], files: Mapping[str, Table], names: list[str]) -> str:
-    """The text of params.yaml with the list `run.datasets` replaced; raises UsageError if it is not on one line."""
     text = PARAMS_FILE.read_bytes().decode()
     if names != record["run"]["datasets"]:
         listed = f"[{', '.join(names)}]"

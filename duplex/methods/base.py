@@ -19,7 +19,7 @@ A method is a class of this package or of any other distribution (docs/your_meth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
@@ -29,18 +29,20 @@ import torch
 from torch import Tensor, nn
 
 from duplex.encoders.base import TextTower
-from duplex.errors import DuplexError, UsageError
-from duplex.labels import Ints, LabelSpace, World
+from duplex.errors import DuplexError, UsageError, require
+from duplex.labels import Bools, Ints, LabelSpace, World
 from duplex.methods.gaussian import FittedStatistics
 from duplex.methods.layers import copy_to_device, unit
 from duplex.methods.prompts import TEMPLATE, Prompts, Prototypes
 from duplex.options import FinetuneOptions, Options
+from duplex.system.plugins import installed_plugins, load_plugin
 
 if TYPE_CHECKING:
     from duplex.methods.finetuned import FinetunedBlocks
 
 STEPS = (4.0, 2.0, 2**0.5)  # factors by which a weight of a score's summand is tried larger and smaller, in turn
 LARGEST_WEIGHT = 64
+STREAM = "stream adapter"
 Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs that the method needs
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
 ScoreBlocks = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> (first candidate, scores [B, w]) per block
@@ -289,6 +291,38 @@ class Method(nn.Module, Generic[OptionsT]):
     def summary(self) -> dict[str, int]:
         """Sizes by name for the report, such as the number of trained parameters."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
+
+
+@dataclass(frozen=True)
+class AdaptedRun:
+    """What a stream adapter starts from: a trained method, its candidates, and the training images."""
+
+    method: Method[Any]
+    candidates: Ints  # compositions that are scored, rising [C]
+    feasible: Bools  # [C]; the others cannot win
+    train: Batch
+    scorer: Scorer  # inputs -> scores [B, C] of the trained method
+
+
+class StreamAdapter:
+    """Base class of stream adapters; a subclass defines `scores`."""
+
+    Options: ClassVar[type[Options]] = Options
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values that validation tries, from the first on
+
+    def __init__(self, run: AdaptedRun, options: Any) -> None:
+        self.run, self.options = run, options
+
+    def scores(self, stream: Iterable[Inputs]) -> Iterable[Tensor]:
+        """Yield scores [B, C] of the stream's images, in their order."""
+        raise DuplexError(f"{type(self).__name__} must define scores()")
+
+
+def find_stream_adapter(name: str) -> type[StreamAdapter]:
+    """The installed stream adapter of a name; raises UsageError for an unknown one."""
+    points = installed_plugins("duplex.stream_adapters")
+    found: type[StreamAdapter] = load_plugin(points[require(name, points, STREAM)], STREAM, StreamAdapter)
+    return found
 
 
 def tuned_weights(

@@ -25,6 +25,7 @@ from duplex.project.stamps import RUN_STAGES, data_difference, run_difference
 from duplex.recognition.answers import listed_answers
 from duplex.report.aggregate import (
     NO_RUN,
+    STREAM,
     DatasetResults,
     Results,
     Tree,
@@ -119,7 +120,6 @@ def summarise(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], pa
 
 
 def _encoder_of(params: Params, dataset: str) -> str:
-    """Name and weights of a data set's encoder, as params.yaml has them."""
     entry = params.dataset(dataset)
     if entry.features is not None:
         return f"features of {entry.features}"
@@ -146,7 +146,8 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
     """Read each seed's metrics by method; also returns the names of runs without metrics.
 
-    Metrics of a method with `shown_as: NAME` are those of NAME, in the worlds of its option `world`.
+    Metrics of a method with `shown_as: NAME` are those of NAME, in the worlds of its option `world`. METHOD+stream is a
+    method as it adapted to the test images.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -161,6 +162,8 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
             record = {name: record[name] for name in names if name in record}
         seeds = by_method.setdefault(entry.shown_as or name, {})
         seeds[seed] = {**seeds.get(seed, {}), **record}
+        if "stream" in record:
+            by_method.setdefault(f"{name}{STREAM}", {})[seed] = record["stream"]
     return {name: list(seeds.values()) for name, seeds in by_method.items()}, missing
 
 

@@ -35,8 +35,10 @@ from duplex.features.file import (
 )
 from duplex.features.imported import feature_keys, import_features
 from duplex.features.inspect import verify
+from duplex.labels import SPLITS
 from duplex.methods.registry import find_method
 from duplex.project import stamps
+from duplex.project.stream import Stream, evaluate_stream
 from duplex.system.files import sha256, write_json, write_text
 from duplex.training.checkpoint import load_checkpoint, read_checkpoint
 from duplex.training.inputs import InputRequest, LoadInputs, load_inputs
@@ -208,7 +210,8 @@ def evaluate_stage(
     needs = find_method(record.kind).needs(record.options)
     with reproducible(training.threads):
         inputs = load(params, dataset, paths, InputRequest(needs, training.precision, record.finetune, training.memory))
-        inputs.examples["test"] = inputs.examples["test"].to(device)
+        for split in ["test"] if settings.stream is None else SPLITS:
+            inputs.examples[split] = inputs.examples[split].to(device)
         model = load_checkpoint(checkpoint, inputs.context(), inputs.encoder).to(device)
         start = time.perf_counter()
         results = {
@@ -221,6 +224,11 @@ def evaluate_stage(
             metrics["groups"] = frequency_accuracies(results["closed"], inputs)
             if settings.protocol == "exact":
                 metrics |= {"terms": settings.terms, **(term_metrics(model, inputs) if settings.terms else {})}
+        predictions = [result.predictions for result in results.values()]
+        if settings.stream is not None:
+            stream = Stream(model, inputs, settings, settings.stream)
+            metrics["stream"], streamed = evaluate_stream(stream, results, record.calibration or {})
+            predictions += streamed
     if settings.protocol == "exact":
         metrics["bootstrap"] = settings.bootstrap
     if record.val_auc_all is not None:
@@ -230,7 +238,7 @@ def evaluate_stage(
     write_json(out.metrics, metrics)
     write_json(out.evaluation_timing, timing)
     _write(pd.concat([result.curve for result in results.values()]), out.curve)
-    _write(pd.concat([result.predictions for result in results.values()]), out.predictions)
+    _write(pd.concat(predictions), out.predictions)
     stamps.write(out.stamp("evaluate"), stamp, [out.metrics, out.curve, out.predictions])
     return metrics
 

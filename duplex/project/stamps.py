@@ -18,6 +18,7 @@ from duplex.config.params import EncoderParams, Params, load_params
 from duplex.encoders.base import family_module
 from duplex.errors import DuplexError, UsageError
 from duplex.features.file import IMPORTED, read_contents_digest
+from duplex.methods.base import find_stream_adapter
 from duplex.methods.registry import BrokenMethod, method_source
 from duplex.options import FinetuneOptions
 from duplex.system.code import code_hash
@@ -86,7 +87,9 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
     entry, training = params.entry(method), params.training(dataset, method)
     finetune = params.finetune(method, dataset)
     encoder, words = params.dataset(dataset).encoder, params.evaluation.word_vectors
-    evaluation = params.evaluation.model_dump(mode="json")
+    evaluation, stream = params.evaluation.model_dump(mode="json"), params.evaluation.stream
+    if stream is not None:
+        evaluation["stream"]["code"] = code_hash("stream", modules=[find_stream_adapter(stream.adapter).__module__])
     made: Stamp = {"kind": entry.kind, "world": entry.world, **_encoder_settings(encoder)}
     if words is not None:
         made["word_vectors"] = sha256_once(words) if words.is_file() else None
@@ -107,7 +110,6 @@ def _run_settings(params: Params, dataset: str, stage: str, method: str, paths: 
 
 
 def _encoder_settings(encoder: EncoderParams) -> Stamp:
-    """The entry, with checksums of the weights or of the folder (`FAMILY:FOLDER`) it names."""
     files = [Path(encoder.weights).expanduser()] if encoder.weights is not None else []
     if folder := encoder.name.partition(":")[2]:
         files += sorted(Path(folder).expanduser().glob("*"))
@@ -193,7 +195,7 @@ def _first_difference(place: str, made: Mapping[str, Any], wanted: Mapping[str, 
     for key in sorted(made.keys() | wanted.keys(), key=lambda key: (key in ("inputs", "code"), key == "code", key)):
         here = f"{place}{key}"
         before, after = made.get(key), wanted.get(key)
-        if before == after or (after is None and place.startswith("inputs.")):
+        if before == after or (after is None and here.startswith(("inputs.", "evaluation.stream"))):
             continue
         if here not in CHANGES and isinstance(before, Mapping) and isinstance(after, Mapping):
             if found := _first_difference(f"{here}.", before, after):

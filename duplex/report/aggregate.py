@@ -28,6 +28,7 @@ from duplex.labels import GROUPS, WORLDS
 Tree = dict[str, Any]
 GROUPINGS = {"groups": "accuracy", "groups_at_ends": "accuracy_at_ends"}  # in summaries -> the averaged field of a run
 VALIDATION = {"auc": "val_auc", "auc_all": "val_auc_all"}  # numbers of the table `validation` -> of a run
+STREAM = "+stream"  # after the name of a method: as it adapted to the test images
 TERMS = "terms_"  # prefix of tables with some summands of the score only
 NO_RUN = "no run of params.yaml is evaluated yet; `dvc repro` trains and evaluates them"
 ALSO_AVERAGED = ("state_accuracy", "object_accuracy", "seen_at_val_bias", "unseen_at_val_bias", "hm_at_val_bias")
@@ -92,7 +93,6 @@ def _mean_of(records: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _groups(records: Sequence[Mapping[str, Any]], name: str) -> dict[str, float]:
-    """A number of the frequency groups, such as `{head: mean, head_se: .., ...}`."""
     tables = [record.get("groups", {}) for record in records]
     groups: dict[str, float] = {}
     for group in GROUPS:

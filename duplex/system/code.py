@@ -28,6 +28,7 @@ STAGES: dict[str, tuple[str, ...]] = {  # stage -> modules, or folders of module
         *("methods/base", "methods/finetuned", "methods/augmentation"),
     ),
     "evaluate": ("training/run", "training/scoring", "training/inputs", "evaluation", "methods/base"),
+    "stream": ("project/stream",),  # beside `evaluate`, with the module of the adapter
     "inventory": (),
     "maps": ("project/runs", "report/figures"),
     "report": ("report", "project/report", "project/runs"),
@@ -93,7 +94,7 @@ def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
 def _room_file(module: str) -> Files:
     """The file of a module of this package in one of the rooms `FOLLOWED`."""
     package, *parts = module.split(".")
-    if package != PACKAGE.name or parts[0] not in FOLLOWED:
+    if package != PACKAGE.name or not parts or parts[0] not in FOLLOWED:
         return {}
     place = PACKAGE.joinpath(*parts)
     return _files_of([place.with_suffix(".py"), place / "__init__.py"], PACKAGE.parent)

@@ -382,6 +382,7 @@ def evaluate_world(
     world: World,
     calibration: Calibration,
     split: str = "test",
+    task: ScoringTask | None = None,
 ) -> WorldResult:
     """Evaluate a method on one split in one world (closed or open).
 
@@ -389,9 +390,10 @@ def evaluate_world(
     composition a candidate.
 
     inputs: data set with the split's features on the method's device.
+    task: gives the scores of all candidates; by default the method does.
     """
     labels, test = inputs.labels, inputs.examples[split]
-    task = ScoringTask.of(method, labels.candidates(world, split))
+    task = task or ScoringTask.of(method, labels.candidates(world, split))
     words = inputs.words if world == "open" else None
     feasible_mask = feasible_compositions(method, words, calibration)
     excluded: list[Bools] = []
@@ -487,7 +489,6 @@ def _sampled(
 
 
 def _sampled_headline(margins: Margins) -> dict[str, float]:
-    """S, U, HM and AUC by the published sweep, from the margins of the exact curve."""
     metrics = flatten(sampled_from_margins(margins))
     return {name: metrics[name] for name in METRICS if name in metrics}
 

@@ -1,0 +1,110 @@
+"""Evaluate a trained run that adapts to the unlabelled test images, in several random orders (`evaluation.stream`).
+
+One pass collects the scores of an order; the curve is computed from them as for any method, so no bias takes part in
+adapting. Validation images, as a stream of their own, choose the adapter's options in the closed world; bias and
+feasibility threshold are the run's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from duplex.config.params import EvaluationParams, StreamParams
+from duplex.errors import DuplexError
+from duplex.evaluation.metrics import METRICS
+from duplex.labels import Ints, World
+from duplex.methods.base import AdaptedRun, Batch, Inputs, Method, find_stream_adapter
+from duplex.options import Options
+from duplex.system.processes import track
+from duplex.training import run, scoring
+from duplex.training.inputs import RunInputs
+
+
+@dataclass(frozen=True)
+class StreamTask(scoring.ScoringTask):
+    """A scoring task of which an adapter's `scores` is the scorer; it gets the images in a random order."""
+
+    order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # places of the images
+    batch: int = 1
+
+    def blocks(self, inputs: Inputs) -> Iterator[tuple[Any, Tensor]]:
+        batches = torch.from_numpy(self.order).split(self.batch)
+        stream: Any = ({name: values[rows] for name, values in inputs.items()} for rows in batches)
+        for rows, scores in zip_longest(batches, self.scorer(stream)):
+            if rows is None or scores is None:
+                raise DuplexError(f"{self.name} must yield one tensor of scores for each of the {len(batches)} batches")
+            yield rows.numpy(), scoring.checked_scores(self.name, scores, len(rows), len(self.candidates))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A trained method that adapts to images in random orders; `inputs` are on its device."""
+
+    method: Method[Any]
+    inputs: RunInputs
+    settings: EvaluationParams
+    params: StreamParams
+
+    def evaluated(
+        self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
+    ) -> run.WorldResult:
+        """The result on a split; candidates that are infeasible by `calibration` take no part."""
+        plain = scoring.ScoringTask.of(self.method, self.inputs.labels.candidates(world, split))
+        candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
+        mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)
+        feasible = np.ones(len(candidates), dtype=bool) if mask is None else mask
+        adapted = AdaptedRun(self.method, candidates, feasible, Batch(train.inputs, train.compositions), plain.scorer)
+        adapter: Any = find_stream_adapter(self.params.adapter)(adapted, options)
+        places = np.random.default_rng([self.params.seed, order]).permutation(len(self.inputs.examples[split]))
+        name, batch = self.params.adapter, self.params.batch
+        task = StreamTask(plain.candidates, adapter.scores, name=name, order=places, batch=batch)
+        return run.evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
+
+    def chosen_options(self) -> tuple[Options, float]:
+        """The options with the best validation AUC, and that AUC; one option after the other is changed."""
+        kind = find_stream_adapter(self.params.adapter)
+        given = {name: value if isinstance(value, list) else [value] for name, value in self.params.options.items()}
+        values = {**kind.grid, **given}
+        best = {name: choices[0] for name, choices in values.items()}
+        steps = [best, *({name: value} for name, choices in values.items() for value in choices[1:])]
+        found = -1.0
+        for step in track(steps, f"{self.params.adapter}, validation", len(steps)):
+            options = kind.Options.from_dict({**best, **step})
+            auc = self.evaluated(options, scoring.Calibration(0.0), "closed", "val").metrics["auc"]
+            if auc > found:
+                best, found = {**best, **step}, auc
+        return kind.Options.from_dict(best), found
+
+
+def evaluate_stream(
+    stream: Stream, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
+) -> tuple[dict[str, Any], list[pd.DataFrame]]:
+    """The group `stream` of a run's metrics, and each world's predictions in the first order; `plain`: not adapted."""
+    short = stream.settings.model_copy(update={"bootstrap": 0, "k": (1,), "protocol": "exact"})
+    stream, params = replace(stream, settings=short), stream.params
+    options, auc = stream.chosen_options()
+    record: dict[str, Any] = {**params.model_dump(), "options": options.to_dict(), "val_auc": auc}
+    predictions = []
+    for world, unadapted in plain.items():
+        calibration = replace(calibrations[world], alternatives=())
+        orders = track(range(params.orders), f"{params.adapter}, {world} world", params.orders)
+        found = [stream.evaluated(options, calibration, world, "test", order) for order in orders]
+        names = [name for name in (*METRICS, "hm_at_val_bias") if name in unadapted.metrics]
+        record[world] = {f"order_{n}": {name: each.metrics[name] for name in names} for n, each in enumerate(found)}
+        record[world]["unadapted"] = {name: unadapted.metrics[name] for name in names}
+        candidates = len(stream.inputs.labels.candidates(world, "test"))
+        record[world]["entropy_candidates"] = unadapted.metrics.get("feasible", candidates)
+        for name in names:
+            values = [each.metrics[name] for each in found]
+            record[world] |= {name: fmean(values), f"{name}_sd": stdev(values) if len(values) > 1 else 0.0}
+        predictions.append(found[0].predictions.assign(world=f"{world} stream"))
+    return record, predictions
