@@ -22,7 +22,6 @@ or settings change. Rows that cannot be run are listed with the reason.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -406,10 +405,7 @@ def main() -> None:
         print(markdown_table(list(rows[0]) if rows else [], rows))
         print("".join(f"\n{name}: {reason}" for name, reason in left_out.items()))
     if wanted.csv and rows:
-        with wanted.csv.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        pd.DataFrame(rows).to_csv(wanted.csv, index=False, lineterminator="\n")
 
 
 if __name__ == "__main__":

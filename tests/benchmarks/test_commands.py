@@ -24,6 +24,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "graph": ("--json", "m.DIM, b = 16, m.by_batch; m.by_batch = lambda: b((64,))"),
     "openworld": ("--rounds 1 --json", f"m.DIM = 64; {LABELS}"),
     "paper": ("--encoder ViT-S-32 --batch 1 --json", "m.PAPER = dict(list(m.PAPER.items())[:1])"),
+    "pays": ("--datasets own --images 2 --shares 0.2 --json", ""),
     "recognition": ("--run artifacts/own/duplex/0 --json", "m.PROCESSES = 1"),
     "serving": ("--model artifacts/own/duplex/0 --json", "m.REQUESTS, m.PICTURES, m.ROUNDS = 20, 20, 1"),
     "study": ("--dataset own --methods clip,linear --of clip --seeds 0 --folder runs --json", ""),
