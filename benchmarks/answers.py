@@ -1,17 +1,15 @@
-"""Measure answers: python -m benchmarks.answers --run RUN [--json] [--others IMAGES] [--new-share 0.1]
+"""Measure answers: python -m benchmarks.answers --run RUN [--json] [--new-share 0.1]
 
 In the project of the run: 400 test images drawn by seed, 13 % of them of unseen pairs. `listed`: accuracy of the first
 answer, per cent; `by_score`: of the best score alone; `by_bias`: of the score plus the bias of the harmonic mean.
 `calibration_error`: expected calibration error of the first answer's probability in 15 bins of equal width, per cent;
 `calibration_error_by_chance`: its average if every probability were right, as few images differ from their probability
 by chance; `calibration_error_plain`: of the method's own probability of its best score. `flagged`: share of the images
-whose answer has `in_distribution: false`, per cent; `flagged_others`: the same for 400 images drawn from the folder
---others.
+whose answer has `in_distribution: false`, per cent.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from duplex.data.tables import read_manifest
 from duplex.evaluation.accumulate import Floats
 from duplex.evaluation.probabilities import Reliability, log_probabilities
 from duplex.labels import Bools, Ints
-from duplex.recognition.recognizer import list_images
 
 IMAGES, UNSEEN = 400, 0.13
 
@@ -34,17 +31,12 @@ IMAGES, UNSEEN = 400, 0.13
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--run", type=Path, default=Path("artifacts/shapes/dual/0"))
-    parser.add_argument("--others", help="folder of images of something else, such as data/shapes")
     parser.add_argument("--new-share", type=float)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     recognizer = Recognizer.load(arguments.run, device="cpu", new_share=arguments.new_share)
     images, target = drawn(recognizer, arguments.run, arguments.seed)
     record = measured(recognizer, images, target)
-    if arguments.others:
-        files = np.array(list_images([arguments.others], sys.stdin), dtype=object)
-        chosen = np.random.default_rng(arguments.seed).choice(files, min(IMAGES, len(files)), replace=False)
-        record["flagged_others"] = flagged(recognizer.stream(list(chosen), num_workers=0))
     emit(record) if arguments.json else say(str(record))
 
 

@@ -35,7 +35,7 @@ from duplex.evaluation.feasibility import (
     thresholds,
 )
 from duplex.evaluation.intervals import Components
-from duplex.evaluation.probabilities import Confidence, fit_probabilities, log_probabilities
+from duplex.evaluation.probabilities import NEW_SHARE, Confidence, fit_probabilities, image_weights, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, ScoreBlocks, Scorer
@@ -426,7 +426,7 @@ def fit_confidence(method: Method[Any], val: Examples, labels: LabelSpace, score
 
 
 PREFIX = "novelty."
-PASSING = 0.95  # share of the validation images within the threshold
+PASSING = 0.95  # share of validation images within the threshold
 FIELDS = ("whitening", "means", "threshold")
 
 
@@ -437,7 +437,8 @@ class NoveltyDetector:
         D(z) = min_c |z W - m_c|,    m_c = mean of z W over the training images of pair c,    W W^T = Sigma^-1
 
     D is the Mahalanobis distance of a unit feature z; Sigma is the covariance of features within pairs. The threshold
-    is chosen so that a given share of validation images, which show seen and unseen pairs, does not exceed it.
+    is chosen so that a given share of validation images does not exceed it. Images of unseen pairs, which are farther,
+    have the weight of the share of them that is expected in use; most splits have more.
     """
 
     whitening: Tensor  # W [d, d]
@@ -446,14 +447,17 @@ class NoveltyDetector:
 
     @classmethod
     def fit(cls, train: Examples, val: Examples, labels: LabelSpace, passing: float = PASSING) -> NoveltyDetector:
-        """Fit a detector to the training images; a share `passing` of validation images stays within its threshold."""
+        """Fit a detector; a share `passing` of the weighted validation images stays within its threshold."""
         sizes = len(labels.states), len(labels.objects)
         groups = ClassStatistics.of(unit(train.cls.double()), train.compositions, *sizes).by_pair()
         whitening = shared_whitening(groups)
         far = torch.tensor(torch.inf, device=whitening.device)
         model = cls(whitening.float(), (groups.means @ whitening).float(), far)
-        distances = model.distances(val.cls)
-        return cls(model.whitening, model.means, torch.quantile(distances, passing, interpolation="higher"))
+        distances, order = model.distances(val.cls).sort()
+        is_seen = labels.is_seen(val.compositions.cpu().numpy())
+        weights = torch.from_numpy(image_weights(is_seen, NEW_SHARE)).to(order.device)
+        enough = weights[order].cumsum(0) >= passing - 1e-9  # rounding
+        return cls(model.whitening, model.means, distances[enough][0])
 
     def distances(self, cls: Tensor) -> Tensor:
         """Distance [B] of each image feature [B, d] to the nearest mean feature of a training pair."""

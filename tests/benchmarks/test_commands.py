@@ -16,7 +16,7 @@ IN_PROCESS = "m.apart = lambda module, part: {**m.PARTS[part](), 'peak_gib': 1.0
 MEMORY = "m.SIZES = {'small': (4, 2, 1)}; m.apart = lambda module, part: m.PARTS['memory']('30')"
 SMALLER = "from functools import partial; m.{0} = partial(m.{0}, layers=1, width=64)"
 COMMANDS = {  # name -> (arguments, changes of the module m before its main function runs)
-    "answers": ("--run artifacts/own/duplex/0 --others pictures --json", "m.IMAGES = 20"),
+    "answers": ("--run artifacts/own/duplex/0 --json", "m.IMAGES = 20"),
     "closed_form": ("--images 200 --val-images 60 --json", LABELS),
     "curve": ("--json", f"m.CLOSED, m.OPEN, m.SEEN, m.IMAGES = 900, 2000, 400, 300; {IN_PROCESS}"),
     "depth": ("--depths 0,1 --batch 1 --images 2 --layers 2 --width 64 --budget 8 --json", ""),
@@ -34,6 +34,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
         "--datasets ut-zappos --rounds 1 --json",
         "; ".join(map(SMALLER.format, ("image_encoder", "random_tower"))),
     ),
+    "unknown": ("--json own=artifacts/own/manifest.csv:pictures", "m.DRAWN = 4"),
 }
 ELSEWHERE = {"gpu", "mutants", "train_tiny_encoder"}  # with tests of their own
 

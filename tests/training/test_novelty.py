@@ -39,8 +39,26 @@ def test_distances_are_those_of_the_inverse_covariance() -> None:
     np.testing.assert_allclose(model.distances(val.cls).numpy(), naive, rtol=1e-3)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.95, 1.0])
-def test_the_stated_share_of_validation_images_passes(share) -> None:
+def unseen(images: int, seed: int, away: float) -> Examples:
+    """Images of an unseen pair, farther from the training pairs."""
+    other = examples(images, seed)
+    pair = torch.full((images,), int(LABELS.pairs["val"][0]))
+    return Examples(other.rows, {"cls": other.cls + away}, pair)
+
+
+@pytest.mark.parametrize("away", [0, 0.5, 4])
+@pytest.mark.parametrize("share", [0.5, 0.85, 0.95, 1.0])
+def test_the_stated_share_of_validation_images_passes_if_one_in_ten_is_of_an_unseen_pair(share, away) -> None:
+    parts = examples(100, 2), unseen(300, 3, away)
+    cls, compositions = (torch.cat([getattr(part, name) for part in parts]) for name in ("cls", "compositions"))
+    both = Examples(np.arange(400), {"cls": cls}, compositions)
+    model = NoveltyDetector.fit(examples(200, 1), both, LABELS, share)
+    passing = [float((model.distances(part.cls) <= model.threshold).double().mean()) for part in parts]
+    assert share - 1e-9 <= 0.9 * passing[0] + 0.1 * passing[1] <= share + 0.02
+
+
+@pytest.mark.parametrize("share", [0.5, 0.95, 1.0])
+def test_without_images_of_unseen_pairs_all_count_alike(share) -> None:
     val = examples(100, 2)
     model = NoveltyDetector.fit(examples(200, 1), val, LABELS, share)
     passing = float((model.distances(val.cls) <= model.threshold).double().mean())
