@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from duplex.data.contents import read_contents
+from duplex.data.contents import join_copies, known_looks, near_copies, read_contents
 from duplex.data.images import ImageTree, describe_skipped, file_of
 from duplex.data.tables import LabelledImages
 from duplex.labels import SPLITS, LabelSpace, prompt_name
@@ -107,7 +107,9 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
     present = dict.fromkeys(image for image in images if tree.has(image))
     found = dict(zip(present, read_contents(root, list(present)), strict=True))
     unreadable = [f"{image} ({reason})" for image, (_, _, reason) in found.items() if reason]
-    keys = {image: pixels for image, (_, pixels, reason) in found.items() if not reason}
+    pixels = {image: pixels for image, (_, pixels, reason) in found.items() if not reason}
+    copies = near_copies(known_looks(pixels.values()))
+    keys = dict(zip(pixels, join_copies(list(pixels.values()), copies), strict=True))
     repeated = manifest["image"][manifest["image"].duplicated()]
     listed = set(map(file_of, present))
     unlisted = [path for path in tree.images(refuse_links=False) if path not in listed]

@@ -1,17 +1,19 @@
 """Contents of image files, and random compositional splits that keep images of equal content together.
 
-Two files are copies if their bytes are equal, or the pixels that an encoder sees (`decode_image`). A split holds some
-pairs out as unseen and divides the images of the others, so that validation and test have seen and unseen pairs. Every
-state and every object stays in training.
+Two files are copies if their bytes are equal, or the pixels that an encoder sees (`decode_image`). Near-copies were
+saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs out as
+unseen and divides the images of the others, so that validation and test have seen and unseen pairs. Every state and
+every object stays in training.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,21 +23,60 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from PIL import Image
 
 from duplex.data.images import BadImageFile, decode_image, file_of, machine_fault, read_image_bytes
 from duplex.errors import DuplexError
+from duplex.labels import Ints
 from duplex.options import SplitOptions
 from duplex.system.files import sha256
 from duplex.system.processes import track
 
+SIDE = 8  # of a look, in pixels
+DIFFERENCE = 0.015  # root mean square, in parts of the brightest value, up to which two images are near-copies
+CONTRAST = 0.2  # the same, in parts of the smaller contrast: flat images are alike without being copies
+BLOCK = 256  # looks compared at once with all others
+
 
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
-    """One key per image below `root`; copies of an image have equal keys, all other images have different keys."""
-    return [pixels or image for image, (_, pixels, _) in zip(images, read_contents(root, images), strict=True)]
+    """One key per image below `root`: equal for copies and near-copies, also through others."""
+    pixels = [each for _, each, _ in read_contents(root, images)]
+    keys = [each or image for image, each in zip(images, pixels, strict=True)]
+    return join_copies(keys, near_copies(known_looks(pixels)))
+
+
+def near_copies(looks: NDArray[np.uint8]) -> Ints:
+    """Pairs of rows of looks [N, 192] whose images are copies or near-copies [K, 2], the lower row first."""
+    mean = looks.mean(axis=1) / 255
+    order = np.argsort(mean, kind="stable")  # the difference of two means is at most that of the looks
+    mean, x = mean[order], looks[order].astype(np.float32) / 255
+    colours = x.reshape(len(x), SIDE**2, 3)
+    contrast = np.sqrt(((colours - colours.mean(axis=1, keepdims=True)) ** 2).mean(axis=(1, 2)))
+    squares = (x**2).sum(axis=1)
+    found = [np.empty((0, 2), dtype=np.int64)]
+    for start in range(0, len(x), BLOCK):
+        rows = slice(start, start + BLOCK)
+        others = slice(start, np.searchsorted(mean, mean[rows][-1] + DIFFERENCE, side="right"))
+        distance = (squares[rows, None] + squares[others] - 2 * x[rows] @ x[others].T).clip(min=0) / x.shape[1]
+        limit = np.minimum(DIFFERENCE, CONTRAST * np.minimum(contrast[rows, None], contrast[others]))
+        near = np.triu((distance <= limit**2) & (limit > 0), 1)
+        found.append(np.sort(order[start + np.argwhere(near)], axis=1))
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
+    """One key per image, equal for equal keys and for near-copies (pairs of rows), also through others."""
+    first = np.arange(len(keys))
+    while True:
+        before = first.copy()
+        np.minimum.at(first, copies[:, 0], first[copies[:, 1]])
+        np.minimum.at(first, copies[:, 1], first[copies[:, 0]])
+        if (first == before).all():
+            return join_keys(keys, [str(row) for row in first])
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The sha256 of each image file ("" for a missing one), and a dict from it to a digest of the image's pixels."""
+    """The sha256 of each image file ("" for a missing one), and a dict from it to digest and look of its pixels."""
     found = read_contents(root, images, known)
     return [file for file, _, _ in found], {file: pixels for file, pixels, _ in found}
 
@@ -43,10 +84,11 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 def read_contents(
     root: Path, images: Sequence[str], known: Mapping[str, str] = MappingProxyType({})
 ) -> list[tuple[str, str, str]]:
-    """Per image: the sha256 of its file, a digest of its pixels, and why it cannot be read; "" where there is none.
+    """Per image: the sha256 of its file, its pixels, and why it cannot be read; "" where there is none.
 
-    Both are of the bytes of one reading, even if the file is replaced meanwhile. For an unreadable image, the sha256 of
-    the file also stands for its pixels. Images whose sha256 is in `known` are not decoded.
+    The pixels are a digest and, after a space, the look in base64, of the same reading as the file's sha256. For an
+    unreadable image, the sha256 of the file also stands for its pixels. Images whose sha256 is in `known` are not
+    decoded.
     """
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -64,7 +106,16 @@ def _content(path: Path, known: Mapping[str, str]) -> tuple[str, str, str]:
         image = decode_image(data)
     except BadImageFile as error:
         return file, file, error.reason
-    return file, hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest(), ""
+    digest = hashlib.sha256(f"{image.mode} {image.size}".encode() + image.tobytes()).hexdigest()
+    look = image.resize((SIDE, SIDE), Image.Resampling.LANCZOS).tobytes()
+    return file, f"{digest} {base64.b64encode(look).decode()}", ""
+
+
+def known_looks(pixels: Iterable[str]) -> NDArray[np.uint8]:
+    """The looks [N, 192] in the pixels of `read_contents`; zeros for unreadable images."""
+    texts = (text.partition(" ")[2] for text in pixels)
+    looks = [base64.b64decode(text) or bytes(3 * SIDE**2) for text in texts]
+    return np.frombuffer(b"".join(looks), np.uint8).reshape(len(looks), 3 * SIDE**2)
 
 
 def file_digests(root: Path, images: Sequence[str]) -> list[str]:

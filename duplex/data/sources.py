@@ -60,7 +60,7 @@ def is_on_disk(source: SourceOptions) -> bool:
 def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> LabelledImages:
     """Load the manifest and labels of a data set.
 
-    If the data has no split, a random one is made; images are then opened, to keep those of equal content together.
+    If the data has no split, a random one is made; images are then opened, to keep copies and near-copies together.
     `feature_keys`, from images to one key each, keeps images with equal keys together too.
     """
     data = _load_unchanged(source, partial(_keys, source.root, feature_keys))

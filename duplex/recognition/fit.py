@@ -31,9 +31,9 @@ from torch import Tensor
 from duplex.artifacts import RunPaths, log_folder
 from duplex.config.params import EncoderParams, EvaluationParams, MethodEntry, load_params, shipped_project
 from duplex.data.check import DataIssue, alike_labels, check_labels_of
-from duplex.data.contents import read_digests
+from duplex.data.contents import join_copies, known_looks, near_copies, read_digests
 from duplex.data.sources import detect_source, load_source, read_folder
-from duplex.data.tables import count_dataset, from_rows, labels_of, read_table
+from duplex.data.tables import LabelledImages, count_dataset, from_rows, labels_of, read_table
 from duplex.encoders.base import (
     PACKAGED,
     Encoder,
@@ -49,7 +49,7 @@ from duplex.errors import DuplexError, UsageError, as_usage_error
 from duplex.evaluation.probabilities import AnsweredImages
 from duplex.features.extract import SharedFeatures, encode_shared, user_cache
 from duplex.features.tokens import Examples
-from duplex.labels import LabelSpace, World, prompt_name
+from duplex.labels import Ints, LabelSpace, World, prompt_name
 from duplex.methods.registry import method_source, parse_options
 from duplex.options import SourceOptions, TrainingOptions
 from duplex.recognition.answers import listed_answers
@@ -160,7 +160,7 @@ def prompt_words(labels: LabelSpace) -> Sequence[str]:
 
 MOST_CONTRADICTED = 0.01  # share of images with copies of another label that are left out; more is an error
 PIXELS = "pixels.json"  # in MODEL.cache: digest of the pixels of each image, by the sha256 of its file
-DECODER = {"format": "duplex-pixels-2", "decoder": f"Pillow {PIL.__version__}"}  # others may decode other pixels
+DECODER = {"format": "duplex-pixels-3", "decoder": f"Pillow {PIL.__version__}"}  # others may decode other pixels
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class LabelledFolder:
     @property
     def contents(self) -> dict[str, str]:
         """Sorted dict from the sha256 of each image file to a digest of its pixels; it identifies the images."""
-        return {digest: self.pixels[digest] for digest in sorted(self.digests)}
+        return {digest: self.pixels[digest].partition(" ")[0] for digest in sorted(self.digests)}
 
 
 @dataclass(frozen=True)
@@ -216,13 +216,27 @@ def read_labelled_folder(
             names = distinct.rows[kind].unique()
             if len(names) < 2:
                 raise UsageError(f"{source} has one {kind}, {names[0]!r}; expected at least two states and two objects")
-        data = from_rows(distinct.rows, description.split, source)  # no two rows have the same content
+        listed = distinct.rows["image"].tolist()
+        copies = near_copies(known_looks(pixels[file] for file in digests))
+        keys = dict(zip(listed, join_copies(digests, copies), strict=True))
+        data = from_rows(distinct.rows, description.split, source, lambda images: [keys[image] for image in images])
+        notes += near_copy_notes(data, listed, copies)
     for issue in check_labels_of(data):
         if issue.fatal and issue.count:
             raise UsageError(f"{source} cannot be fitted: {', '.join(issue.examples)}; add images per pair, or pairs")
     notes += [f"{text}: {count:,}" for text, count in data.notes.items()] + alike_labels(data)
     manifest = data.manifest.reset_index(drop=True)
     return LabelledFolder(description.root, manifest, data.labels, digests, pixels, tuple(notes))
+
+
+def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -> list[str]:
+    """A note on near-copies, pairs of rows of `images`, and on those that are in two splits."""
+    split = data.manifest.set_index("image")["split"]
+    across = sum(split[images[a]] != split[images[b]] for a, b in copies)
+    where = f"{across:,} in two splits, which flatter the measured numbers" if across else "each in one split"
+    pairs = tuple(f"{images[a]} = {images[b]}" for a, b in copies)
+    issue = DataIssue(f"pairs of images are near-copies, saved or scaled again, {where}", len(pairs), pairs, True)
+    return [str(issue)] if pairs else []
 
 
 def load_pixel_digests(cache: Path) -> dict[str, str]:

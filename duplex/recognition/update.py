@@ -138,7 +138,7 @@ def read_images(recognizer: Recognizer, source: Path, images: Path | None, recor
     notes = distinct.notes
     if "split" in frame and (test := int((frame["split"] == "test").sum())):
         notes.append(f"{test:,} of the images have the split test and are added too: an update uses every row")
-    contents = {file: distinct.pixels[file] for file in distinct.digests}
+    contents = {file: distinct.pixels[file].partition(" ")[0] for file in distinct.digests}
     if again := list(compress(frame["image"], shared_contents(contents, contents_of(record)))):
         raise UsageError(
             f"{len(again):,} of the {len(frame):,} images are in the model already, first {again[0]}, and would count "

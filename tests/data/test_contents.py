@@ -20,10 +20,12 @@ from duplex.data.contents import (
     content_keys,
     file_digests,
     make_split,
+    near_copies,
     read_digests,
     split_by_content,
 )
 from duplex.data.images import ORIENTATION_TAG, BadImageFile, MachineFault, read_image
+from duplex.data.shapes import OBJECTS, draw
 from duplex.data.sources import detect_source, load_source
 from duplex.data.tables import resplit
 from duplex.errors import DuplexError
@@ -161,6 +163,43 @@ def test_all_users_agree_which_images_are_copies(gallery: Path, data: st.DataObj
     files, pixels = read_digests(gallery, names, {})
     assert same([pixels[file] for file in files]) == [row[:-1] for row in expected[:-1]]
     assert files == file_digests(gallery, names)
+
+
+def test_images_saved_or_scaled_again_are_near_copies_of_one_and_of_no_other(tmp_path: Path) -> None:
+    names = [f"{state}_{thing}/0001.png" for state in ("red", "dark", "striped", "blurry") for thing in OBJECTS]
+    copies = []
+    for number, name in enumerate(names):
+        side, quality = [(64, 75), (48, 90), (96, 80), (32, 95)][number % 4]
+        (tmp_path / name).parent.mkdir()
+        image = draw(name)
+        image.save(tmp_path / name)
+        image.resize((side, side)).save(tmp_path / f"{number}.jpg", quality=quality)
+        copies.append(f"{number}.jpg")
+    keys = content_keys(tmp_path, [*names, *copies])
+    count = len(names)
+    assert len(set(keys[:count])) == count
+    assert sum(a == b for a, b in zip(keys[:count], keys[count:], strict=True)) >= 0.95 * count
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 40), st.integers(0, 9999), st.sampled_from([1, 3, 7, 256]))
+def test_near_copies_are_those_of_a_comparison_of_all_pairs(count, seed, block) -> None:
+    random = np.random.default_rng(seed)
+    looks = random.integers(0, 256, (4, 192))[random.integers(0, 4, count)] + random.integers(-6, 7, (count, 192))
+    looks = np.clip(looks, 0, 255).astype(np.uint8)
+    looks[0] = 0
+    x = looks / 255
+    deviation = [np.sqrt(((row.reshape(-1, 3) - row.reshape(-1, 3).mean(0)) ** 2).mean()) for row in x]
+    expected = [
+        [a, b]
+        for a in range(count)
+        for b in range(a + 1, count)
+        if np.sqrt(((x[a] - x[b]) ** 2).mean()) <= min(0.015, 0.2 * deviation[a], 0.2 * deviation[b])
+        and min(deviation[a], deviation[b]) > 0
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contents, "BLOCK", block)
+        assert near_copies(looks).tolist() == expected
 
 
 def test_both_digests_are_of_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_heic_and_avif_are_read_upright(tmp_path):
     for name in frame["image"]:
         pixels = np.asarray(read_image(tmp_path / name), int)
         assert pixels.shape == (64, 32, 3) and abs(pixels - upright).mean() < 8
-    assert len(set(content_keys(tmp_path, frame["image"].tolist()))) == 3
+    assert len(set(content_keys(tmp_path, frame["image"].tolist()))) == 1, "near-copies"
 
 
 def test_heic_without_the_extra_is_a_sentence_that_names_it(tmp_path, monkeypatch):

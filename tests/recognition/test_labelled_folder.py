@@ -84,6 +84,27 @@ def test_images_with_equal_pixels_are_used_once(drawn, tmp_path):
     assert data.notes[0].startswith(f"{len(before.digests)} images left out because another has the same content: ")
 
 
+def test_near_copies_are_kept_in_one_split_and_counted(drawn, tmp_path):
+    shop = tmp_path / "shop"
+    shutil.copytree(drawn, shop)
+    before = read_labelled_folder(shop).manifest.set_index("image")["split"]
+    for path in list(shop.rglob("*.png")):
+        with Image.open(path) as image:
+            image.save(path.with_name(f"{path.stem}_again.jpg"), quality=80)
+    data = read_labelled_folder(shop)
+    split = data.manifest.set_index("image")["split"]
+    assert split[before.index].equals(before)
+    copies = split[split.index.str.endswith(".jpg")]
+    assert (copies.to_numpy() == split[copies.index.str.replace("_again.jpg", ".png")].to_numpy()).mean() > 0.95
+    assert any(
+        "pairs of images are near-copies, saved or scaled again, each in one split: " in note for note in data.notes
+    )
+    table = data.manifest.assign(split=data.manifest["split"].where(~split.index.str.endswith(".jpg"), "test"))
+    table.to_csv(tmp_path / "shop.csv", index=False)
+    notes = read_labelled_folder(tmp_path / "shop.csv", shop).notes
+    assert any("in two splits, which flatter the measured numbers: " in note for note in notes)
+
+
 def test_equal_pixels_with_another_label_or_in_another_split_are_no_images_of_their_own(drawn, tmp_path):
     shop = tmp_path / "shop"
     shutil.copytree(drawn, shop)
