@@ -1,45 +1,51 @@
-"""Measure how many wrong labels `duplex data suspects` finds: python -m benchmarks.suspects [--json] [--figure FILE]
+"""Measure `duplex suspects`: python -m benchmarks.suspects [--json] [--copies FOLDER]
 
 Of the labels of `shapes` 5 % and 20 % are flipped at random, in every split, to other pairs of the split; images are
-ranked as the command does, and the flipped ones among the first 5 % and 20 % of the list are counted. `prototypes` and
-`knn` use the features of the cache, `run` those of a run in closed form that was fitted to the wrong labels. Means over
-seeds with 95 % t-intervals, in percent. Reads the cache that `make repro` writes.
+ranked as the command does, and the flipped ones among the first 5 % and 20 % of the list are counted: by the features
+of the cache (`plain`), and by whitened ones, as the command does. Means over seeds with 95 % t-intervals, in percent.
+Reads the cache that `make repro` writes. With --copies, 200 images of a folder are scaled by 0.5 to 1.5 or not, and
+saved as JPEG of quality 50 to 95; `found` is the share whose original is found, `false` that of the folder's images
+that are said to be copies without equal pixels.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from scipy import stats
 
 from benchmarks.measure import emit, options, say
 from duplex.artifacts import ArtifactPaths
+from duplex.data.contents import known_looks, near_copies, read_digests
+from duplex.data.images import ImageTree
 from duplex.data.tables import read_manifest
 from duplex.features.file import read_features
 from duplex.labels import LabelSpace
-from duplex.methods.base import Batch, MethodContext
-from duplex.methods.closed_form import ClosedFormMethod, ClosedFormOptions
-from duplex.project.suspects import LabelMargins, margins, rank_by_margins
+from duplex.project.suspects import judged, rank_by_margins, whitened
 
 SHARES, LOOKED, SEEDS = (0.05, 0.2), (0.05, 0.2), 5
-WAYS = ("prototypes", "knn", "run")
+WAYS = ("plain", "whitened")
+COPIES = 200
 
 
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--artifacts", type=Path, default=Path("artifacts"))
-    parser.add_argument("--figure", type=Path, help="SVG file for the curves")
+    parser.add_argument("--copies", type=Path, help="folder of images to measure near-copies on instead")
     given = parser.parse_args()
+    if given.copies:
+        record = copies_found(given.copies)
+        return emit(record) if given.json else say(str(record))
     curves = {share: found(given.artifacts, share) for share in SHARES}
     record = {
         f"flipped_{share:.0%}": {way: table(curves[share][way]) for way in WAYS} | {"at_best": ceilings(share)}
         for share in SHARES
     }
-    if given.figure:
-        draw(curves, given.figure)
     emit(record) if given.json else say(str(record))
 
 
@@ -57,10 +63,9 @@ def found(artifacts: Path, share: float) -> dict[str, np.ndarray]:
         names["object"] = np.array(labels.objects)[labels.object_of(own)]
         told = manifest.assign(**names)
         for way in WAYS:
-            space = fitted(features, own, labels, (told["split"] == "train").to_numpy()) if way == "run" else features
-            listed = rank_by_margins(
-                told.assign(image=np.arange(len(told))), labels, judged(space, own, labels, way, seed)
-            )
+            space = features if way == "plain" else whitened(torch.from_numpy(features), own, labels).numpy()
+            numbered = told.assign(image=np.arange(len(told)))
+            listed = rank_by_margins(numbered, labels, judged(space, own, labels, seed))
             curves[way].append(np.r_[0, wrong[listed["image"]].cumsum()] / wrong.sum())
             early = ", ".join(f"{at(curves[way][-1], looked):.3f}" for looked in LOOKED)
             say(f"{share:.0%} flipped, seed {seed}, {way}: {early}")
@@ -77,21 +82,25 @@ def flip(own: Any, labels: LabelSpace, split: Any, share: float, rng: np.random.
     return wrong
 
 
-def judged(space: np.ndarray, own: Any, labels: LabelSpace, way: str, seed: int) -> dict[str, LabelMargins]:
-    groups = {"composition": own, "state": labels.state_of(own), "object": labels.object_of(own)}
-    vote = "knn" if way == "knn" else "run"
-    return {name: margins(space, group, vote, seed=seed) for name, group in groups.items()}  # type: ignore[arg-type]
-
-
-def fitted(features: np.ndarray, own: Any, labels: LabelSpace, train: np.ndarray) -> np.ndarray:
-    """The features of a run without text: whitened by the training images' spread about their labels' means."""
-    options = ClosedFormOptions(losses=(), inference=("gaussian",), adapter="none")
-    method = ClosedFormMethod(MethodContext(labels, {"cls": (features.shape[1],)}), options)
-    z = torch.from_numpy(features)
-    method.start(Batch({"cls": z[train]}, torch.as_tensor(own[train])))
-    look = method.inspectable().features
-    assert look is not None
-    return look({"cls": z}).numpy()
+def copies_found(root: Path) -> dict[str, float]:
+    """Percentages of near-copies that are found, and of other images that are taken for one."""
+    rng, names = np.random.default_rng(1), np.array(list(ImageTree(root).images()))
+    chosen = rng.choice(len(names), COPIES, replace=False)
+    with TemporaryDirectory() as folder:
+        for number, row in enumerate(chosen):
+            image = Image.open(root / names[row]).convert("RGB")
+            if number % 2:
+                width, height = (round(side * rng.uniform(0.5, 1.5)) for side in image.size)
+                image = image.resize((width, height), Image.Resampling.LANCZOS)
+            image.save(f"{folder}/{number}.jpg", quality=int(rng.integers(50, 96)))
+        files, pixels = read_digests(Path(folder), [f"{number}.jpg" for number in range(COPIES)], {})
+        copies = known_looks([pixels[file] for file in files])
+    files, pixels = read_digests(root, names.tolist(), {})
+    pairs = near_copies(np.concatenate([known_looks([pixels[file] for file in files]), copies])).tolist()
+    found = [[row, len(names) + number] in pairs for number, row in enumerate(chosen)]
+    other = [pair for pair in pairs if pair[1] < len(names) and pixels[files[pair[0]]] != pixels[files[pair[1]]]]
+    false = len({row for pair in other for row in pair}) / len(names)
+    return {"images": len(names), "found": round(100 * float(np.mean(found)), 1), "false": round(100 * false, 2)}
 
 
 def at(curve: np.ndarray, share: float) -> Any:
@@ -113,32 +122,6 @@ def table(curves: np.ndarray) -> dict[str, list[float]]:
 def ceilings(share: float) -> dict[str, float]:
     """The numbers of a list that begins with all flipped images."""
     return {f"first_{looked:.0%}": round(100 * min(1.0, looked / share), 1) for looked in LOOKED}
-
-
-def draw(curves: dict[float, dict[str, np.ndarray]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams.update({"svg.hashsalt": "suspects", "font.size": 9, "axes.spines.right": False})
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(1, len(curves), figsize=(7.2, 3.1), sharey=True, layout="constrained")
-    for panel, (share, found_by) in zip(panels, curves.items(), strict=True):
-        for way, colour in zip(WAYS, ("#0072b2", "#d55e00", "#009e73"), strict=True):
-            along = np.linspace(0, 100, 41)
-            rows = 100 * np.stack([at(found_by[way], part / 100) for part in along])
-            panel.plot(along, rows.mean(1), colour, label=way, linewidth=1.6)
-            panel.fill_between(along, rows.min(1), rows.max(1), color=colour, alpha=0.2, linewidth=0)
-        panel.plot([0, 100 * share, 100], [0, 100, 100], "#888888", linestyle="--", linewidth=1, label="at best")
-        panel.plot([0, 100], [0, 100], "#bbbbbb", linestyle=":", linewidth=1, label="by chance")
-        for looked in LOOKED:
-            panel.axvline(100 * looked, color="#dddddd", linewidth=0.8, zorder=0)
-        panel.set(
-            title=f"{share:.0%} of the labels flipped", xlabel="first % of the list", xlim=(0, 100), ylim=(0, 102)
-        )
-    panels[0].set_ylabel("% of the flipped that are found")
-    panels[-1].legend(frameon=False, loc="lower right")
-    figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

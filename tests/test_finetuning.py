@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import h5py
@@ -19,10 +18,8 @@ from duplex.features.tokens import BLOCK, DiskTokens, read_tokens
 from duplex.methods.finetuned import FINETUNED_PREFIX, WithFinetuning
 from duplex.options import FinetuneOptions
 from duplex.project import stages
-from duplex.project import suspects as suspects_module
 from duplex.project.runs import load_featured_run, model_card_facts
 from duplex.project.stages import extract, prepare
-from duplex.project.suspects import rank_suspects
 from duplex.project.train import train_stage
 from duplex.recognition import numpy_example
 from duplex.recognition.export import export
@@ -182,17 +179,6 @@ def test_the_server_uses_the_finetuned_blocks(project) -> None:
         one.best.name for one in wanted
     ]
     assert all(one["similar"][0]["cosine"] > 0.5 for one in answers)
-
-
-def test_suspects_are_ranked_by_finetuned_features(project, monkeypatch) -> None:
-    monkeypatch.chdir(project.folder)
-    run = project.checkpoint("deep").parent
-    found, frozen = rank_suspects(project.params(), "own", "run", run), rank_suspects(project.params(), "own", "knn")
-    assert sorted(found["image"]) == sorted(frozen["image"]) and not found["image"].equals(frozen["image"])
-    with monkeypatch.context() as patched:
-        patched.setattr(suspects_module, "read_tokens", partial(read_tokens, limit=0))
-        again = rank_suspects(project.params(), "own", "run", run)
-    np.testing.assert_allclose(again["composition_margin"], found["composition_margin"], atol=1e-5)
 
 
 def test_the_report_shows_finetuned_features(project) -> None:

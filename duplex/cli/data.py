@@ -1,5 +1,6 @@
-"""`duplex data`: list, count, check and download data sets; add, split and remove the user's own; correct labels.
+"""`duplex data`: list, count, check and download data sets; add, split and remove the user's own.
 
+`duplex suspects` and `duplex relabel` find and correct wrong labels, also of a folder without a project.
 *Suspects* are images whose labels are likely wrong.
 """
 
@@ -455,70 +456,72 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
             yield DataIssue("weights are neither on disk nor reachable", 1, (address + hint,), True)
 
 
-@group.command()
+Labelled = Annotated[str, Argument(help="A data set of params.yaml, a folder or table of images, or a fitted model.")]
+
+
+@app.command()
 def suspects(
-    name: DatasetName,
-    by: Annotated[str, Option(help="Judge by class means of a run (run) or by nearest images (knn).")] = "run",
-    run: Annotated[Path | None, Option(help="Folder of the run for --by run; default: the best run of NAME.")] = None,
+    source: Labelled,
+    images: ImageFolder = None,
     out: Annotated[Path | None, Option(help="Folder to write to; default: suspects/NAME.")] = None,
-    images: Annotated[int, Option(min=1, help="Number of images in suspects.html.")] = 200,
+    shown: Annotated[int, Option(min=1, help="Number of images in suspects.html.")] = 200,
     force: Force = False,
 ) -> None:
-    """Rank a data set's images by how likely their labels are wrong.
+    """Rank labelled images by how likely their labels are wrong, and find near-copies and outliers.
 
-    Writes suspects.csv, for editing, and suspects.html with the most suspicious images.
+    Reads features that `extract` or `fit` has cached. Writes suspects.csv, for editing, and suspects.html.
     """
-    from duplex.project.suspects import rank_suspects as rank
-    from duplex.project.suspects import write_suspects_page
+    from duplex.project.suspects import copied_pairs, open_labelled, rank_suspects, write_suspects_page
     from duplex.system.files import refuse_existing, replace_file
 
-    require(by, ("run", "knn"), "value of --by")
-    params = load_params()
-    folder = out or Path("suspects") / name
+    labelled = open_labelled(source, images, load_params() if Path("params.yaml").exists() else None)
+    folder = out or Path("suspects") / labelled.name
     csv, page = folder / "suspects.csv", folder / "suspects.html"
     for path in (csv, page):
         refuse_existing(path, force=force)
-    table = rank(params, name, by, run)  # type: ignore[arg-type]
-    rows, root = table.head(images).to_dict("records"), params.dataset(name).source.root
+    table = rank_suspects(labelled)
     with replace_file(csv) as scratch:  # renamed once the page is written too
         table.to_csv(scratch, index=False, lineterminator="\n")
-        write_suspects_page(page, f"Suspicious labels of {name}", rows, root)  # type: ignore[arg-type]
-    for row in rows[:PRINTED]:
+        write_suspects_page(page, f"Suspicious labels of {labelled.name}", table, labelled.root, shown)
+    for row in table.head(PRINTED).to_dict("records"):
         label = f"{row['state']} {row['object']}"
         better = f"{row['better_state']} {row['better_object']}"
         typer.echo(f"{row['rank']:>5}  {label:<28} rather {better:<28} {row['image']}")
     log(
-        f"wrote {csv} and suspects.html with {len(table)} images; correct the columns state and object, "
-        f"delete the other lines, then run `duplex data relabel {name} {csv}`"
+        f"wrote {csv} and suspects.html with {len(table)} images and {len(copied_pairs(table))} pairs of near-copies; "
+        f"correct the columns state and object, delete the other lines, then run `duplex relabel {source} {csv}`"
     )
 
 
-@group.command()
+@app.command()
 def relabel(
-    name: DatasetName,
+    source: Labelled,
     edited: Annotated[Path, Argument(help="CSV file with corrected labels, in the columns image,state,object.")],
+    images: ImageFolder = None,
     out: Annotated[Path | None, Option(help="File to write; default: NAME-relabelled.csv.")] = None,
     force: Force = False,
 ) -> None:
-    """Write a new table of a data set's images, with labels corrected by a CSV file. The original stays unchanged."""
+    """Write a new table of labelled images, with labels corrected by a CSV file. The original stays unchanged."""
     from duplex.data.check import SHOWN
     from duplex.data.tables import write_manifest
-    from duplex.project.suspects import relabelled_manifest
+    from duplex.project.suspects import open_labelled, relabelled
     from duplex.system.files import refuse_existing
 
-    params = load_params()
+    labelled = open_labelled(
+        source, images, load_params() if Path("params.yaml").exists() else None, stages=["prepare"]
+    )
+    name = labelled.name
     target = out or Path(f"{name}-relabelled.csv")
     if target.suffix.lower() != ".csv":
         raise UsageError(f"{target} is not named .csv; choose another --out")
     refuse_existing(target, force=force)
-    result = relabelled_manifest(params, name, edited)
+    result = relabelled(labelled, edited)
     write_manifest(result.manifest, target)
-    root = params.dataset(name).source.root
-    hint = f"`duplex data add {name}-relabelled {target} --images {root}` adds it"
+    command = "fit" if labelled.params is None else f"data add {name}-relabelled"
+    hint = f"`duplex {command} {target} --images {labelled.root}` uses it"
     log(f"wrote {target} with {result.changed} corrected labels; {hint}")
     if result.outdated:
-        why = f"their labels in {name} have changed since the list was made"
-        named = ", ".join(result.outdated[:SHOWN]) + (", ..." if len(result.outdated) > SHOWN else "")
-        log(f"{len(result.outdated):,} images keep their labels, since {why}: {named}")
+        why = f"{name} has other labels for them than the list was made from"
+        log(f"{len(result.outdated):,} images keep their labels, since {why}: {', '.join(result.outdated[:SHOWN])}")
     if result.new:
         log(f"new states or objects, perhaps misspelt: {', '.join(result.new)}")

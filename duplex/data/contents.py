@@ -66,13 +66,10 @@ def near_copies(looks: NDArray[np.uint8]) -> Ints:
 
 def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
     """One key per image, equal for equal keys and for near-copies (pairs of rows), also through others."""
-    first = np.arange(len(keys))
-    while True:
-        before = first.copy()
-        np.minimum.at(first, copies[:, 0], first[copies[:, 1]])
-        np.minimum.at(first, copies[:, 1], first[copies[:, 0]])
-        if (first == before).all():
-            return join_keys(keys, [str(row) for row in first])
+    joined = np.array(keys, dtype=object)
+    for one, other in copies:
+        joined[joined == joined[other]] = joined[one]
+    return list(joined)
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:

@@ -45,13 +45,15 @@ Place = Callable[[int], str]  # number of a row -> its name in messages
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
-    """Write a manifest as CSV; equal rows give the same bytes on every machine."""
+    """Write a manifest, or a table without splits, as CSV; equal rows give equal bytes on every machine."""
     with replace_file(path) as scratch:
         scratch.write_bytes(manifest_bytes(frame))
 
 
 def manifest_bytes(frame: pd.DataFrame) -> bytes:
-    text: str = frame[COLUMNS].to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+    text: str = frame[[name for name in COLUMNS if name in frame]].to_csv(
+        index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL
+    )
     return text.encode("utf-8")
 
 

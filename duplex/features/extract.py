@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -55,6 +55,7 @@ from duplex.features.file import (
     SHA256,
     Contents,
     DamagedCache,
+    Features,
     Identity,
     PartialCache,
     Span,
@@ -66,6 +67,7 @@ from duplex.features.file import (
     first_difference,
     open_cache,
     partial_path,
+    read_features,
     read_identity,
     read_row_span,
     read_rows,
@@ -574,6 +576,22 @@ def encode_shared(
     bad = [BadImage(number, image, reason) for number, (image, reason) in enumerate(named) if reason]
     check_share_of_bad(bad, len(images), max_bad)
     return features, bad
+
+
+def find_encoded(folder: Path, digests: Sequence[str]) -> Features | None:
+    """CLS features of images (sha256 of each file) in the cache of a folder that has most of them; None without any."""
+    best, rows = None, np.full(len(digests), -1)
+    for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):
+        with open_cache(path) as file:
+            places = rows_by_content(path, read_identity(file))
+        found = np.array([places.get(bytes.fromhex(digest), -1) for digest in digests])
+        if (found >= 0).sum() > (rows >= 0).sum():
+            best, rows = path, found
+    if best is None:
+        return None
+    cache = read_features(best)
+    statuses = np.where(rows < 0, FIRST_BAD, cache.statuses[rows]).astype(np.uint8)
+    return replace(cache, cls=cache.cls[rows], statuses=statuses)
 
 
 def _reason(statuses: Statuses, row: int) -> str:

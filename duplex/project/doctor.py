@@ -213,7 +213,7 @@ GITIGNORE = """__pycache__/
 /ablations/artifacts/**
 !/ablations/artifacts/
 !/ablations/artifacts/*.json
-# lists written by duplex data suspects
+# lists written by duplex suspects
 /suspects/
 """
 README = """# {name}

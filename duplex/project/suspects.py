@@ -1,46 +1,95 @@
 """Rank the images of a data set by how likely their labels are wrong, and apply corrected labels.
 
 Labels are judged by margins: the score of an image's label minus that of the best other label. An image's score for a
-label is the cosine with the label's prototype, the mean of the unit features of the label's images in other folds
-(random parts). `knn` replaces prototypes by votes of the nearest images of other folds, weighted by cosine.
+label is the cosine with the label's prototype, the mean of the whitened features of the label's images in other folds
+(random parts). Near-copies and outliers, which are far from all images, are listed as well.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import Params
+from duplex.data.contents import known_looks, near_copies, read_digests
 from duplex.data.images import thumbnail
+from duplex.data.sources import detect_source, read_folder
 from duplex.data.tables import read_manifest, read_table
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.retrieval import most_similar
-from duplex.features.file import PIXELS, ROOT, Features, read_features
-from duplex.features.tokens import read_tokens
+from duplex.features.extract import find_encoded, user_cache
+from duplex.features.file import ROOT, Features, read_features
 from duplex.labels import Ints, LabelSpace
-from duplex.methods.finetuned import WithFinetuning
+from duplex.methods.gaussian import ClassStatistics, shared_whitening
 from duplex.methods.layers import unit
-from duplex.project.runs import best_run, folder_difference
-from duplex.project.stamps import require_data
-from duplex.recognition.recognizer import Recognizer
-from duplex.recognition.trained import TrainedRun
+from duplex.project.stamps import DATA_STAGES, require_data
+from duplex.recognition.export import FIT
+from duplex.recognition.fit import SOURCE, cache_beside
 from duplex.report.blocks import Gallery, Group, Line, Report, ReportPart, ReportSection, Strip, Thumb, render_page
-from duplex.system.files import sha256, write_text
+from duplex.system.files import sha256, with_own_name, write_text
 
 Floats = NDArray[np.float64]
-Way = Literal["run", "knn"]
 FOLDS = 5
-NEIGHBOURS, SHARPNESS = 20, 20.0  # of `knn`: the images that vote, with the weights exp(SHARPNESS cosine)
+ADDED = 1.0  # mean variances added: with 1,280 dimensions the rarest directions are noise
+NEAREST = 5  # images that an image's distance is the mean of
+OUTLIERS = 24  # on the page
 OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels that a list was made from
+
+
+@dataclass(frozen=True)
+class LabelledSource:
+    """The labelled images of a data set of params.yaml, of a folder or table, or those that a model was fitted to."""
+
+    name: str
+    root: Path  # folder that image paths start from
+    table: pd.DataFrame  # image, state, object and, if the source has one, split
+    params: Params | None = None  # of the project whose data set it is
+
+    def features(self, files: Sequence[str]) -> Features:
+        """The cached features, row by row; raises `UsageError` if no image (sha256 of each) has been encoded."""
+        if self.params is not None:
+            manifest = ArtifactPaths().manifest(self.name)
+            expected = {"manifest": sha256(manifest), ROOT: self.params.dataset(self.name).source.recorded_root}
+            return read_features(ArtifactPaths().features(self.name), expect=expected)
+        found = find_encoded(user_cache(), files)
+        if found is None:
+            raise UsageError(f"no image of {self.name} has been encoded; `duplex fit` encodes them")
+        if found.bad.any():
+            example = self.table["image"][found.bad].iloc[0]
+            print(f"duplex: {found.bad.sum():,} images were not encoded and are left out: {example}", file=sys.stderr)
+        return found
+
+
+def open_labelled(
+    name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
+) -> LabelledSource:
+    """Open a data set of `params`, whose `stages` must be up to date, else a folder, a table or a fitted model."""
+    place = Path(name)
+    if params is not None and (name in params.datasets or not place.exists()):
+        root = params.dataset(name).source.root
+        require_data(params, name, stages=stages)
+        return LabelledSource(name, root, read_manifest(ArtifactPaths().manifest(name)), params)
+    if (place / FIT).is_file():
+        record = cache_beside(with_own_name(place)) / SOURCE
+        if not record.is_file():
+            raise UsageError(f"{record}, where `duplex fit` notes its images, does not exist; name their folder")
+        place, images = [each and Path(each) for each in json.loads(record.read_text(encoding="utf-8"))]
+    source = detect_source(place.resolve(), None, images and images.resolve())
+    table = read_folder(source.root)[0] if source.table is None else read_table(source.table).drop_duplicates()
+    if (twice := table["image"].duplicated()).any():
+        raise UsageError(f"{place} lists {table['image'][twice].iloc[0]!r} twice; keep one of its labels")
+    return LabelledSource(Path(name).resolve().stem, source.root, table.reset_index(drop=True))
 
 
 @dataclass(frozen=True)
@@ -51,8 +100,8 @@ class LabelMargins:
     better: Ints  # [n] the best other class
 
 
-def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """How far each image's label is ahead of the best other label, and that label; 0 if other folds lack its label."""
+def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
+    """The best other label per image, and how much higher its own scores; 0 if the other folds lack it."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -60,11 +109,13 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
         raise UsageError("all images have one label; expected at least two labels")
     scores = np.full((len(features), len(classes)), -np.inf)
     fold = np.random.default_rng(seed).permutation(len(features)) % folds
-    score = _by_prototypes if way == "run" else _by_neighbours
     for number in range(folds):
         out = np.flatnonzero(fold == number)
         rest = np.flatnonzero(fold != number)
-        scores[out] = score(features[rest], label[rest], features[out], len(classes))
+        means = np.zeros((len(classes), features.shape[1]))
+        np.add.at(means, label[rest], features[rest])
+        means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+        scores[out] = np.where(np.isin(range(len(classes)), label[rest]), features[out] @ means.T, -np.inf)
     rows = np.arange(len(features))
     own = scores[rows, label]
     scores[rows, label] = -np.inf
@@ -75,50 +126,50 @@ def margins(features: NDArray[Any], labels: Ints, way: Way, *, folds: int = FOLD
     return LabelMargins(margin, classes[best])
 
 
-def _by_prototypes(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """[B, K]; -inf for a class without images."""
-    sums = np.zeros((count, features.shape[1]))
-    sizes = np.bincount(labels, minlength=count)
-    np.add.at(sums, labels, features)
-    norms = np.linalg.norm(sums, axis=1, keepdims=True)
-    return np.where(sizes > 0, queries @ (sums / np.maximum(norms, 1e-12)).T, -np.inf)
-
-
-def _by_neighbours(features: NDArray[Any], labels: Ints, queries: NDArray[Any], count: int) -> Floats:
-    """[B, K]; -inf for an absent class."""
-    near, cosines = most_similar(queries, features, NEIGHBOURS)
-    votes = np.zeros((len(queries), count))
-    rows = np.repeat(np.arange(len(queries)), near.shape[1])
-    np.add.at(votes, (rows, labels[near].ravel()), np.exp(SHARPNESS * cosines).ravel())
-    return np.where(np.bincount(labels, minlength=count) > 0, votes / votes.sum(1, keepdims=True), -np.inf)
-
-
-def rank_suspects(params: Params, dataset: str, way: Way, run: Path | None = None) -> pd.DataFrame:
-    """Table of a data set's readable images, the labels most likely wrong first, by a run (default: the best)."""
-    paths = ArtifactPaths()
-    require_data(params, dataset, paths)
-    manifest, labels = read_manifest(paths.manifest(dataset)), LabelSpace.load(paths.labels(dataset))
-    expected = {"manifest": sha256(paths.manifest(dataset)), ROOT: params.dataset(dataset).source.recorded_root}
-    cache = read_features(paths.features(dataset), expect=expected)
+def rank_suspects(source: LabelledSource) -> pd.DataFrame:
+    """A table of the encoded images, labels most likely wrong first, with near-copies and distances to other images."""
+    files, pixels = read_digests(source.root, source.table["image"].tolist(), {})
+    cache = source.features(files)
     rows = np.flatnonzero(~cache.bad)
-    table = manifest.iloc[rows].reset_index(drop=True)
+    table = source.table.iloc[rows].reset_index(drop=True)
+    pairs = list(dict.fromkeys(zip(table["state"], table["object"], strict=True)))
+    labels = LabelSpace.from_pairs({"train": pairs})
     compositions = labels.index(table["state"].tolist(), table["object"].tolist())
-    spaces = _spaces(params, cache, rows, way, dataset, run)
-    margins_by_kind = {
-        "composition": margins(spaces[0], compositions, way),
-        "state": margins(spaces[1], labels.state_of(compositions), way),
-        "object": margins(spaces[2], labels.object_of(compositions), way),
-    }
+    plain = unit(torch.from_numpy(cache.cls[rows]))
+    margins_by_kind = judged(whitened(plain, compositions, labels).numpy(), compositions, labels)
+    near = most_similar(plain.numpy(), plain.numpy(), NEAREST + 1)[1][:, 1:]  # the first is the image itself
+    copies = _copies(table, known_looks(pixels[files[row]] for row in rows))
+    table = table.assign(copy_of=copies, distance=(1 - near.mean(axis=1)).round(6))
     return rank_by_margins(table, labels, margins_by_kind)
 
 
-def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Add rank, margins and better labels to `table`, and sort it: labels that are most likely wrong come first.
+def judged(features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0) -> dict[str, LabelMargins]:
+    """Margins of the labels `composition`, `state` and `object` by features [n, d] of unit length."""
+    kinds = {"state": labels.state_of(compositions), "object": labels.object_of(compositions)}
+    return {name: margins(features, kind, seed=seed) for name, kind in {"composition": compositions, **kinds}.items()}
 
-    Images are ordered by the sum of their margins for `composition`, `state` and `object`, each divided by its standard
-    deviation. The labels are listed twice: one copy is for editing, the other shows which labels changed.
+
+def whitened(plain: Tensor, compositions: Ints, labels: LabelSpace) -> Tensor:
+    """Unit features [n, d] without their mean, whitened by the spread within pairs plus its mean, and unit again."""
+    label = torch.from_numpy(compositions)
+    groups = ClassStatistics.of(plain, label, len(labels.states), len(labels.objects)).by_pair()
+    return unit((plain - plain.mean(0)) @ shared_whitening(groups, ADDED).to(plain))
+
+
+def _copies(table: pd.DataFrame, looks: NDArray[np.uint8]) -> list[str]:
+    cells = table[[name for name in ("state", "object", "split") if name in table]].to_numpy()
+    found = [""] * len(table)
+    for one, other in sorted(near_copies(looks).tolist(), key=lambda pair: (cells[pair[1]] != cells[pair[0]]).tolist()):
+        found[one], found[other] = table["image"][other], table["image"][one]
+    return found
+
+
+def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
+    """Sort a table by the sum of margins, each divided by its standard deviation, and add rank, margins, better labels.
+
+    The labels are listed twice: one copy is for editing, the other shows which labels changed.
     """
-    out = table[["image", "state", "object", "split"]].copy()
+    out = table.copy()
     for name, kind in margins_by_kind.items():
         out[f"{name}_margin"] = kind.margin.round(6)
     state, thing = margins_by_kind["state"], margins_by_kind["object"]
@@ -132,58 +183,46 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
     return out
 
 
-def write_suspects_page(path: Path, title: str, rows: Iterable[Mapping[str, Any]], root: Path) -> None:
-    """Write an HTML page of the first suspects; their images are in the folder `root`."""
-    thumbs = []
-    for row in rows:
+def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path, images: int) -> None:
+    """Write an HTML page of the first `images` rows of a list of suspects, its near-copies and its outliers."""
+    rows = {row["image"]: row for row in ranked.to_dict("records")}
+
+    def thumb(image: str, *lines: str) -> Thumb:
+        row = rows[image]
         label = f"{row['state']} {row['object']}"
-        lines = [Line(f"rather {row['better_state']} {row['better_object']}", False), Line(str(row["image"]))]
-        name = f"{row['rank']}. {label}"
-        thumbs.append(Thumb(thumbnail(root / row["image"]), name, f"image labelled {label}", lines=lines))
-    caption = "Below each image: its rank and label, the label that fits better, and its file."
-    part = ReportPart("Most suspicious first", [Gallery([Group("", [Strip("", thumbs)])], caption)])
+        texts = [*(Line(text, False) for text in lines), Line(image)]
+        return Thumb(thumbnail(root / image), f"{row['rank']}. {label}", f"image labelled {label}", lines=texts)
+
+    better = ranked[:images][["image", "better_state", "better_object"]].to_numpy()
+    first = [thumb(image, f"rather {state} {thing}") for image, state, thing in better]
+    pairs = [thumb(image) for pair in copied_pairs(ranked)[:images] for image in pair]
+    far = [thumb(image) for image in ranked.nlargest(OUTLIERS, "distance")["image"]]
+    found = (
+        ("Most suspicious first", first, "Each image's rank and label, the label that fits better, and its file."),
+        (
+            "Near-copies",
+            pairs,
+            "Pairs of images that were saved or scaled again: with two labels first, then in two splits.",
+        ),
+        ("Unlike all others", far, "The images farthest from all others: perhaps of something else, dark or blurred."),
+    )
+    parts = [ReportPart(name, [Gallery([Group("", [Strip("", part)])], text)]) for name, part, text in found if part]
     lead = "Correct the columns state and object of suspects.csv, which lists these images."
-    report = Report(title, lead, [ReportSection("suspects", "Suspicious labels", [part])])
+    report = Report(title, lead, [ReportSection("suspects", "Suspicious labels", parts)])
     write_text(path, render_page(report))
 
 
-def _spaces(params: Params, cache: Features, rows: Ints, way: Way, dataset: str, run: Path | None) -> list[np.ndarray]:
-    cls = cache.cls[rows]
-    plain = cls / np.maximum(np.linalg.norm(cls, axis=1, keepdims=True), 1e-12)
-    if way == "knn":
-        return [plain] * 3
-    folder = run or best_run(dataset=dataset, hint="name one with --run", params=params).files.root
-    recognizer = Recognizer.load(folder, device="cpu")
-    recognizer.check_cache(cache)
-    trained = recognizer.trained
-    if not isinstance(trained, TrainedRun):
-        raise UsageError(f"{folder} is an export; name a run of {dataset}, or use --by knn")
-    place = Path(trained.where)
-    if run is not None and (difference := folder_difference(params, place, ArtifactPaths())):
-        print(f"duplex: {place} does not match params.yaml: {difference}", file=sys.stderr)
-    inputs: dict[str, Any] = {"cls": torch.from_numpy(cls)}
-    method = trained.method
-    if isinstance(method, WithFinetuning):
-        tokens = read_tokens(cache.path, PIXELS if PIXELS in trained.backbone.record else "block_inputs")
-        if tokens is None:
-            raise UsageError(
-                f"{folder} has fine-tuned blocks, and {cache.path} has no inputs for them; set "
-                f"datasets.{dataset}.encoder.block_inputs in params.yaml to the number of blocks, and run "
-                f"`duplex extract --dataset {dataset}`"
-            )
-        block_inputs: Any = torch.from_numpy(tokens[rows]) if isinstance(tokens, np.ndarray) else tokens.at(rows)
-        inputs["cls"] = torch.no_grad()(method.blocks)(block_inputs)
-        plain, method = unit(inputs["cls"]).numpy(), method.method
-    inspectable: Any = method.inspectable()
-    features = plain if inspectable.features is None else inspectable.features(inputs).numpy()
-    if inspectable.factors is None:
-        return [features] * 3
-    return [features, *(factor.numpy() for factor in inspectable.factors(inputs))]
+def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
+    """The pairs of near-copies in a list of suspects: those with two labels first, then those in two splits."""
+    rows = ranked.set_index("image")
+    pairs = {tuple(sorted(pair)) for pair in rows["copy_of"][rows["copy_of"] != ""].items()}
+    names = [name for name in (*OLD.values(), "split") if name in rows]
+    return sorted(pairs, key=lambda pair: ((rows.loc[pair[0], names] == rows.loc[pair[1], names]).tolist(), pair))
 
 
 @dataclass(frozen=True)
 class Relabelled:
-    """A data set's manifest with corrected labels, and what the correction changed."""
+    """A table of images with corrected labels."""
 
     manifest: pd.DataFrame
     changed: int  # number of images whose label changed
@@ -191,14 +230,13 @@ class Relabelled:
     outdated: list[str]  # images left out, since their labels are no longer those that the list was made from
 
 
-def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelled:
-    """The manifest with the labels of the table `edited`, which `duplex data suspects` wrote and the user corrected.
+def relabelled(source: LabelledSource, edited: Path) -> Relabelled:
+    """A source's labels with those of the table `edited`, which `duplex suspects` wrote and the user corrected.
 
-    Rows whose columns `old_state` and `old_object` differ from the manifest are left out: they may undo a correction.
+    Rows whose columns `old_state` and `old_object` differ from the source are left out: they may undo a correction.
     Raises UsageError if no label changes, for misspelt columns, and for text that cannot be a label.
     """
-    require_data(params, dataset, stages=["prepare"])
-    manifest = read_manifest(ArtifactPaths().manifest(dataset))
+    manifest, dataset = source.table, source.name
     try:
         table = read_table(edited, tuple(OLD.values()))
     except DuplexError as error:
@@ -208,7 +246,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     if table["image"].duplicated().any():
         raise UsageError(f"{edited} lists {table['image'][table['image'].duplicated()].iloc[0]!r} twice")
     corrected = table.set_index("image")
-    if "split" in corrected:
+    if "split" in corrected and "split" in manifest:
         moved = corrected["split"] != manifest.set_index("image")["split"].loc[corrected.index]
         if moved.any():
             raise UsageError(
@@ -224,7 +262,7 @@ def relabelled_manifest(params: Params, dataset: str, edited: Path) -> Relabelle
     if not changed and outdated:
         raise UsageError(
             f"{edited} was made from other labels than {dataset} has, first of {outdated[0]!r}; "
-            f"`duplex data suspects {dataset}` makes a new list"
+            f"`duplex suspects {dataset}` makes a new list"
         )
     if not changed:
         raise UsageError(f"{edited} changes no label of {dataset}; correct its columns state and object")

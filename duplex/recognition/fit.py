@@ -239,6 +239,9 @@ def near_copy_notes(data: LabelledImages, images: Sequence[str], copies: Ints) -
     return [str(issue)] if pairs else []
 
 
+SOURCE = "source.json"  # in MODEL.cache: where the labelled images are
+
+
 def load_pixel_digests(cache: Path) -> dict[str, str]:
     """Read digests of pixels from a cache folder, by the file's sha256; none if damaged or of another Pillow."""
     try:
@@ -564,6 +567,7 @@ def fit_folder(
             "the names of their states or objects"
         )
     with reproducible(), sole_writer(cache_beside(out) / "fit", "fit", "or give this one another --out"):
+        write_json(cache_beside(out) / SOURCE, [str(place), image_folder and str(image_folder)])
         return _fit(FolderRecipes(data, choice, cache_beside(out), minutes, say, log), out, force)
 
 

@@ -456,8 +456,7 @@ class NoveltyDetector:
         distances, order = model.distances(val.cls).sort()
         is_seen = labels.is_seen(val.compositions.cpu().numpy())
         weights = torch.from_numpy(image_weights(is_seen, NEW_SHARE)).to(order.device)
-        enough = weights[order].cumsum(0) >= passing - 1e-9  # rounding
-        return cls(model.whitening, model.means, distances[enough][0])
+        return cls(model.whitening, model.means, distances[weights[order].cumsum(0) >= passing - 1e-9][0])  # rounding
 
     def distances(self, cls: Tensor) -> Tensor:
         """Distance [B] of each image feature [B, d] to the nearest mean feature of a training pair."""

@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 
-from benchmarks.suspects import SEEDS, at, ceilings, flip, table
+from benchmarks import suspects
+from benchmarks.suspects import SEEDS, at, ceilings, copies_found, flip, table
 from tests.methods.world import small_labels
+from tests.recognition.drawn_folder import draw_folder
 
 LABELS = small_labels()
 
@@ -24,3 +26,10 @@ def test_shares_among_the_first_of_a_list():
     found = table(np.stack([perfect] * SEEDS))
     assert found == {"first_5%": [100.0, 100.0, 100.0], "first_20%": [100.0, 100.0, 100.0]}
     assert ceilings(0.2) == {"first_5%": 25.0, "first_20%": 100.0}
+
+
+def test_copies_of_drawn_images_are_found(tmp_path, monkeypatch):
+    draw_folder(tmp_path, 1)
+    monkeypatch.setattr(suspects, "COPIES", 12)
+    found = copies_found(tmp_path)
+    assert found["images"] == 22 and found["found"] > 90 and found["false"] == 0

@@ -17,7 +17,7 @@ from duplex.project import doctor
 from duplex.project.doctor import DoctorFinding
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import DATA_STAGES, data_difference, require_data, settings
-from duplex.project.suspects import rank_suspects, relabelled_manifest
+from duplex.project.suspects import Relabelled, open_labelled, rank_suspects, relabelled
 from tests.data.makers import make_folder, make_standard, make_table
 
 
@@ -166,21 +166,25 @@ def cache_finding(params: Params) -> DoctorFinding:
     return list(doctor._dataset(params, "own"))[-1]
 
 
+def corrections(params: Params, edited: Path) -> Relabelled:
+    return relabelled(open_labelled("own", params=params, stages=["prepare"]), edited)
+
+
 def test_lists_of_suspects_and_corrections_need_the_current_source(tmp_path, monkeypatch) -> None:
     params, table = table_project(tmp_path, monkeypatch)
     prepare(params, "own")
     manifest = read_manifest(ArtifactPaths().manifest("own"))
     first = manifest.iloc[:1][["image", "state", "object"]]
     first.assign(state="misspelt").to_csv("edited.csv", index=False)
-    result = relabelled_manifest(params, "own", Path("edited.csv"))
+    result = corrections(params, Path("edited.csv"))
     assert result.changed == 1 and result.new == ["misspelt"] and result.manifest["state"].iloc[0] == "misspelt"
     first.assign(state="x" * 999).to_csv("long.csv", index=False)
     with pytest.raises(UsageError, match="999 characters"):
-        relabelled_manifest(params, "own", Path("long.csv"))
+        corrections(params, Path("long.csv"))
     edit(SourceOptions("table", table.parent, table))
     for work in (
-        lambda: relabelled_manifest(params, "own", Path("edited.csv")),
-        lambda: rank_suspects(params, "own", "knn"),
+        lambda: corrections(params, Path("edited.csv")),
+        lambda: rank_suspects(open_labelled("own", params=params)),
     ):
         with pytest.raises(DuplexError, match="has to be prepared again"):
             work()
@@ -190,26 +194,26 @@ def test_an_older_list_of_suspects_undoes_no_correction(tmp_path: Path, monkeypa
     params, table = table_project(tmp_path, monkeypatch)
     prepare(params, "own")
     extract(params, "own", ArtifactPaths())
-    listed = rank_suspects(params, "own", "knn")
+    listed = rank_suspects(open_labelled("own", params=params))
     first, second = listed["image"][0], listed["image"][1]
 
     def corrected(rows: pd.DataFrame, image: str) -> pd.DataFrame:
         return rows.assign(state=rows["state"].where(rows["image"] != image, "corrected"))
 
     corrected(listed[:1], first).to_csv("fix.csv", index=False)
-    write_manifest(relabelled_manifest(params, "own", Path("fix.csv")).manifest, table)
+    write_manifest(corrections(params, Path("fix.csv")).manifest, table)
     prepare(params, "own")
     corrected(listed, second).to_csv("old.csv", index=False)
-    result = relabelled_manifest(params, "own", Path("old.csv"))
+    result = corrections(params, Path("old.csv"))
     assert result.changed == 1 and result.outdated == [first]
     states = result.manifest.set_index("image")["state"]
     assert states[first] == states[second] == "corrected" and (states == "corrected").sum() == 2
     listed.to_csv("old.csv", index=False)
-    with pytest.raises(UsageError, match=rf"other labels than own has, first of '{first}'; `duplex data suspects own`"):
-        relabelled_manifest(params, "own", Path("old.csv"))
+    with pytest.raises(UsageError, match=rf"other labels than own has, first of '{first}'; `duplex suspects own`"):
+        corrections(params, Path("old.csv"))
     listed.drop(columns=["old_state", "old_object"])[1:3].pipe(corrected, second).to_csv("plain.csv", index=False)
-    assert relabelled_manifest(params, "own", Path("plain.csv")).changed == 1, "a list of one's own needs no old labels"
+    assert corrections(params, Path("plain.csv")).changed == 1, "a list of one's own needs no old labels"
     for wrong, right in (("Old_state", "old_state"), ("OLD_OBJECT", "old_object"), ("old state", "old_state")):
         corrected(listed, second).rename(columns={right: wrong}).to_csv("wrong.csv", index=False)
         with pytest.raises(UsageError, match=f"has a column '{wrong}'; write '{right}'"):
-            relabelled_manifest(params, "own", Path("wrong.csv"))
+            corrections(params, Path("wrong.csv"))

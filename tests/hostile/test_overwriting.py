@@ -93,13 +93,13 @@ def test_predict_replaces_a_file_with_force_alone(fake_model: Path, command: Com
 
 
 def test_an_edited_list_of_suspects_is_replaced_with_force_alone(ranked: Path, command: Command) -> None:
-    assert command("data", "suspects", "pics").code == 0
+    assert command("suspects", "pics").code == 0
     listed = ranked / "suspects.csv"
     first = listed.read_text()
     listed.write_text(first.replace("star", "moon"))
     edited, page = listed.read_bytes(), (ranked / "suspects.html").read_bytes()
-    assert command("data", "suspects", "pics").refused("suspects.csv exists", "--force")
+    assert command("suspects", "pics").refused("suspects.csv exists", "--force")
     assert (listed.read_bytes(), (ranked / "suspects.html").read_bytes()) == (edited, page)
-    assert command("data", "suspects", "pics", "--force").code == 0 and listed.read_text() == first
+    assert command("suspects", "pics", "--force").code == 0 and listed.read_text() == first
     listed.unlink()
-    assert command("data", "suspects", "pics").refused("suspects.html exists") and not listed.exists()
+    assert command("suspects", "pics").refused("suspects.html exists") and not listed.exists()

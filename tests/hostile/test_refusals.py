@@ -72,7 +72,7 @@ def test_a_full_disk_leaves_no_half_made_folder(tmp_path: Path, monkeypatch: pyt
 
 def test_a_full_disk_leaves_no_list_of_suspects_without_its_page(ranked: Path, command: Command) -> None:
     with full_disk(500):  # enough for the list, not for the page
-        result = command("data", "suspects", "pics")
+        result = command("suspects", "pics")
     assert result.refused("suspects.html cannot be written: File too large") and not files(ranked)
 
 

@@ -21,7 +21,6 @@ from duplex.project import report, runs, stages, stamps
 from duplex.project.runs import best_run
 from duplex.project.stages import extract, prepare
 from duplex.project.stamps import DATA_STAGES, RUN_STAGES, data_difference, load_planned, run_difference, settings
-from duplex.project.suspects import rank_suspects
 from duplex.project.train import train_stage
 from duplex.training.inputs import load_inputs
 from tests.features.conftest import update_checksums
@@ -203,18 +202,6 @@ def test_stale_runs_are_not_queried_or_evaluated(project: Path) -> None:
         runs.load_queried_run(load_params(), "own", "csp", 0)
     with pytest.raises(DuplexError, match=match):
         stages.evaluate_stage(load_params(), "own", "csp", 0)
-
-
-def test_suspects_by_a_named_run_of_other_settings_say_so(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    expected = rank_suspects(load_params(), "own", "run", CSP.root)
-    assert capfd.readouterr().err == ""
-    edit("params.yaml", "epochs: 1\n", "epochs: 3\n")
-    for place in (CSP.root, CSP.checkpoint):
-        assert rank_suspects(load_params(), "own", "run", place).equals(expected)
-        assert f"{CSP.root} does not match params.yaml: training.epochs is 1" in capfd.readouterr().err
-    shutil.copytree(CSP.root, project.parent / "elsewhere")
-    assert rank_suspects(load_params(), "own", "run", project.parent / "elsewhere").equals(expected)
-    assert capfd.readouterr().err == ""
 
 
 def test_a_run_is_not_evaluated_on_other_features_than_those_of_training(project: Path) -> None:

@@ -15,6 +15,7 @@ from duplex.data import contents
 from duplex.encoders.open_clip import timm
 from duplex.errors import DuplexError, UsageError
 from duplex.features import extract as extraction
+from duplex.project.suspects import OUTLIERS, open_labelled, rank_suspects, relabelled, write_suspects_page
 from duplex.recognition import fit
 from duplex.recognition.export import read_fit
 from duplex.recognition.update import update_model
@@ -168,6 +169,39 @@ def test_a_data_set_is_loaded_from_the_features_of_a_fit(fitted, drawn, monkeypa
     monkeypatch.setattr(extraction, "extract", None)
     loaded = load_dataset(drawn, encoder="tiny")
     assert len(loaded.inputs().examples["train"]) > 0
+
+
+def test_suspects_of_a_folder_and_of_its_model_are_those_of_the_cached_features(fitted, drawn, tmp_path, monkeypatch):
+    """Wrong labels come early; nothing is encoded."""
+    monkeypatch.setattr(extraction, "extract", None)
+    by_model = rank_suspects(open_labelled(str(fitted[0])))
+    assert by_model.equals(rank_suspects(open_labelled(str(drawn))))
+    table = by_model[["image", "state", "object"]].sort_values("image", ignore_index=True)
+    wrong = table.index[::19]
+    table.loc[wrong, "object"] = [OBJECTS[OBJECTS.index(name) - 1] for name in table["object"][wrong]]
+    table.to_csv(tmp_path / "wrong.csv", index=False)
+    source = open_labelled(str(tmp_path / "wrong.csv"), drawn)
+    ranked = rank_suspects(source)
+    early = ranked["image"][: len(ranked) // 3]
+    assert early.isin(table["image"][wrong]).sum() > len(wrong) / 2 and "split" not in ranked
+    write_suspects_page(tmp_path / "page.html", "Suspects", ranked, drawn, 10)
+    assert (tmp_path / "page.html").read_text().count("data:image/jpeg") == 10 + OUTLIERS
+    ranked[:1].assign(object="moon").to_csv(tmp_path / "edited.csv", index=False)
+    corrected = relabelled(source, tmp_path / "edited.csv")
+    assert corrected.changed == 1 and list(corrected.manifest) == ["image", "state", "object"]
+
+
+def test_suspects_need_features_and_the_place_of_a_models_images(fitted, drawn, tmp_path, monkeypatch, capsys):
+    draw_pair(tmp_path / "shop", "red", "ring", range(12))
+    shutil.copytree(drawn, tmp_path / "shop", dirs_exist_ok=True)
+    assert len(rank_suspects(open_labelled(str(tmp_path / "shop")))) == len(open_labelled(str(drawn)).table)
+    assert "12 images were not encoded and are left out: red/ring/0000.png" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="no image of model has been encoded; `duplex fit` encodes them"):
+        rank_suspects(open_labelled(str(fitted[0])))
+    shutil.copytree(fitted[0], tmp_path / "moved")
+    with pytest.raises(UsageError, match=r"moved\.cache/source\.json.*name their folder"):
+        open_labelled(str(tmp_path / "moved"))
 
 
 def test_an_unreadable_image_is_counted_nowhere(drawn, tmp_path, monkeypatch):

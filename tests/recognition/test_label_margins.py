@@ -1,10 +1,7 @@
 """Wrong labels are found, and corrected in a copy of the list."""
 
 import hashlib
-from itertools import product
-from pathlib import Path
 
-import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 
 from duplex.data.tables import read_manifest
 from duplex.errors import UsageError
-from duplex.project.suspects import Way, margins
+from duplex.project.suspects import margins
 from tests.subprocesses import duplex
 
 
@@ -24,13 +21,12 @@ def clusters(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarra
     return z / np.linalg.norm(z, axis=1, keepdims=True), own
 
 
-@pytest.mark.parametrize("way", ["run", "knn"])
-def test_wrong_labels_have_the_lowest_margins(way):
+def test_wrong_labels_have_the_lowest_margins():
     features, own = clusters(200, 5, 0)
     wrong = np.array([3, 50, 120, 199])
     given = own.copy()
     given[wrong] = (own[wrong] + 1) % 5
-    result = margins(features, given, way)
+    result = margins(features, given)
     assert set(np.argsort(result.margin)[:4]) == set(wrong)
     assert (result.better[wrong] == own[wrong]).all()
 
@@ -40,7 +36,7 @@ def test_wrong_labels_have_the_lowest_margins(way):
 def test_an_image_does_not_affect_its_own_scores(seed, row):
     """A naive twin: prototypes from the other folds only."""
     features, own = clusters(60, 3, seed)
-    result = margins(features, own, "run", seed=seed)
+    result = margins(features, own, seed=seed)
     fold = np.random.default_rng(seed).permutation(60) % 5
     rest = fold != fold[row]
     means = np.stack([features[rest & (own == k)].sum(0) for k in range(3)])
@@ -51,11 +47,10 @@ def test_an_image_does_not_affect_its_own_scores(seed, row):
 
 def test_a_class_of_one_image_has_margin_zero():
     """So has an image whose other folds have no other class; its margin would be infinite."""
-    ways: tuple[Way, ...] = ("run", "knn")
-    for way, classes in product(ways, (3, 1)):
+    for classes in (3, 1):
         features, own = clusters(60, classes, 1)
         own[7] = 9
-        result = margins(features, own, way)
+        result = margins(features, own)
         assert np.isfinite(result.margin).all() and result.margin[7] == 0
         assert (result.margin != 0).sum() == (59 if classes == 3 else 48)
 
@@ -63,54 +58,36 @@ def test_a_class_of_one_image_has_margin_zero():
 @pytest.mark.parametrize(("count", "classes", "message"), [(5, 2, "too few"), (40, 1, "one label")])
 def test_too_few_images_or_labels_are_reported(count, classes, message):
     with pytest.raises(UsageError, match=message):
-        margins(*clusters(count, classes, 0), "run")
+        margins(*clusters(count, classes, 0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["run", "knn"])
-def test_the_list_the_page_and_the_corrected_copy(project, tmp_path, way):
+def test_the_list_the_page_and_the_corrected_copy(project, tmp_path):
     manifest = project.paths.manifest("own")
     before = hashlib.sha256(manifest.read_bytes()).hexdigest()
-    done = duplex("data", "suspects", "own", "--by", way, "--out", tmp_path)
+    done = duplex("suspects", "own", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "suspects.csv")
     assert sorted(table["image"]) == sorted(read_manifest(manifest)["image"])
     assert table["rank"].tolist() == list(range(1, len(table) + 1))
     page = (tmp_path / "suspects.html").read_text()
-    assert page.count("data:image/jpeg") == min(200, len(table)) and "http" not in page
+    assert page.count("data:image/jpeg") == min(200, len(table)) + 24 and "http" not in page
 
     first = table.iloc[0]
     edited = table.head(1).assign(state=first["better_state"], object="moon")
     edited.to_csv(tmp_path / "edited.csv", index=False)
     target = tmp_path / "corrected.csv"
-    done = duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target)
+    done = duplex("relabel", "own", tmp_path / "edited.csv", "--out", target)
     assert done.returncode == 0 and f"wrote {target} with 1 corrected labels;" in done.stderr, done.stderr
     new, old = read_manifest(target), read_manifest(manifest)
     changed = (new != old).any(axis=1)
     assert set(new["image"][changed]) <= {first["image"]}
     assert new.loc[new["image"] == first["image"], "object"].item() == "moon"
     assert hashlib.sha256(manifest.read_bytes()).hexdigest() == before
-    assert duplex("data", "relabel", "own", tmp_path / "edited.csv", "--out", target).returncode == 2
+    assert duplex("relabel", "own", tmp_path / "edited.csv", "--out", target).returncode == 2
     edited.assign(split={"train": "val"}.get(first["split"], "train")).to_csv(tmp_path / "moved.csv", index=False)
-    done = duplex("data", "relabel", "own", tmp_path / "moved.csv", "--out", tmp_path / "moved-copy.csv")
+    done = duplex("relabel", "own", tmp_path / "moved.csv", "--out", tmp_path / "moved-copy.csv")
     assert done.returncode == 2 and "has another split than own for" in done.stderr, done.stderr
-
-
-def identify(cache: Path, key: str, value: bytes) -> bytes:
-    with h5py.File(cache, "r+") as file:
-        before = file["identity"].attrs[key]
-        file["identity"].attrs[key] = np.bytes_(value)
-    return before
-
-
-def test_a_run_of_another_encoder_is_refused(project, command, tmp_path):
-    path = project.paths.features("own")
-    right = identify(path, "weights", b"0" * 64)
-    try:
-        done = command("data", "suspects", "own", "--run", project.run(), "--out", tmp_path)
-    finally:
-        identify(path, "weights", right)
-    assert done.refused("another weights file")
 
 
 @pytest.mark.parametrize(
@@ -124,6 +101,6 @@ def test_a_run_of_another_encoder_is_refused(project, command, tmp_path):
 def test_mistakes_in_an_edited_list_are_reported(project, command, tmp_path, text, message):
     row = read_manifest(project.paths.manifest("own")).iloc[0]
     (tmp_path / "edited.csv").write_text(text.format(**row))
-    assert command("data", "relabel", "own", tmp_path / "edited.csv", "--out", "new.xlsx").refused("is not named .csv")
-    assert command("data", "relabel", "own", tmp_path / "edited.csv", "--out", tmp_path / "new.csv").refused(message)
+    assert command("relabel", "own", tmp_path / "edited.csv", "--out", "new.xlsx").refused("is not named .csv")
+    assert command("relabel", "own", tmp_path / "edited.csv", "--out", tmp_path / "new.csv").refused(message)
     assert not (tmp_path / "new.csv").exists()
