@@ -65,7 +65,7 @@ def build() -> list[str]:
         config = load_config(str(ROOT / "mkdocs.yml"))
         config.plugins.on_startup(command="build", dirty=False)
         build_site(config)
-    except MkDocsException as error:
+    except (MkDocsException, ValueError) as error:
         lines.append(str(error).splitlines()[0])
     return lines
 
