@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,11 +58,16 @@ def build() -> list[str]:
     from mkdocs.config import load_config
     from mkdocs.exceptions import MkDocsException
 
+    from docs.builder.notebooks import executed_notebook
+
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage().splitlines()[0])  # type: ignore[method-assign]
     logging.getLogger("mkdocs").addHandler(handler)
     try:
+        (ROOT / "docs/tutorials").mkdir(exist_ok=True)
+        for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
+            shutil.copy(executed_notebook(notebook, ROOT), ROOT / "docs/tutorials")
         config = load_config(str(ROOT / "mkdocs.yml"))
         config.plugins.on_startup(command="build", dirty=False)
         build_site(config)

@@ -15,7 +15,6 @@ sys.path.insert(0, str(ROOT))
 
 from docs.builder.commands import commands_page  # noqa: E402
 from docs.builder.examples import read_examples, with_examples  # noqa: E402
-from docs.builder.notebooks import executed_notebook  # noqa: E402
 from docs.builder.results import with_tables  # noqa: E402
 from docs.builder.tables import read_classes, table  # noqa: E402
 
@@ -32,10 +31,6 @@ def on_files(files: Files, config: Any, **_: Any) -> Files:
     pages["reference/methods.md"] = methods_page()
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text))
-    for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
-        files.append(
-            File.generated(config, f"tutorials/{notebook.name}", abs_src_path=str(executed_notebook(notebook, ROOT)))
-        )
     return files
 
 
