@@ -43,4 +43,4 @@ def run(path: Path) -> str:
             client.execute(env=environment)
         except CellExecutionError as error:
             raise ValueError(f"examples/{path.name}: {error.ename}: {error.evalue}") from None
-    return nbformat.writes(notebook)
+    return str(nbformat.writes(notebook))
