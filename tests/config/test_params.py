@@ -22,7 +22,7 @@ def changed(tmp_path: Path, old: str, new: str) -> Path:
 def test_the_shipped_file_is_valid():
     params = load_params(SHIPPED)
     ours = ("closed_form", "dual", "dual_finetuned")
-    assert params.run.methods == ("clip", "csp", "cso", "duplex", "duplex_open", *ours)
+    assert params.run.methods == ("linear", "clip", "csp", "cso", "duplex", "duplex_open", *ours)
     assert params.method("clip").losses == ()
     assert params.method("duplex").momentum == 0.9
     assert params.dataset("cgqa").training.learning_rate == 1.5e-5
