@@ -81,11 +81,11 @@ def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) ->
 def read_contents(
     root: Path, images: Sequence[str], known: Mapping[str, str] = MappingProxyType({})
 ) -> list[tuple[str, str, str]]:
-    """Per image: the sha256 of its file, its pixels, and why it cannot be read; "" where there is none.
+    """Per image: its file's sha256, a text about its pixels, and why it cannot be read; "" for what does not apply.
 
-    The pixels are a digest and, after a space, the look in base64, of the same reading as the file's sha256. For an
-    unreadable image, the sha256 of the file also stands for its pixels. Images whose sha256 is in `known` are not
-    decoded.
+    The text is a digest of the pixels, a space, and the look (the image reduced to 8 x 8 pixels) in base64; for an
+    unreadable image, the file's sha256. Each file is read once. `known` has texts by sha256: images with one of these
+    are not decoded.
     """
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -383,7 +383,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM
 def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
     """The error to raise after a failed download of `what`.
 
-    form: how an encoder's name must say which folder holds its weights, for the advice in the message.
+    form: how to name an encoder whose weights are in a local folder, which the message suggests.
     """
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__

@@ -244,7 +244,7 @@ def cache_identity(
     root: str | None = None,
     pixels: bool = False,
 ) -> Identity:
-    """The settings that a cache's bytes depend on, except those at their default, and the images' folder `root`."""
+    """The settings that a cache's bytes depend on, without those at their defaults; `root`: the images' folder."""
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,

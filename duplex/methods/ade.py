@@ -104,7 +104,7 @@ class Ade(WordMethod[AdeOptions]):
     def cross_losses(
         self, attend: ConceptAttention, z: Tensor, tokens: Tensor, partner: Tensor, target: Tensor, words: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Cross-entropies of images that attend to their partners' tokens and back, and the distance between both maps.
+        """A cross-entropy with images attending to their partners plus one the other way round, and the maps' distance.
 
         partner: index of each image's partner in the batch [B].
         target: the state (or object) that both images share [B], a row of `words`.

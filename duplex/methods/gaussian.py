@@ -320,7 +320,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
-    """`v` and `tau` under which the 1,024 most frequent pairs' means are most likely, within a factor `10^(1/8)`."""
+    """The variances `v` of pairs' deviations and `tau` of interactions that make frequent pairs' means likeliest."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 

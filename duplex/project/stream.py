@@ -31,7 +31,7 @@ from duplex.training.inputs import RunInputs
 
 @dataclass(frozen=True)
 class StreamTask(scoring.ScoringTask):
-    """A scoring task of which an adapter's `scores` is the scorer; it gets the images in a random order."""
+    """A scoring task whose scorer is an adapter's `scores`, which receives the images in the order `order`."""
 
     order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # places of the images
     batch: int = 1

@@ -131,7 +131,7 @@ class Measured:
         return found
 
     def value(self, table: str, metric: str, sampled: bool = False) -> Value | None:
-        """One metric of the method; the open world's has the published threshold by words if the summary has that.
+        """One metric of the method, None if missing; in the open world, that at the published threshold if it has one.
 
         sampled: prefer the published sweep of the bias to the exact curve.
         """
@@ -286,7 +286,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison that a claim makes: the rows, and the table and metric of each side."""
+    """One comparison of a claim: the methods, by their rows in the paper's tables, and each side's table and metric."""
 
     claim: Tree
     names: tuple[str, ...]

@@ -452,7 +452,7 @@ def graph_table(results: Results, data: DatasetResults) -> Table | None:
 
 
 def curve_ends_table(results: Results, data: DatasetResults) -> Table | None:
-    """The same as `graph_table`, but at the ends of the seen–unseen curve, as in the paper's appendix."""
+    """Table of accuracies by frequency group at the ends of the seen–unseen curve, as in the paper's appendix."""
     runs = [run for seeds in data.runs.values() for run in seeds.values()]
     rows = []
     for group in ("head", "medium", "tail", "seen", "unseen"):  # rows of the appendix

@@ -327,7 +327,7 @@ NEEDED = ("state", "object")  # columns of a table of labels
 def checked_table(
     table: pd.DataFrame | Mapping[str, Sequence[str]], rows: int, index: pd.Index | None = None
 ) -> pd.DataFrame:
-    """Check a user's table of labels; returns its columns image (default: row numbers), state, object, perhaps split.
+    """Check a user's table of `rows` labels; returns image (row numbers if it has none), state, object, and any split.
 
     index: the features' pandas index. Rows are matched by position, so different indexes raise `UsageError`.
     """
