@@ -27,6 +27,7 @@ COMMANDS = {  # name -> (arguments, changes of the module m before its main func
     "pays": ("--datasets own --images 2 --shares 0.2 --json", ""),
     "recognition": ("--run artifacts/own/duplex/0 --json", "m.PROCESSES = 1"),
     "serving": ("--model artifacts/own/duplex/0 --json", "m.REQUESTS, m.PICTURES, m.ROUNDS = 20, 20, 1"),
+    "stream": ("--dataset own --methods duplex --seeds 0 --orders 1 --variants published --json", ""),
     "study": ("--dataset own --methods clip,linear --of clip --seeds 0 --folder runs --json", ""),
     "suspects": ("--json", "m.SEEDS = 1"),
     "text": ("--pairs pairs.txt --layers 1 --width 64 --sample 2 --rounds 1 --json", ""),

@@ -63,7 +63,7 @@ def test_the_plan_names_a_missing_input_before_anything_is_loaded(project: Path,
     (project / "params.yaml").write_text(text)
     with pytest.raises(DuplexError, match="clip on mine needs the text tower"):
         stamps.plan_stage(load_params())
-    (project / "params.yaml").write_text(text.replace("methods: [clip, csp", "methods: [kg_sp] # [clip, csp", 1))
+    (project / "params.yaml").write_text(text.replace("methods: [linear, clip", "methods: [kg_sp] # [linear, clip", 1))
     stamps.plan_stage(load_params())
 
 

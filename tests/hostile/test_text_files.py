@@ -84,7 +84,7 @@ def test_the_report_names_missing_runs(project: Path, command: Command) -> None:
     page = Path("artifacts/report/report.md").read_text()
     assert "Not evaluated and not included: csp seed 0, csp seed 1, duplex seed 1." in page
     found = json.loads(Path("artifacts/summary.json").read_text())["shapes"]
-    assert set(found) == {"clip", "cso", "duplex", "closed_form", "dual", "dual_finetuned"}
+    assert set(found) == {"linear", "clip", "cso", "duplex", "closed_form", "dual", "dual_finetuned"}
     assert found["duplex"]["closed"]["seeds"] == 1 and found["duplex"]["open"]["seeds"] == 2
     shutil.rmtree("artifacts/shapes")
     answer = command("report")
@@ -129,7 +129,7 @@ def test_encrypted_mirrors_come_first() -> None:
 def test_devices_are_not_read_as_lists(pics: Path, command: Command) -> None:
     """Reading it would not end."""
     Path("list.csv").symlink_to("/dev/zero")
-    assert command("data", "relabel", "pics", "list.csv", "--out", "new.csv").refused("is a device")
+    assert command("relabel", "pics", "list.csv", "--out", "new.csv").refused("is a device")
     with pytest.raises(DuplexError, match="is a device; name a file"):
         read_compositions(Path("list.csv"))
 

@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 
+import h5py
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -29,7 +31,6 @@ from duplex.recognition import Limits
 from duplex.recognition.serve import _uploaded_files
 from tests.features.test_image_files import bomb
 from tests.recognition.serving import BOUNDARY, RunningServer, form, form_headers
-from tests.recognition.test_label_margins import identify
 
 
 def data_of(trained, place: int = 0) -> bytes:
@@ -232,6 +233,13 @@ def listening(pid: int) -> set[str]:
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
     return {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in held}
+
+
+def identify(cache: Path, key: str, value: bytes) -> bytes:
+    with h5py.File(cache, "r+") as file:
+        before = file["identity"].attrs[key]
+        file["identity"].attrs[key] = np.bytes_(value)
+    return before
 
 
 def test_images_of_another_encoder_are_not_similar(project, capsys):
