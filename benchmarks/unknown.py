@@ -18,6 +18,7 @@ from PIL import Image
 
 from benchmarks.measure import emit, options, say
 from duplex import load_dataset
+from duplex.data.shapes import OBJECTS, STATES
 from duplex.training.scoring import NoveltyDetector
 
 SIDE, DRAWN = 96, 20  # pixels; images of a pair
@@ -46,10 +47,11 @@ def main() -> None:
 
 
 def draw_textures(root: Path) -> None:
-    """Draw a folder COLOUR/TEXTURE/*.png."""
-    for i, (colour, rgb) in enumerate(COLOURS.items()):
+    """Draw a folder with a state per colour and an object per texture, named by words that each encoder knows."""
+    for i, rgb in enumerate(COLOURS.values()):
         for j, texture in enumerate(TEXTURES):
-            (root / colour / texture).mkdir(parents=True)
+            place = root / STATES[i] / OBJECTS[j]
+            place.mkdir(parents=True)
             for number in range(DRAWN):
                 rng = np.random.default_rng([0, i, j, number])
                 low = np.array(rgb) * rng.uniform(0.2, 0.5)
@@ -57,7 +59,7 @@ def draw_textures(root: Path) -> None:
                 light = np.clip(plane(texture, rng), 0, 1)[..., None]
                 image = low + (high - low) * light + rng.normal(0, rng.uniform(0, 10), (SIDE, SIDE, 1))
                 drawn = Image.fromarray(np.clip(image, 0, 255).astype(np.uint8))
-                drawn.save(root / colour / texture / f"{number:03d}.png")
+                drawn.save(place / f"{number:03d}.png")
 
 
 def plane(texture: str, rng: np.random.Generator) -> Any:
