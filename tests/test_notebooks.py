@@ -37,7 +37,7 @@ def test_the_method_is_that_of_the_module():
     assert ast.dump(ast.parse(source)) == ast.dump(ast.parse(without_docstring))
 
 
-@pytest.mark.slow
+@pytest.mark.long  # `make docs` executes them, too
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     nbformat, nbclient = (pytest.importorskip(name) for name in ("nbformat", "nbclient"))
