@@ -88,7 +88,7 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
-        """Path of a file with the size of the feature cache and the images that could not be read."""
+        """Path of extraction.json: the feature cache's size, and the images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:

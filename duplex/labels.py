@@ -237,7 +237,7 @@ class CandidateSet:
         return np.arange(self.size, dtype=np.int64) if self.listed is None else self.listed
 
     def at(self, positions: Ints) -> Ints:
-        """The candidates at `positions` in their sorted list."""
+        """The composition numbers of the candidates at `positions`; candidates are sorted by that number."""
         return positions if self.listed is None else self.listed[positions]
 
     def contains(self, compositions: Ints) -> Bools:

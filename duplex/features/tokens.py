@@ -145,7 +145,7 @@ class DiskTokens:
         return (len(self.rows), *self.stored[0].shape[1:])
 
     def at(self, places: Ints) -> DiskTokens:
-        """The tokens of the images at positions `places`, without reading them."""
+        """The same store limited to the images at `places`, in that order; no token is read from disk yet."""
         return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> DiskTokens:
