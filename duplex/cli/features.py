@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from duplex.cli import (
-    AsJson,
-    Dataset,
-    Engine,
-    Weights,
-    app,
-    dataset_option,
-    encoder_option,
-    load_params,
-    log,
-    print_json,
-    seed_option,
-)
+from duplex.cli import AsJson, Dataset, Engine, app, dataset_option, load_params, log, print_json, seed_option
 from duplex.errors import UsageError
-from duplex.system.threads import PRECISIONS
-
-if TYPE_CHECKING:
-    from duplex.config.params import Params
 
 CacheFile = Annotated[Path | None, Option(help="Cache file to write; default: artifacts/DATASET/features.h5.")]
 CachePath = Annotated[Path, Argument(help="File of the feature cache, such as artifacts/shapes/features.h5.")]
@@ -42,17 +25,6 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    encoder: Annotated[str | None, encoder_option(help="Encoder; default: that of params.yaml.")] = None,
-    weights: Weights = None,
-    device: Annotated[str | None, Option(help="Device of the encoder: auto, cpu or cuda.")] = None,
-    batch_size: Annotated[int | None, Option(min=1, help="Number of images encoded at once.")] = None,
-    num_workers: Annotated[str | None, Option(help="Processes that decode images, or auto: CPU cores - 1.")] = None,
-    precision: Annotated[str | None, Option(help=f"Number format of the encoder: {', '.join(PRECISIONS)}.")] = None,
-    max_bad: Annotated[float | None, Option(min=0, max=1, help="Largest share of unreadable images, 0 to 1.")] = None,
-    tokens: Annotated[str | None, Option(help="Patch tokens to store besides the features: none or patch.")] = None,
-    block_inputs: Annotated[int | None, Option(min=0, help="Last blocks whose inputs are stored to tune them.")] = None,
-    bits: Annotated[int | None, Option(help="Bits per number of the stored block inputs: 16 or 8.")] = None,
-    pixels: Annotated[bool | None, Option(help="Store the images' pixels, to tune any number of blocks.")] = None,
     limit: Annotated[int | None, Option(min=1, help="Encode only this many images, the first ones.")] = None,
     shard: Annotated[str | None, Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
     out: CacheFile = None,
@@ -61,7 +33,7 @@ def extract(
     shards: Annotated[int, Option(min=1, help="Number of shards that the Ray engine extracts in parallel.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Encode a data set's images once and write its feature cache. Defaults come from params.yaml.
+    """Encode a data set's images once and write its feature cache, by the settings of params.yaml.
 
     A data set whose manifest is missing or outdated is prepared first, as by `duplex prepare`.
     An interrupted extraction is resumed by the same command.
@@ -71,15 +43,7 @@ def extract(
     _check_shards(engine, shard, shards)
     if limit is not None and out is None:
         raise UsageError("--limit writes a cache of the first rows only; name another file with --out")
-    tag = weights if encoder is None or weights else ""
-    overrides = {"name": encoder, "weights": tag, "precision": precision, "bits": bits}
-    workers = int(num_workers) if num_workers is not None and num_workers.isdecimal() else num_workers
-    stored = {"tokens": tokens, "block_inputs": block_inputs, "pixels": pixels}
-    settings = {"batch_size": batch_size, "num_workers": workers, "max_bad": max_bad, **stored}
     params = load_params()
-    _check_images(params, dataset, {**overrides, **stored, "shard": shard, "limit": limit})
-    params = _override(params, dataset, overrides, settings, device)
-    _check_precision(params, dataset)
     stage.ensure_prepared(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh}
     if engine == "ray":
@@ -210,44 +174,6 @@ def _list_by_default(context: typer.Context, as_json: AsJson = False) -> None:
 def _is_in_dvc_lock(stage: str) -> bool:
     lock = Path("dvc.lock")
     return lock.is_file() and f"\n  {stage}:\n" in lock.read_text(encoding="utf-8", errors="replace")
-
-
-def _check_images(params: Params, dataset: str, options: dict[str, Any]) -> None:
-    if params.dataset(dataset).features is not None and (given := [key for key, value in options.items() if value]):
-        option = {"name": "encoder"}.get(given[0], given[0].replace("_", "-"))
-        raise UsageError(f"--{option} is for images, but {dataset} has imported features; leave the option out")
-
-
-def _override(
-    params: Params, dataset: str, encoder_options: dict[str, Any], settings: dict[str, Any], device: str | None
-) -> Params:
-    from pydantic import ValidationError
-
-    from duplex.options import describe_error
-
-    record = params.model_dump(mode="json")
-    params.dataset(dataset)
-    encoder = record["datasets"][dataset]["encoder"]
-    encoder.update({key: None if value == "" else value for key, value in encoder_options.items() if value is not None})
-    settings = {key: value for key, value in settings.items() if value is not None}
-    record["extraction"].update(settings)
-    encoder |= {key: settings[key] for key in ("block_inputs", "pixels") if key in settings}
-    record["device"] = device or record["device"]
-    try:
-        return type(params).model_validate_json(json.dumps(record))
-    except ValidationError as error:
-        place, message = describe_error(error, type(params))
-        raise UsageError(f"--{place.rpartition('.')[2].replace('_', '-')}: {message}") from None
-
-
-def _check_precision(params: Params, dataset: str) -> None:
-    """Refuse fp16 on a CPU, where it is ten times slower than fp32, and tf32, which CPUs lack."""
-    from duplex.encoders.base import resolve_device
-
-    precision = params.dataset(dataset).encoder.precision
-    errors = {"fp16": "fp16 on a CPU is far slower than fp32", "tf32": "tf32 needs a GPU"}
-    if precision in errors and resolve_device(params.device) == "cpu":
-        raise UsageError(f"{errors[precision]}; choose --precision bf16 or fp32, or --device cuda")
 
 
 def _check_shards(engine: str, shard: str | None, shards: int) -> None:

@@ -474,7 +474,7 @@ class ClipEncoder(FrozenEncoder):
                 features = self.visual.head(self.visual.trunk.forward_head(cells))
             return features.float(), as_tokens(cells).float()
         if not hasattr(self.visual, "forward_intermediates") or not hasattr(self.visual, "ln_post"):
-            raise DuplexError(f"encoder {self.name!r} has no patch tokens; extract with --tokens none")
+            raise DuplexError(f"encoder {self.name!r} has no patch tokens; set extraction.tokens to none")
         with float32_arithmetic(self.precision):
             output = self.visual.forward_intermediates(
                 self.normalise(pixels), indices=1, normalize_intermediates=True, output_fmt="NLC"

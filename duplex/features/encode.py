@@ -265,9 +265,9 @@ def report_shortages(batch_size: int, kept: str = "finished rows are kept: ") ->
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         if re.search(r"DataLoader worker .*(killed by signal|exited unexpectedly)", text):
-            cause = f"a decoding worker died, most likely out of memory; {again} --num-workers or --batch-size"
+            cause = f"a decoding worker died, most likely out of memory; {again} batch or fewer workers"
         elif isinstance(error, MemoryError) or any(words in text for words in MEMORY_MESSAGES):
-            cause = f"there is not enough memory to encode {batch_size} images at once; {again} --batch-size"
+            cause = f"there is not enough memory to encode {batch_size} images at once; {again} batch"
         else:
             raise
         raise DuplexError(cause) from error

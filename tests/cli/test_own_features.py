@@ -54,7 +54,6 @@ def test_a_method_without_text_is_trained_at_once(project: Path, command: Comman
     trained = command("train", "--dataset", "mine", "--method", "cso")
     assert trained.refused("cso on mine needs the text tower", "datasets.mine.encoder", "or choose a method such as")
     assert command("train", "--dataset", "mine", "--method", "compcos").refused("needs word vectors")
-    assert command("extract", "--dataset", "mine", "--tokens", "patch").refused("--tokens is for images")
 
 
 def test_the_plan_names_a_missing_input_before_anything_is_loaded(project: Path, command: Command, table: pd.DataFrame):

@@ -34,7 +34,9 @@ def break_image(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_extraction_stops_and_can_be_resumed(pics, command, break_image, monkeypatch, fault, workers) -> None:
     assert command("extract", "-d", "pics", "--out", "whole.h5").code == 0
     break_image("00009.jpg", fault)
-    answer = command("extract", "-d", "pics", "--num-workers", workers)
+    params = (pics / "params.yaml").read_text()
+    (pics / "params.yaml").write_text(params.replace("num_workers: 0", f"num_workers: {workers}"))
+    answer = command("extract", "-d", "pics")
     assert answer.refused("00009.jpg could not be read", "run the command again")
     assert not Path(CACHE).exists()
     monkeypatch.undo()

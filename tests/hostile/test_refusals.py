@@ -40,12 +40,6 @@ def test_linked_folders_are_counted_and_hidden_files_ignored(tmp_path: Path) -> 
     assert log == ["1 file skipped: 1 links out of the folder"]
 
 
-def test_weights_of_encoders_with_their_own_are_refused(pics: Path, command: Command) -> None:
-    assert command("extract", "-d", "pics", "--weights", "NOSUCH").refused(
-        "encoder 'tiny' has its own weights", "NOSUCH"
-    )
-
-
 @pytest.mark.parametrize(
     ("mode", "file", "process", "refused"),
     [("read", "plan/own/a.json", 1, True), ("write", "plan/own/a.json", 2**22 + 1, False), ("read", "own/x", 1, False)],
