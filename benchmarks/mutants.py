@@ -41,7 +41,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 # sizes of blocks and thresholds between two algorithms: they change memory and time, and no result
 SIZES = {
-    "AHEAD", "ANNOUNCED", "BLOCK", "BLOCK_BYTES", "BLOCK_COLUMNS", "BLOCK_REORDERED", "BLOCK_SCORES", "BLOCK_SEARCHED",
+    "AHEAD", "ANNOUNCED", "BLOCK", "BLOCK_BYTES", "BLOCK_REORDERED", "BLOCK_SCORES", "BLOCK_SEARCHED",
     "CELLS", "CHUNK", "IMAGES", "READ_EVERY", "ROWS", "STEP", "TABLE", "step",
 }  # fmt: skip
 POLL_SECONDS = 0.02  # between two looks at a child

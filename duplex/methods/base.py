@@ -45,7 +45,6 @@ LARGEST_WEIGHT = 64
 STREAM = "stream adapter"
 Inputs = Mapping[str, Tensor]  # {"cls": [B, d], "patch": [B, T, w]}: the inputs that the method needs
 Scorer = Callable[[Inputs], Tensor]  # inputs of B images -> float32 scores [B, C]
-ScoreBlocks = Callable[[Inputs], Iterator[tuple[int, Tensor]]]  # inputs -> (first candidate, scores [B, w]) per block
 ScoreTerms = Callable[[Inputs], Iterator[tuple[str, Tensor]]]  # inputs -> (name, summand of the scores [B, C])
 Weights = tuple[float, ...]
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -263,10 +262,6 @@ class Method(nn.Module, Generic[OptionsT]):
         if terms is None:
             raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
-
-    def score_blocks(self, states: int) -> ScoreBlocks | None:
-        """A function that yields the scores of all M·N compositions, `states` states at a time; None: not possible."""
-        return None
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
         """A function that yields the summands of the candidates' scores by name; None if the scores are no sum."""

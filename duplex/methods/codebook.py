@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +28,6 @@ Unseen = Literal["compose", "random"]  # initial prototypes of compositions with
 Logits = Callable[[Tensor, float], Tensor]  # features z [B, d], 1 / tau -> z . h / tau [B, C]
 ROWS = 1 << 14  # candidates up to which logits are products with prototypes; beyond it, outer sums
 BLOCK = 1 << 14  # compositions worked on at a time
-CELLS = 1 << 24  # compositions whose lengths are stored (64 MiB); with more, they are computed in blocks
 DENSE = 1 << 28  # numbers of all prototypes up to which the initial random state depends on them
 LEAST = 1e-12  # shortest vector that is normalised
 
@@ -174,38 +173,17 @@ class Codebook(nn.Module):
 
         return logits
 
-    def logits_by_states(self, z: Tensor, scale: float, step: int) -> Iterator[Tensor]:
-        """Yield the logits of all compositions in blocks [B, step * N], each with the compositions of `step` states."""
-        states, n = len(self.labels.states), len(self.labels.objects)
-        by_s, by_o = self._sums(scale * z) if self.unseen == "compose" else (z, z)
-        for m in range(0, states, step):
-            first, last = m * n, min(m + step, states) * n
-            if self.unseen == "random":
-                yield scale * (z @ self.prototypes(np.arange(first, last)).T)
-                continue
-            inverse = self.inverse_lengths(slice(m, m + step))
-            block = (by_s[:, m : m + step, None] + by_o[:, None]).mul_(inverse).flatten(1)
-            start, stop = np.searchsorted(self._known, [first, last])
-            indices = self._known[start:stop] - first, self._slots[start:stop]
-            place, slots = copy_to_device(self._stored.device, *indices)
-            yield block.index_copy_(1, place, scale * z @ self._stored.index_select(0, slots).T)
-
     def _sums(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return z @ (self.mean_s - self.mean_all).T, z @ self.mean_o.T
 
     @torch.no_grad()
-    def inverse_lengths(self, states: slice = slice(None)) -> Tensor:
-        """1 / the length that each prototype of the given states had before it was normalised [m, N]."""
-        if self.labels.size > CELLS:
-            return self._reciprocal(states)
-        if self._inverse is None:
-            self._inverse = self._reciprocal(slice(None))
-        return self._inverse[states]
-
-    def _reciprocal(self, states: slice) -> Tensor:  # in double precision, because terms may cancel
-        a, b = (self.mean_s[states] - self.mean_all).double(), self.mean_o.double()
-        squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
-        return squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
+    def inverse_lengths(self) -> Tensor:
+        """1 / the length that each prototype had before it was normalised [M, N]."""
+        if self._inverse is None:  # in double precision, because terms may cancel
+            a, b = (self.mean_s - self.mean_all).double(), self.mean_o.double()
+            squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
+            self._inverse = squares.clamp_(min=LEAST**2).rsqrt_().to(self.mean_s.dtype)
+        return self._inverse
 
     def _lengths(self, states: Tensor, objects: Tensor) -> Tensor:
         blocks = zip(states.split(BLOCK), objects.split(BLOCK), strict=True)
@@ -266,11 +244,6 @@ class TrainedCodebook(nn.Module):
     def logits_over(self, candidates: Ints | None) -> Logits:
         rows = self.prototypes(np.arange(self.labels.size) if candidates is None else candidates)
         return lambda z, scale: scale * (z @ rows.T)
-
-    def logits_by_states(self, z: Tensor, scale: float, step: int) -> Iterator[Tensor]:
-        n = len(self.labels.objects)
-        for m in range(0, len(self.labels.states), step):
-            yield self.logits_over(np.arange(m * n, min(m + step, len(self.labels.states)) * n))(z, scale)
 
 
 def group_means(z: Tensor, groups: Tensor, count: int) -> Tensor:

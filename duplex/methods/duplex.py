@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from dataclasses import field as option_field
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from duplex.labels import CandidateSet, Ints
-from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreBlocks, ScoreTerms
+from duplex.methods.base import Batch, Inputs, Inspectable, MethodContext, ScoreTerms
 from duplex.methods.codebook import Codebook, TrainedCodebook
 from duplex.methods.layers import Fusion, copy_to_device, mean_over, unit
 from duplex.methods.paths import FactorPosteriors, PathOptions, Paths
@@ -469,37 +468,6 @@ class Duplex(PathMethod[DuplexOptions]):
         """Posteriors over all compositions, of which the candidates' are taken (`reading.softmax`)."""
         every, columns = self.score_terms(np.arange(self.labels.size)), torch.as_tensor(candidates, device=self.device)
         return lambda inputs: ((name, term.index_select(1, columns)) for name, term in every(inputs))
-
-    @torch.no_grad()
-    def score_blocks(self, states: int) -> ScoreBlocks | None:
-        names, n = self.options.inference, len(self.labels.objects)
-        if "semantic" in names:  # needs a prompt per composition
-            return None
-        prototypes = self.paths.encode(np.arange(0), names)
-
-        def visual(z: Tensor) -> Iterator[Tensor]:  # a first pass for the softmax's normaliser, a second to use it
-            logits = partial(self.codebook.logits_by_states, z, self.paths.scale, states)
-            normaliser = z.new_full((len(z),), -torch.inf)
-            for block in logits():
-                normaliser = torch.logaddexp(normaliser, block.logsumexp(1))
-            for block in logits():
-                yield block.sub_(normaliser[:, None]).exp_()
-
-        @torch.no_grad()
-        def blocks(inputs: Inputs) -> Iterator[tuple[int, Tensor]]:
-            z = self.paths.adapt(inputs["cls"])
-            primitives = self.paths.primitive_posteriors(z, prototypes) if "factors" in names else None
-            visual_blocks = visual(z) if "visual" in names else iter(())
-            for m in range(0, len(self.labels.states), states):
-                scores = next(visual_blocks, None)
-                if primitives is not None:
-                    p_s, p_o = primitives
-                    factors = (p_s[:, m : m + states, None] * p_o[:, None]).flatten(1)
-                    scores = factors if scores is None else scores.add_(factors)
-                assert scores is not None  # inference names at least one term
-                yield m * n, scores.float()
-
-        return blocks
 
     @torch.no_grad()
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:

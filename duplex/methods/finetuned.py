@@ -22,7 +22,7 @@ from duplex.encoders.base import load_encoder
 from duplex.encoders.image_blocks import LastBlocks, block_count, block_input_shape, cached_blocks, last_blocks, stem
 from duplex.labels import Ints
 from duplex.methods.adapters import find_adapters
-from duplex.methods.base import Batch, Inputs, Inspectable, Method, ScoreBlocks, Scorer, ScoreTerms
+from duplex.methods.base import Batch, Inputs, Inspectable, Method, Scorer, ScoreTerms
 from duplex.methods.gaussian import FittedStatistics
 from duplex.options import FinetuneOptions, Options
 from duplex.system.threads import float32_arithmetic
@@ -205,9 +205,6 @@ class WithFinetuning(Method[Options]):
 
     def scorer(self, candidates: Ints) -> Scorer:
         return with_finetuned_features(self.method.scorer(candidates), self.blocks)
-
-    def score_blocks(self, states: int) -> ScoreBlocks | None:
-        return self._wrap(self.method.score_blocks(states))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
         return self._wrap(self.method.score_terms(candidates))

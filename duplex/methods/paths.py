@@ -170,14 +170,9 @@ class Paths(nn.Module):
             c = self.logits(z, t.compositions)
             yield "semantic", c if logits else c.softmax(-1)
         if "factors" in names and self.factors is not None:
-            p_s, p_o = self.primitive_posteriors(z, t)
+            z_s, z_o = self.factors(z)
+            p_s, p_o = self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
             yield "factors", p_s[:, states] * p_o[:, objects]
-
-    def primitive_posteriors(self, z: Tensor, t: Prototypes) -> tuple[Tensor, Tensor]:
-        """The posteriors p(s|x) [B, M] and p(o|x) [B, N] of image features `z` [B, d]."""
-        assert self.factors is not None
-        z_s, z_o = self.factors(z)
-        return self.logits(z_s, t.states).softmax(-1), self.logits(z_o, t.objects).softmax(-1)
 
     def encode(self, candidates: Ints, names: Collection[str]) -> Prototypes:
         """The text features of `candidates` that the score terms `names` need, without gradients."""

@@ -14,7 +14,6 @@ import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
@@ -38,13 +37,12 @@ from duplex.evaluation.intervals import Components
 from duplex.evaluation.probabilities import NEW_SHARE, Confidence, fit_probabilities, image_weights, log_probabilities
 from duplex.features.tokens import Examples
 from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
-from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, ScoreBlocks, Scorer
+from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, Scorer
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
 from duplex.methods.layers import unit
 from duplex.methods.word_feasibility import Feasibility
 
 BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
-BLOCK_COLUMNS = 2**17  # columns of a block where one image has more than BLOCK_SCORES
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,6 @@ class ScoringTask:
 
     candidates: CandidateSet
     scorer: Scorer
-    score_blocks: ScoreBlocks | None = None  # by columns too, if one image has more than BLOCK_SCORES
     name: str = "the method"  # of the method's class, for messages
 
     @classmethod
@@ -64,34 +61,13 @@ class ScoringTask:
         size = method.labels.size
         if not isinstance(candidates, CandidateSet):
             candidates = CandidateSet(size, None if len(candidates) == size else candidates)
-        if candidates.listed is None and size > BLOCK_SCORES:
-            blocks = method.score_blocks(max(1, BLOCK_COLUMNS // len(method.labels.objects)))
-            if blocks is not None:  # the scorer is built only where blocks by columns do not serve
-                return cls(candidates, partial(_score_once, method, candidates.compositions), blocks, name)
-        scorer = method.scorer(candidates.compositions.copy())  # the method may write into it
-        return cls(candidates, scorer, name=name)
+        return cls(candidates, method.scorer(candidates.compositions.copy()), name)  # the method may write into it
 
     def blocks(self, inputs: Inputs) -> Iterator[tuple[slice, Tensor]]:
         """Yield blocks of scores that fit into memory: a slice of b images and their float32 scores [b, candidates]."""
         for rows, part in _cut(inputs, BLOCK_SCORES // len(self.candidates)):
             scores = self.scorer(part)
             yield rows, checked_scores(self.name, scores, rows.stop - rows.start, len(self.candidates))
-
-    def column_blocks(self, inputs: Inputs) -> Iterator[tuple[slice, int, Tensor]]:
-        """Yield blocks of scores: a slice of images, the first candidate's index, and float32 scores [b, w].
-
-        Unlike `blocks`, it also splits the candidates, if the scores of one image are too many for memory.
-        """
-        if self.score_blocks is None:
-            yield from ((rows, 0, scores) for rows, scores in self.blocks(inputs))
-            return
-        for rows, part in _cut(inputs, BLOCK_SCORES // BLOCK_COLUMNS):
-            for first, scores in self.score_blocks(part):
-                yield rows, first, checked_scores(self.name, scores, rows.stop - rows.start, scores.shape[1])
-
-
-def _score_once(method: Method[Any], compositions: Ints, inputs: Inputs) -> Tensor:
-    return method.scorer(compositions.copy())(inputs)
 
 
 def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Tensor:
@@ -100,28 +76,6 @@ def checked_scores(method: str, scores: Tensor, images: int, columns: int) -> Te
         found = f"a tensor {list(scores.shape)} of {scores.dtype}"
         raise DuplexError(f"{method} scored images with {found}; expected float32 of shape {[images, columns]}")
     return scores.detach()
-
-
-class TopCandidates:
-    """The indices of each image's best candidates [images, top], best first; updated block by block."""
-
-    def __init__(self, images: int, top: int, device: torch.device) -> None:
-        self.columns = torch.full((images, top), -1, device=device)
-        self._scores = torch.full((images, top), -torch.inf, device=device)
-
-    def add(self, scores: Tensor, rows: slice, first: int) -> None:
-        """Update the best candidates by scores [b, w]: images `rows`, and w candidates from index `first` on."""
-        top, width = self.columns.shape[1], scores.shape[1]
-        if first == 0 and width >= top:
-            self._scores[rows], self.columns[rows] = scores.topk(top, dim=1)
-            return
-        if not (scores.amax(1) > self._scores[rows, -1]).any():
-            return
-        block = scores.topk(min(top, width), dim=1)
-        values = torch.cat([self._scores[rows], block.values], dim=1)
-        columns = torch.cat([self.columns[rows], block.indices + first], dim=1)
-        best = values.topk(top, dim=1)
-        self._scores[rows], self.columns[rows] = best.values, columns.gather(1, best.indices)
 
 
 def _cut(inputs: Inputs, limit: int) -> Iterator[tuple[slice, Inputs]]:
@@ -167,7 +121,7 @@ def score_split(
     feasible_mask: [C] whether a candidate is feasible; others score -inf.
     top: number of best compositions to keep per image, after adding `bias` to unseen ones.
     further: other bucket numbers [C], for each of which top-1 statistics are accumulated from the same scores.
-    reader: called with each block of scores and its images, unless blocks hold only some of the candidates.
+    reader: called with each block of scores and its images.
     """
     candidates = task.candidates
     if not len(examples):
@@ -181,19 +135,19 @@ def score_split(
     target, device = candidates.positions(compositions), examples.compositions.device
     accumulator = ScoreAccumulator(target, seen, k=k, bucket=bucket, feasible_mask=feasible_mask)
     others = tuple(ScoreAccumulator(target, seen, bucket=numbers) for numbers in further)
-    best = TopCandidates(len(examples), min(top, len(candidates)), device)
-    for rows, first, scores in task.column_blocks(examples.inputs):
+    best = torch.empty((len(examples), min(top, len(candidates))), dtype=torch.int64, device=device)
+    shifts = np.where(seen, 0.0, bias).astype(np.float32)
+    if feasible_mask is not None:
+        shifts[~feasible_mask] = -np.inf
+    added = torch.from_numpy(shifts).to(device)
+    for rows, scores in task.blocks(examples.inputs):
         for each in (accumulator, *others):
-            each.add(scores, rows, first)
-        if reader is not None and scores.shape[1] == len(candidates):
+            each.add(scores, rows)
+        if reader is not None:
             reader(scores, rows)
         if top:
-            span = slice(first, first + scores.shape[1])
-            shifts = np.where(seen[span], 0.0, bias).astype(np.float32)
-            if feasible_mask is not None:
-                shifts[~feasible_mask[span]] = -np.inf
-            best.add(scores + torch.from_numpy(shifts).to(device, non_blocking=True), rows, first)
-    return ScoringResult(candidates, accumulator, candidates.at(best.columns.cpu().numpy()), others)
+            best[rows] = (scores + added).topk(best.shape[1], dim=1).indices
+    return ScoringResult(candidates, accumulator, candidates.at(best.cpu().numpy()), others)
 
 
 def score_term_sums(

@@ -58,7 +58,7 @@ def test_the_defaults_train_all_parameters_and_offer_nothing_else():
     assert linear.summary() == {"parameters": 27}
     assert plain.needs(plain.options) == {"cls"}
     assert plain.shared() == () and plain.inspectable() == Inspectable() and plain.inspectable().present_fields == ()
-    for name, argument in (("score_blocks", 2), ("score_terms", [0]), ("portable", [0])):
+    for name, argument in (("score_terms", [0]), ("portable", [0])):
         assert getattr(plain, name)(argument) is None
     scores = torch.tensor([[1.0, 2.0, -torch.inf]])
     assert torch.equal(plain.probabilities(scores), scores.softmax(1))

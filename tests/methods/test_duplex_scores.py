@@ -1,4 +1,4 @@
-"""Scores of Duplex: terms, blocks of all compositions, exported tensors, inspectable features."""
+"""Scores of Duplex: terms, exported tensors, inspectable features."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 
 from duplex.methods import portable
 from duplex.methods.duplex import DuplexOptions as Options
-from duplex.methods.duplex import Reading
 from tests.methods import twin
 from tests.methods.world import every_row, features, scores_of, small_labels, small_method, step_of
 
@@ -24,22 +23,6 @@ def refined(**row: Any) -> Any:
         step_of(method, features(5, 1), SEEN[:5])
         method.after_batch()
     return method.eval()
-
-
-@pytest.mark.parametrize("states", [1, 2, 3, 4, 9])
-@pytest.mark.parametrize("codebook", ["buffer", "trained"])
-@pytest.mark.parametrize("terms", [("visual", "factors"), ("visual",), ("factors",)], ids=str)
-def test_score_blocks_equal_the_scorer(terms, codebook, states):
-    method, z = refined(inference=terms, reading=Reading(codebook=codebook)), features(5, 2)
-    whole, blocks = scores_of(method, EVERY, z), list(method.score_blocks(states)({"cls": z}))
-    assert [first for first, _ in blocks] == list(range(0, LABELS.size, states * len(LABELS.objects)))
-    assert all(part.dtype == torch.float32 and not part.requires_grad for _, part in blocks)
-    torch.testing.assert_close(torch.cat([part for _, part in blocks], dim=1), whole, rtol=1e-5, atol=1e-7)
-
-
-def test_score_blocks_are_offered_for_terms_without_prompts_of_pairs():
-    assert small_method(Options(width=5)).score_blocks(2) is None
-    assert refined(unseen_rows="random", inference=("visual",)).score_blocks(2) is not None
 
 
 @pytest.mark.parametrize("row", [{}, {"disentangler": "residual", "adapter": "none"}], ids=str)

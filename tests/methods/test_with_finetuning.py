@@ -123,16 +123,6 @@ def test_calls_of_the_training_loop_are_passed_on() -> None:
     assert calls == {"after_batch": (), "after_step": (), "after_epoch": (7,)}
 
 
-def test_score_blocks_are_the_scorers_scores() -> None:
-    method, batch = started("duplex", inference=("visual", "factors")), block_batch(6, seed=3)
-    blocks = method.score_blocks(2)
-    assert blocks is not None and started("prompts").score_blocks(2) is None
-    with torch.no_grad():
-        whole = method.scorer(method.labels.candidates("open", "test"))(batch.inputs)
-        parts = [part.clone() for _, part in blocks(batch.inputs)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("adapter", ["bottleneck", "lora", "full"])
 def test_a_step_moves_the_blocks_at_their_own_learning_rate(adapter: str) -> None:
     method = started(context=finetuning_task(adapter, learning_rate=1e-6), random_blocks=False)

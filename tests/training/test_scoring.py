@@ -52,42 +52,6 @@ def test_inputs_on_disk_limit_the_images_per_block(monkeypatch):
     assert len(list(scoring._cut({"cls": torch.zeros(20, 50)}, 7))) == 3
 
 
-@pytest.mark.parametrize("inference", [("visual",), ("factors",), ("visual", "factors")])
-@pytest.mark.parametrize("unseen", ["compose", "random"])
-def test_an_open_world_beyond_a_block_is_scored_by_columns(monkeypatch, inference, unseen):
-    labels, examples = small_labels(), eight("test")
-    method = small_method(Options(width=5, inference=inference, unseen_rows=unseen))
-    method.codebook.write_back(np.array([2, 4, 9]), features(3, 6))
-    columns, feasible = labels.candidates("open", "test"), np.arange(labels.size) != 4
-    whole = ScoringTask.of(method, columns)
-    assert whole.score_blocks is None
-    at_once = score_split(whole, examples, labels, k=2, feasible_mask=feasible, top=3, bias=0.1)
-    shifted = np.where(feasible, whole.scorer(examples.inputs).numpy() + np.where(labels.seen, 0, 0.1), -np.inf)
-    monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
-    for swept in (6, 9, 3):
-        monkeypatch.setattr("duplex.training.scoring.BLOCK_COLUMNS", swept)
-        task = ScoringTask.of(method, columns)
-        parts = list(task.column_blocks(examples.inputs))
-        assert len(parts) == len({(rows.start, first) for rows, first, _ in parts}) > len(examples)
-        for rows, first, scores in parts:
-            expected = whole.scorer(examples.inputs)[rows, first : first + scores.shape[1]]
-            torch.testing.assert_close(scores, expected, rtol=0, atol=1e-5)
-        found = score_split(task, examples, labels, k=2, feasible_mask=feasible, top=3, bias=0.1)
-        values, wanted = (np.take_along_axis(shifted, one.top, axis=1) for one in (found, at_once))
-        np.testing.assert_allclose(values, wanted, rtol=0, atol=1e-5)  # equal ones come in any order
-        ours, theirs = (measure(one.accumulator.competitors(), 2, rounds=0).to_dict() for one in (found, at_once))
-        assert ours.pop("bias") == pytest.approx(theirs.pop("bias"), abs=1e-5)  # a difference of scores
-        assert ours == theirs
-
-
-def test_methods_without_score_blocks_score_all_columns_at_once(monkeypatch):
-    monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 1)
-    columns, examples = small_labels().candidates("open", "test"), eight("test")
-    task = ScoringTask.of(small_method(Options(width=5, inference=("semantic", "visual"))), columns)
-    assert task.score_blocks is None
-    assert [scores.shape for _, _, scores in task.column_blocks(examples.inputs)] == [(1, 12)] * 8
-
-
 def test_the_best_compositions_are_feasible_and_ranked_with_the_bias():
     labels = small_labels()
     task = ScoringTask.of(small_method(Options(width=5)), labels.candidates("open", "test"))
@@ -228,18 +192,6 @@ def test_tune_gets_the_validation_auc_of_scores():
     seen = labels.pairs["val"][labels.seen[labels.pairs["val"]]]
     tune(method, eight("val", seen), labels)  # type: ignore[arg-type]
     assert method.asked[2](scores) == 0.0  # undefined
-
-
-@pytest.mark.parametrize("widths", [(6, 6), (2, 3, 7), (12,), (1,) * 12])
-@pytest.mark.parametrize("top", [1, 3, 12])
-def test_the_best_columns_over_blocks_are_the_best_of_all(widths: tuple[int, ...], top: int):
-    scores = torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
-    best, first = scoring.TopCandidates(5, top, torch.device("cpu")), 0
-    for width in widths:
-        for rows in (slice(0, 2), slice(2, 5)):
-            best.add(scores[rows, first : first + width], rows, first)
-        first += width
-    assert torch.equal(best.columns, scores.topk(top, dim=1).indices)
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 6])
