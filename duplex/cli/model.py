@@ -71,7 +71,7 @@ def update(
     in_place: Annotated[bool, Option("--in-place", help="Replace MODEL instead of writing another folder.")] = False,
     force: Force = False,
 ) -> None:
-    """Add labelled images, also of new states and objects, to a model without training.
+    """Add labelled images to a model without training it again; they may show new states and objects.
 
     Visual prototypes are computed again, in closed form; learned prompts and fine-tuned blocks stay as they are.
     """
@@ -267,7 +267,7 @@ def export(
         raise UsageError("no destination; give a folder, duplex export RUN OUT, or --push OWNER/NAME")
     if out is not None and (out / FIT).is_file():
         raise UsageError(
-            f"{out} holds a model; an export in its place would lack its metrics and what `duplex update` reads; "
+            f"{out} holds a model; an export would replace it and lose its metrics and what `duplex update` needs; "
             "choose another folder"
         )
     if not LICENCE.fullmatch(licence):  # it becomes a line of the card's YAML

@@ -447,7 +447,7 @@ def _margins_of_runs(
             table = _read_predictions(path, run, world, name.endswith(STREAM))
             first = first or (path, table)
             if not first[1][SHARED_COLUMNS].equals(table[SHARED_COLUMNS]):
-                raise UsageError(f"{first[0]} and {path} have different images; `duplex evaluate` both runs again")
+                raise UsageError(f"{first[0]} and {path} have different images; run `duplex evaluate` again for both")
             is_seen = table["seen"].to_numpy(dtype=bool)
             margin = table["margin"].to_numpy(dtype=float)
             margins_by_seed.append(Margins(margin[is_seen], margin[~is_seen], is_seen))

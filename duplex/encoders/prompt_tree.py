@@ -126,7 +126,7 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention outputs [Q, width] in a prefix tree.
+    """Attention outputs [Q, width] of the plan's Q query tokens; each attends to itself and its ancestors in the tree.
 
     states: query, key and value of each token [R, 3 * width].
     """

@@ -26,7 +26,7 @@ from duplex.labels import Ints
 
 Interval = tuple[float, float]
 NORMAL_95 = 1.959963984540054
-ROUNDS = 1000  # of a bootstrap
+ROUNDS = 1000  # of a bootstrap, for library calls; the pipeline has `evaluation.bootstrap` of params.yaml
 NAMES = ("seen", "unseen", "hm", "auc")
 
 

@@ -8,8 +8,8 @@ of a project, all data sets share a folder of caches:
     FOLDER/features-KEY/LIST.h5    KEY stands for an encoder, LIST for the images and for what is stored of them
 
 A cache there that has all wanted images is used as it is. Otherwise one with these images is written, with rows from
-the others where possible, and those that it makes superfluous are removed. Who keeps features for later therefore keeps
-`SharedFeatures`, which finds the images again, and no path.
+the others where possible, and those that it makes superfluous are removed. So code that needs features later keeps a
+`SharedFeatures`, which finds the images again, instead of a path.
 """
 
 from __future__ import annotations

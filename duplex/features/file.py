@@ -368,7 +368,7 @@ def read_row_span(file: Any) -> Span:
 
 
 def check_layout(file: Any) -> None:
-    """Raise `DamagedCache` unless an open file has a cache's HDF5 data sets, contiguous, with its types and shapes."""
+    """Check that an open file has all data sets of a cache, of the right types and shapes, each in one block."""
     missing = [name for name in (*REQUIRED, "identity") if name not in file]
     if missing:
         raise DamagedCache(f"there is no {missing[0]!r}")

@@ -28,7 +28,7 @@ PARALLEL_SCALE = 0.1  # of Troika's published code
 
 
 class BlockAdapters(nn.ModuleList):
-    """Base class of everything that fine-tuning trains in the blocks; a subclass adds it to the blocks when it is made.
+    """Base class of the modules that fine-tuning trains inside blocks; a subclass inserts them in its constructor.
 
     blocks: the blocks to fine-tune, whose own parameters are frozen.
     cut: tells the modules of a transformer block at which its attention and its MLP begin and end.

@@ -320,7 +320,7 @@ def interaction_variance(seen: PairMeans, ridge: float) -> float:
 
 
 def choose_variances(seen: PairMeans, kernels: WordSimilarityFactors, ridge: float) -> tuple[float, float]:
-    """The variances `v` of pairs' deviations and `tau` of interactions that make frequent pairs' means likeliest."""
+    """The likeliest variances `v` (of a pair's deviation) and `tau` (of interactions), from frequent pairs' means."""
     often = seen.counts.argsort(descending=True, stable=True)[:PAIRS]
     some = PairMeans(seen.states[often], seen.objects[often], seen.counts[often], seen.means[often], seen.shape)
 

@@ -1,7 +1,7 @@
 """Logistic regression on the encoder's features: the plain rival of all methods that compose states and objects.
 
     over: primitives    S(c|x) = log p(s|x) + log p(o|x)    of a pair c = (s, o), seen or not
-    over: pairs         S(c|x) = log p(c|x)                 of a seen pair; log 1e-30 of every other pair
+    over: pairs         S(c|x) = log p(c|x)                 of a seen pair; -1e30 of every other pair
 
     p(g|x) = softmax_g(w_g . z + b_g),    (w, b) = argmin  mean_i -log p(g_i|x_i) + l2 / 2 sum_g |w_g|^2
 

@@ -290,7 +290,7 @@ def load_planned(
 ) -> Params:
     """Load params.yaml for stages of the pipeline; `DuplexError` if it or the code changed since `plan` ran.
 
-    DVC would record the result under the plan's values. Stages without a plan are not checked.
+    Otherwise DVC would record the result under the values of an old plan. Stages without a plan are not checked.
     """
     params = load_params()
     for stage in stages:

@@ -249,7 +249,7 @@ def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Th
 
 
 def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> ReportPart | None:
-    """The most probable of the wrong answers; None if there are none, or if no image is on this machine."""
+    """A gallery of the wrong answers that were given with the highest probability; None without answers or images."""
     wrong = answers[~answers["right"]].sort_values("probability", ascending=False, kind="stable")
     if thumbnails is None or not len(wrong):
         return None

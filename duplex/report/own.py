@@ -258,7 +258,7 @@ def variances_of_means(counts: Ints, k: float, ridge: float, shape: tuple[int, i
 
 
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """Expected gain [P] from one more image of each pair, given how many of its `validated` images were `wrong`."""
+    """How much one more training image of each pair should lower its error [P], to rank pairs by."""
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
     gain: Floats = errors * variance / (1 + variance)

@@ -155,7 +155,7 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """Cell with the mean, times `scale`, of one number per run: the number at the given keys in its field `part`."""
+    """A cell with the mean over runs of one number, times `scale`; `part` and keys say where a record has it."""
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):

@@ -67,7 +67,7 @@ def plugin_hash(module: str) -> str | None:
 
 
 def plugin_files(module: str) -> Files:
-    """Files of a module's top-level package and, if it is not installed, of modules beside it that it imports."""
+    """The files of a plug-in's package, and modules beside it that it imports if it is not an installed package."""
     places = _places(module.partition(".")[0])
     folders = [place.parent for place in places if not {"site-packages", "dist-packages"}.intersection(place.parts)]
 
