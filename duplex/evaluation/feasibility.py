@@ -13,9 +13,8 @@ hide the cost, which would show only for the least feasible pair, if the others 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,39 +90,18 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
     return CrossFitGain(value, math.sqrt(pairs / (pairs - 1) * spread) / unseen_images, pairs)
 
 
-class FeasibilityBlocks(Protocol):
-    """Interface for feasibility that is computed in blocks, for label spaces too large for memory."""
-
-    def blocks(self) -> Iterator[tuple[int, Floats]]:
-        """Yield, for each block, the index of its first composition and the feasibility of its compositions."""
-
-
-FeasibilityValues = Floats | FeasibilityBlocks  # [C], +inf for seen columns
-
-
-def thresholds(feasible: FeasibilityValues, seen: Bools, count: int = 50) -> Floats:
-    """`count` evenly spaced thresholds from the lowest to the highest feasibility of unseen compositions."""
-    parts = (values[~seen[first : first + len(values)]] for first, values in _blocks(feasible))
-    ends = [(part.min(), part.max()) for part in parts if part.size]
-    if not ends:
+def thresholds(feasibility: Floats, seen: Bools, count: int = 50) -> Floats:
+    """`count` evenly spaced thresholds from the lowest to the highest feasibility [C] of unseen compositions."""
+    unseen = feasibility[~seen]
+    if not unseen.size:
         raise DuplexError("every composition is seen; a feasibility threshold needs unseen ones")
-    return np.linspace(min(low for low, _ in ends), max(high for _, high in ends), count)
+    return np.linspace(unseen.min(), unseen.max(), count)
 
 
-def buckets(feasible: FeasibilityValues, steps: Floats) -> BucketNumbers:
+def buckets(feasibility: Floats, steps: Floats) -> BucketNumbers:
     """Number of each composition's bucket [C]: how many of the thresholds `steps`, ascending, exclude it."""
     kind = np.min_scalar_type(-steps.size - 1)
-    below = (np.searchsorted(steps, values, side="right").astype(kind) for _, values in _blocks(feasible))
-    return np.concatenate([kind.type(steps.size) - part for part in below])
-
-
-def is_feasible(feasible: FeasibilityValues, threshold: float) -> Bools:
-    """Mask [C] of the compositions whose feasibility is at least `threshold`."""
-    return np.concatenate([values >= threshold for _, values in _blocks(feasible)])
-
-
-def _blocks(feasible: FeasibilityValues) -> Iterator[tuple[int, Floats]]:
-    return iter([(0, feasible)]) if isinstance(feasible, np.ndarray) else feasible.blocks()
+    return np.asarray(kind.type(steps.size) - np.searchsorted(steps, feasibility, side="right").astype(kind))
 
 
 @dataclass(frozen=True)

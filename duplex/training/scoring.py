@@ -24,15 +24,9 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from duplex.errors import DuplexError, UsageError
-from duplex.evaluation.accumulate import ScoreAccumulator
+from duplex.evaluation.accumulate import Floats, ScoreAccumulator
 from duplex.evaluation.curve import Curve, Margins
-from duplex.evaluation.feasibility import (
-    BucketNumbers,
-    buckets,
-    choose_threshold,
-    is_feasible,
-    thresholds,
-)
+from duplex.evaluation.feasibility import BucketNumbers, buckets, choose_threshold, thresholds
 from duplex.evaluation.intervals import Components
 from duplex.evaluation.probabilities import NEW_SHARE, Confidence, fit_probabilities, image_weights, log_probabilities
 from duplex.features.tokens import Examples
@@ -40,7 +34,7 @@ from duplex.labels import Bools, CandidateSet, Ints, LabelSpace, World
 from duplex.methods.base import Batch, Inputs, Method, PrimitiveVectors, Scorer
 from duplex.methods.gaussian import ClassStatistics, shared_whitening
 from duplex.methods.layers import unit
-from duplex.methods.word_feasibility import Feasibility
+from duplex.methods.word_feasibility import feasibility
 
 BLOCK_SCORES = 2**24  # scores in memory at once: 64 MiB of float32
 
@@ -325,11 +319,11 @@ def count_unseen_pairs(val: Examples, labels: LabelSpace) -> int:
     return int((~labels.is_seen(compositions)).sum())
 
 
-def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Feasibility | None:
+def feasibility_by_words(labels: LabelSpace, words: PrimitiveVectors | None) -> Floats | None:
     """The feasibility of all compositions by word vectors; None without word vectors or without unseen compositions."""
     if words is None or len(labels.pairs["train"]) == labels.size:
         return None
-    return Feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
+    return feasibility(words.states.cpu().numpy(), words.objects.cpu().numpy(), labels)
 
 
 def feasible_compositions(
@@ -339,7 +333,7 @@ def feasible_compositions(
     if calibration.threshold is None:
         return None
     feasible = feasibility_by_words(method.labels, words)
-    return None if feasible is None else is_feasible(feasible, calibration.threshold)
+    return None if feasible is None else feasible >= calibration.threshold
 
 
 def best_bias(margins: Margins) -> float:

@@ -1,10 +1,9 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duplex.labels import LabelSpace
-from duplex.methods.word_feasibility import Feasibility, feasibility
+from duplex.methods.word_feasibility import feasibility
 
 
 def space(rng: np.random.Generator, states: int, objects: int, seen: float) -> LabelSpace:
@@ -38,21 +37,3 @@ def test_feasibility_equals_a_literal_loop(seed: int, seen: float) -> None:
     states, objects = rng.standard_normal((len(labels.states), 4)), rng.standard_normal((len(labels.objects), 5))
     states[0] = 0
     np.testing.assert_allclose(feasibility(states, objects, labels), literal(states, objects, labels), atol=1e-12)
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), seen=st.sampled_from([0.0, 0.2, 0.9]), block=st.integers(1, 60))
-def test_blocks_of_states_concatenate_to_the_whole(seed: int, seen: float, block: int) -> None:
-    """With a table of cosines they are equal bit for bit, by products up to rounding."""
-    rng = np.random.default_rng(seed)
-    labels = space(rng, int(rng.integers(1, 9)), int(rng.integers(1, 8)), seen)
-    vectors = rng.standard_normal((len(labels.states), 4)), rng.standard_normal((len(labels.objects), 5))
-    whole = feasibility(*vectors, labels)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("duplex.methods.word_feasibility.BLOCK", block)
-        parts = list(Feasibility(*vectors, labels).blocks())
-        assert [first for first, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)])[:-1].tolist()
-        assert max(len(part) for _, part in parts) <= max(block, len(labels.objects))
-        assert np.array_equal(np.concatenate([part for _, part in parts]), whole)
-        patch.setattr("duplex.methods.word_feasibility.TABLE", 0)
-        np.testing.assert_allclose(feasibility(*vectors, labels), whole, atol=1e-12)
