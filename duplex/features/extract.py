@@ -19,12 +19,10 @@ import math
 import os
 import re
 import shutil
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -286,49 +284,20 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
     bar = ProgressBar("images", sum(map(len, pending)) if job.progress else 0)
     began = committed = time.monotonic()
     count = 0
-    with report_shortages(job.batch_size), stop_requests() as stop, bar:
-        for rows, (_, statuses, values) in zip(pending, encoded, strict=True):
-            cache.write(rows, statuses, **values)
-            count += len(statuses)
-            now = time.monotonic()
-            bar.show(count, {"per second": count / (now - began)})
-            if stop.is_set() or now - committed >= COMMIT_SECONDS:
-                cache.commit()
-                committed = now
-                check_share_of_bad(_bad_images(cache.statuses, job), total, job.max_bad)
-            if stop.is_set():
-                raise DuplexError(
-                    f"stopped with {cache.done} of {total} rows encoded; run the same command again to continue"
-                )
-    cache.commit()
+    with report_shortages(job.batch_size), bar:
+        try:
+            for rows, (_, statuses, values) in zip(pending, encoded, strict=True):
+                cache.write(rows, statuses, **values)
+                count += len(statuses)
+                now = time.monotonic()
+                bar.show(count, {"per second": count / (now - began)})
+                if now - committed >= COMMIT_SECONDS:
+                    cache.commit()
+                    committed = now
+                    check_share_of_bad(_bad_images(cache.statuses, job), total, job.max_bad)
+        finally:
+            cache.commit()
     check_share_of_bad(_bad_images(cache.statuses, job), total, job.max_bad)
-
-
-@contextmanager
-def stop_requests() -> Iterator[threading.Event]:
-    """Context manager that yields an event, set by the first Ctrl-C or a scheduler's SIGTERM; a second acts as usual.
-
-    Outside the main thread, which alone receives signals, the event is never set.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def request(_number: int, _frame: object) -> None:
-        stop.set()
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        print("stopping after this batch", file=sys.stderr)
-
-    for number in handlers:
-        signal.signal(number, request)
-    try:
-        yield stop
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> None:

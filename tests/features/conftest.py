@@ -1,7 +1,8 @@
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import pytest
@@ -47,10 +48,16 @@ def run(tmp_path: Path, images: list[str], encoder) -> Run:
 def stop_at_third_batch(monkeypatch) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def call() -> Iterator[None]:
-        asked = iter(range(1000))
-        stop = SimpleNamespace(is_set=lambda: next(asked) >= 4)  # asked twice per batch
+        encode, numbers = extraction.encode_batches, count()
+
+        def three(*arguments: Any) -> Iterator[Any]:
+            for batch in encode(*arguments):
+                if next(numbers) == 3:
+                    raise KeyboardInterrupt
+                yield batch
+
         with monkeypatch.context() as patched:
-            patched.setattr(extraction, "stop_requests", lambda: nullcontext(stop))
+            patched.setattr(extraction, "encode_batches", three)
             yield
 
     return call

@@ -70,7 +70,7 @@ def test_a_cache_that_records_no_folder_of_images_is_kept(run) -> None:
 @pytest.mark.parametrize("options", [{}, {"block_inputs": 1}, {"block_inputs": 1, "bits": 8}, {"pixels": True}])
 def test_an_interrupted_extraction_resumes_to_the_same_bytes(run, tmp_path: Path, stop_at_third_batch, options) -> None:
     whole = run(tmp_path / "whole.h5", **options)
-    with stop_at_third_batch(), pytest.raises(DuplexError, match=rf"stopped with 24 of {whole.rows} rows"):
+    with stop_at_third_batch(), pytest.raises(KeyboardInterrupt):
         run(**options)
     report = run(**options)
     assert report.resumed == 24 and report.path.read_bytes() == whole.path.read_bytes()
@@ -163,7 +163,7 @@ def test_features_that_are_zero_or_not_finite_are_bad_and_not_encoded_again(run,
 
 
 def test_a_resumed_run_with_another_batch_size_keeps_finished_rows(run, stop_at_third_batch) -> None:
-    with stop_at_third_batch(), pytest.raises(DuplexError, match="stopped with 24 of 40 rows"):
+    with stop_at_third_batch(), pytest.raises(KeyboardInterrupt):
         run()
     assert run(batch_size=5).resumed == 24
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -15,8 +14,6 @@ from duplex.features.file import FIRST_BAD, PENDING, PartialCache, partial_path,
 from tests.features.killed import alone, main
 from tests.features.pictures import write_pictures
 from tests.subprocesses import Forked
-
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def start(root: Path, out: Path) -> Forked:
@@ -69,17 +66,6 @@ def test_killed_at_ten_random_moments(tmp_path: Path) -> None:
     assert {path.name for path in broken.parent.iterdir()} == {"features.h5"}
     bad = read_features(broken).statuses >= FIRST_BAD
     assert bad.tolist() == [row == 5 for row in range(count)]
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_stops_cleanly_with_the_command_to_continue(tmp_path: Path, number: int) -> None:
-    _, out, process = begin(tmp_path, 400, 16)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1 and "Traceback" not in errors
-    assert "of 400 rows encoded; run the same command again to continue" in errors
-    assert done_rows(out) >= 16
-    assert [path.name for path in out.parent.iterdir()] == ["features.h5.partial"]
 
 
 def test_a_second_extraction_into_one_path_is_refused(tmp_path: Path) -> None:

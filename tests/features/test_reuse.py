@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.errors import DuplexError
 from duplex.features.extract import copy_equal_rows, has_outputs_of
 from duplex.features.file import BAD_FEATURES, PartialCache, Span, read_features
 from tests.features.conftest import Wrapped
@@ -82,7 +81,7 @@ def test_only_images_that_are_new_or_changed_are_encoded(run, images, counted, t
 
 
 def test_images_that_change_between_two_attempts_are_encoded_again(run, images, tmp_path, stop_at_third_batch) -> None:
-    with stop_at_third_batch(), pytest.raises(DuplexError, match="stopped with 24 of 40 rows"):
+    with stop_at_third_batch(), pytest.raises(KeyboardInterrupt):
         run()
     shutil.copy(tmp_path / "pictures" / images[30], tmp_path / "pictures" / images[3])
     report = run()
@@ -94,7 +93,7 @@ def test_images_that_change_between_two_attempts_are_encoded_again(run, images, 
 def test_a_copy_that_is_interrupted_goes_on_to_the_same_bytes(run, images, tmp_path, stop_at_third_batch) -> None:
     base = run(tmp_path / "base.h5", images=images[:10], manifest_sha256="n" * 64).path
     whole = run(tmp_path / "whole.h5", reuse=[base]).path
-    with stop_at_third_batch(), pytest.raises(DuplexError, match="stopped with 34 of 40 rows"):
+    with stop_at_third_batch(), pytest.raises(KeyboardInterrupt):
         run(reuse=[base])
     for attempt in range(2):
         report = run(reuse=[base] if attempt else [])

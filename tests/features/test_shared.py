@@ -124,7 +124,7 @@ def test_an_image_that_changes_during_the_encoding_gets_no_features_of_another(
 def test_an_interrupted_encoding_is_continued_with_further_images(
     encode, images, root, encoder, stop_at_third_batch, reports
 ) -> None:
-    with stop_at_third_batch(), pytest.raises(DuplexError, match="stopped with"):
+    with stop_at_third_batch(), pytest.raises(KeyboardInterrupt):
         for count in (10, 20, 30, 40):
             encode(images[:count])
     np.testing.assert_allclose(cls_of(encode(images)), plain(images, root, encoder), atol=2e-3)
