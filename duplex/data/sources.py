@@ -29,7 +29,6 @@ from duplex.data.contents import content_keys, join_keys
 from duplex.data.images import ImageTree, describe_skipped, read_bytes, read_lines
 from duplex.data.tables import (
     COLUMNS,
-    SPLIT_WORDS,
     LabelledImages,
     check_labels,
     from_rows,
@@ -246,8 +245,10 @@ def _folder(root: Path) -> Path:
 
 
 FORMS = "`state/object/image.jpg` or `state object/image.jpg`"
-PARTS = "set|splits?|images?|data"
-SPLIT_FOLDER = re.compile(rf"({'|'.join(SPLIT_WORDS)})([ _-]?({PARTS}))?|fold[ _-]?\d+", re.IGNORECASE)
+SPLIT_FOLDER = re.compile(
+    r"(train|training|val|valid|validation|dev|test|testing)([ _-]?(set|splits?|images?|data))?|fold[ _-]?\d+",
+    re.IGNORECASE,
+)
 
 
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:

@@ -36,7 +36,6 @@ UNFIT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029]")  # control 
 PATH_LIMIT = 4096
 LABEL_LIMIT = 100  # characters; a state, an object and a context share the 77 tokens of CLIP's prompts
 SPLIT_NAMES = {"set", "subset", "fold", "phase", "partition"}  # of the column `split` in tables made for other programs
-SPLIT_WORDS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
 TABLES = (*CSV, *PARQUET, ".json")  # the last one of Label Studio
 CROP = ["x", "y", "width", "height"]  # columns of a crop, in pixels of the upright image
@@ -193,28 +192,6 @@ def known_columns(
     return columns
 
 
-def refuse_unnamed_split(table: pd.DataFrame, place: object) -> None:
-    """Raise `DuplexError` if a table has no column `split` and another column contains only names of splits."""
-    for number, name in enumerate(table.columns if "split" not in table else ()):
-        if name in NEEDED:
-            continue
-        texts = _split_words(table.iloc[:, number])
-        if len({text.lower() for text in texts}) > 1:
-            raise DuplexError(
-                f"{place}: column {name!r} holds {', '.join(texts)}; rename it to `split` to use it, or remove it"
-            )
-
-
-def _split_words(cells: pd.Series) -> list[str]:  # the distinct ones; none if there are other texts
-    words: dict[str, None] = {}
-    for cell in cells.dropna():
-        word = str(cell).strip()
-        if word and word.lower() not in SPLIT_WORDS:
-            return []
-        words[word] = None
-    return [word for word in words if word]
-
-
 def _refuse_misspelt(header: Sequence[str], place: object, known: Sequence[str]) -> None:
     lacking = [name for name in known if name not in header]
     for name in header:
@@ -250,28 +227,19 @@ def _read_csv(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tup
         if len(cells) != len(header):
             raise DuplexError(f"{path}, line {number} has {len(cells)} cells; the header has {len(header)}")
     frame = pd.DataFrame(rows[1:], columns=header, dtype=str)
-    refuse_unnamed_split(frame, path)
     return frame[columns], lambda row: f"{path}, line {numbers[row + 1]}"
 
 
 def _read_parquet(path: Path, optional: Sequence[str], needed: Sequence[str]) -> tuple[pd.DataFrame, Place]:
     try:
         from pyarrow import ArrowException, BufferReader, parquet
-        from pyarrow.types import is_dictionary, is_large_string, is_string
     except ImportError as error:
         raise UsageError(f"to read {path}, run {install_command('parquet')}, or save it as .csv") from error
 
     source = BufferReader(read_bytes(path))  # of a Python file, Arrow's threads abort the program at its exit
     try:
         file = parquet.ParquetFile(source)
-        names = file.schema_arrow.names
-        columns = known_columns(names, path, needed, optional)
-        further = [] if "split" in columns else [name for name in names if names.count(name) == 1]
-        for name in set(further) - set(columns):
-            kind = file.schema_arrow.field(name).type
-            if is_string(kind) or is_large_string(kind) or is_dictionary(kind):
-                distinct = file.read(columns=[name], use_threads=False).column(name).unique()
-                refuse_unnamed_split(pd.DataFrame({name: distinct.to_pylist()}, dtype=object), path)
+        columns = known_columns(file.schema_arrow.names, path, needed, optional)
         table = file.read(columns=columns, use_threads=False)
         cells: dict[str, list[object]] = {}
         metadata = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", "{}"))

@@ -23,14 +23,7 @@ from numpy.typing import NDArray
 
 from duplex.artifacts import ArtifactPaths
 from duplex.config.params import EncoderParams, Params
-from duplex.data.tables import (
-    COLUMNS,
-    checked_cells,
-    known_columns,
-    manifest_bytes,
-    read_manifest,
-    refuse_unnamed_split,
-)
+from duplex.data.tables import COLUMNS, checked_cells, known_columns, manifest_bytes, read_manifest
 from duplex.encoders.base import PACKAGED, TextTower, find_family, load_encoder, resolve_device
 from duplex.encoders.image_blocks import block_count, last_blocks, select_blocks
 from duplex.errors import DuplexError, UsageError
@@ -344,7 +337,6 @@ def checked_table(
         raise UsageError(f"the table is not one row per image: {error}") from None
     frame.columns = frame.columns.map(str)
     known = known_columns(frame.columns.tolist(), "the table", NEEDED, ("image",))
-    refuse_unnamed_split(frame, "the table")
     if len(frame) != rows:
         raise UsageError(f"features has {rows} rows and the table {len(frame)}; expected one row per image in both")
     frame = frame[known]

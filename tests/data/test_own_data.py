@@ -116,21 +116,6 @@ def test_bad_tables_are_errors_of_one_line(tmp_path: Path, text: str, says: str)
     assert "t.csv" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_a_split_in_a_column_of_another_name_is_refused(tmp_path: Path, suffix: str) -> None:
-    """Otherwise a random split would be made; a column with other values is ignored as before."""
-    path = tmp_path / f"t{suffix}"
-    frame = pd.DataFrame({"image": list("abcd"), "state": "red", "object": "car"})
-    for usage, refused in ((["train", "", "VAL", "test"], True), (["train"] * 4, False), (list("abcd"), False)):
-        table = frame.assign(usage=usage)
-        table.to_csv(path, index=False) if suffix == ".csv" else table.to_parquet(path)
-        if refused:
-            with pytest.raises(DuplexError, match="'usage' holds train, VAL, test; rename it to `split`"):
-                read_table(path)
-        else:
-            assert list(read_table(path).columns) == ["image", "state", "object"]
-
-
 def test_repeated_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(GOOD + "c.jpg,red,car,test\n./c.jpg,red,car,test\n")
