@@ -223,9 +223,6 @@ def _claimed_runs(benchmark: str | None) -> Iterator[list[str]]:
             for name in dict.fromkeys(name for line in lines_of(claim) for name in line.names):
                 if name in table["rows"]:
                     yield table["rows"][name]["run"]
-            if "peak" in claim:
-                for step in read_package_yaml("tables.yaml")["sensitivity"]:
-                    yield [step["run"]]
 
 
 def reproduce(

@@ -357,8 +357,6 @@ def lines_of(claim: Tree) -> Iterator[Comparison]:
 
 
 def _names(claim: Tree) -> list[Any]:
-    if "peak" in claim:
-        return [f"λ = {claim['peak']:g}"]
     if "number" in claim:
         return [claim["number"]]
     return list(next(claim[kind] for kind in ("greater", "gain", "cost") if kind in claim))
@@ -379,7 +377,7 @@ def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
 def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | None) -> list[Judgement]:
     claim = line.claim
     shown = [benchmark] if benchmark else claim["of"]
-    paper = MISSING if "peak" in claim else "; ".join(f"{name} {line.paper(name)}" for name in shown)
+    paper = "; ".join(f"{name} {line.paper(name)}" for name in shown)
     metric = " > ".join(dict.fromkeys({**METRICS, **COSTS}.get(name, name) for name in line.metrics))
     contradicted = [name for name in shown if name in claim.get("contradicted", ())]
     start = f"the paper's numbers on {' and '.join(contradicted)} contradict it; " if contradicted else ""
@@ -390,20 +388,14 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
 
     if claim.get("only") and benchmark is None:
         return [judgement(NOT_COMPARABLE, f"said of {' and '.join(claim['of'])} alone")]
-    rows = _peak_rows() if "peak" in claim else {name: paper_row(name) for name in line.names}
+    rows = {name: paper_row(name) for name in line.names}
     found = {name: _with_numbers(line, name, runs_of(row, candidates, *line.tables)) for name, row in rows.items()}
-    if missing := [name for name, runs in found.items() if not runs and "peak" not in claim]:
+    if missing := [name for name, runs in found.items() if not runs]:
         return [judgement(NOT_RUN, ", ".join(missing))]
     if "number" in claim:
         (name,) = line.names
         return [judgement(**_number(line, rows[name], each)) for each in _one_per_setting(line, found[name])]
-    groups = _groups(line, found)
-    if "peak" in claim:
-        peaks = [_peak(claim["peak"], group, line.metrics[0]) for group in groups]
-        return [judgement(**numbers) for numbers in peaks if numbers] or [
-            judgement(NOT_RUN, "values of λ on both sides")
-        ]
-    whole = [group for group in groups if len(group) == len(rows)]
+    whole = [group for group in _groups(line, found) if len(group) == len(rows)]
     if not whole:
         return [judgement(NOT_COMPARABLE, "its rows were run with different encoders, data or fine-tuned blocks")]
     return [judgement(**_order(line, group)) for group in whole]
@@ -438,7 +430,6 @@ def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measure
 def _with_numbers(line: Comparison, name: str, runs: Iterable[Measured]) -> list[Measured]:
     """The runs that have what the line compares."""
     wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
-    wanted = wanted or [(line.tables[0], line.metrics[0])]
     return [each for each in runs if all(each.value(*place) is not None for place in wanted)]
 
 
@@ -485,27 +476,3 @@ def _with(used: Iterable[Measured], table: str) -> str:
     untrained = [f"{each.name} untrained in {each.untrained} of {each.seeds}" for each in runs if each.untrained]
     names = ", ".join(dict.fromkeys(each.name for each in runs))
     return "; ".join([names, f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {encoder}{tuned}", *untrained])
-
-
-def _peak_rows() -> dict[str, Tree]:
-    places = read_package_yaml("tables.yaml")["sensitivity"]
-    rows = {}
-    for place in places:
-        options = {"momentum": float(place["value"])}
-        rows[str(float(place["value"]))] = {"run": [place["run"]], "kind": "duplex", "options": options}
-    return rows
-
-
-def _peak(at: float, group: Mapping[str, Measured], metric: str) -> dict[str, Any]:
-    """Verdict on a peak: values at both ends are below it, and no value is above it."""
-    values = {float(place): each.value("closed", metric) for place, each in group.items()}
-    known = {place: value for place, value in sorted(values.items()) if value is not None}
-    if at not in known or not min(known) < at < max(known):
-        return {}
-    gaps = {place: Gap.of((1.0, known[at]), (-1.0, value)) for place, value in known.items() if place != at}
-    verdict = REPRODUCED if gaps[min(known)].order == gaps[max(known)].order == REPRODUCED else UNDECIDED
-    if any(gap.order == NOT_REPRODUCED for gap in gaps.values()):
-        verdict = NOT_REPRODUCED
-    best = max(gaps, key=lambda place: known[place].mean)
-    reason = f"the best other λ is {best:g}; {_with([group[str(at)], group[str(best)]], 'closed')}"
-    return {"verdict": verdict, "reason": reason, "left": known[at], "right": known[best], "gap": gaps[best]}

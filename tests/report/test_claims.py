@@ -187,25 +187,6 @@ def test_a_benchmark_is_not_judged_by_what_the_paper_says_of_others():
     assert not [key for key in found if key[0] == "Tab. 7"]
 
 
-@pytest.mark.parametrize(
-    ("values", "verdict"),
-    [
-        ({0.0: 10, 0.5: 15, 0.9: 20, 1.0: 12}, "reproduced"),
-        ({0.0: 10, 0.5: 25, 0.9: 20, 1.0: 12}, "not reproduced"),
-        ({0.0: 10, 0.9: 20, 1.0: 21}, "not reproduced"),
-        ({0.0: 10, 0.9: 20, 1.0: 20}, "undecided"),
-        ({0.0: 10, 0.9: 20}, "not run"),
-    ],
-)
-def test_a_peak_is_above_both_ends_and_below_nothing(values, verdict):
-    names = {0.0: "lambda_0", 0.5: "lambda_50", 0.9: "duplex_five", 1.0: "update_init"}
-    results = {names[place]: ablation("duplex", float(value)) for place, value in values.items()}
-    for place in values:
-        results[names[place]]["settings"]["momentum"] = place
-    (found,) = judged(results)["Fig. 5", "λ = 0.9", "AUC"]
-    assert found.verdict == verdict
-
-
 def test_costs_are_compared_with_a_bound():
     def runs(parameters: float, seconds: float) -> dict[int, RunRecord]:
         files = {part: f"{part}.json" for part in ("timing", "evaluation_timing")}
@@ -267,9 +248,9 @@ def test_rows_are_the_methods_of_the_ablations():
 
 
 def test_the_papers_own_numbers_satisfy_its_claims():
-    """Except those that the file says they contradict."""
+    """Except those that the file says they contradict; of Fig. 5 there are no numbers."""
     for claim in SPEC["claims"]:
-        for each in lines_of(claim) if "peak" not in claim and "number" not in claim else ():
+        for each in lines_of(claim) if claim["source"] != "Fig. 5" and "number" not in claim else ():
             for benchmark in claim["of"]:
                 sides = [(f, paper_value(paper_row(n), t, benchmark, m)) for f, n, t, m in each.sides]
                 assert all(value is not None for _, value in sides), (each.title, benchmark)
