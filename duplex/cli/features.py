@@ -16,7 +16,7 @@ CacheFile = Annotated[Path | None, Option(help="Cache file to write; default: ar
 CachePath = Annotated[Path, Argument(help="File of the feature cache, such as artifacts/shapes/features.h5.")]
 
 
-cache = typer.Typer(help="Feature caches: inspect, verify, import features, join shards.", no_args_is_help=True)
+cache = typer.Typer(help="Feature caches: inspect, verify, join shards.", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 encoders = typer.Typer(help="Frozen encoders: list them, convert weights.", invoke_without_command=True)
 app.add_typer(encoders, name="encoders")
@@ -82,42 +82,6 @@ def verify(
     from duplex.project.stages import verify_cache
 
     _print_record(verify_cache(load_params(), path, dataset, sample=sample, seed=seed), as_json)
-
-
-@cache.command("import")
-def import_(
-    features: Annotated[
-        Path, Argument(help="Features: .npy [images, width] in the manifest's order, or .npz with image names.")
-    ],
-    manifest: Annotated[Path | None, Option(help="The manifest.csv that lists the images; or use --dataset.")] = None,
-    dataset: Annotated[str | None, dataset_option("Data set whose manifest lists the images.")] = None,
-    out: CacheFile = None,
-) -> None:
-    """Write a feature cache from features that were computed elsewhere."""
-    from duplex.artifacts import ArtifactPaths
-    from duplex.data.tables import read_manifest
-    from duplex.features.file import IMPORTED, read_features
-    from duplex.features.imported import FeatureFile, import_features, refuse_other_width
-    from duplex.project.stages import write_extraction_summary
-    from duplex.system.files import sha256
-
-    if (manifest is None) == (dataset is None):
-        raise UsageError("give either --manifest FILE or --dataset NAME")
-    paths, max_bad = ArtifactPaths(), 1.0
-    if dataset is not None:
-        manifest, out = paths.manifest(dataset), out or paths.features(dataset)
-        params = load_params()
-        entry, max_bad = params.dataset(dataset).encoder, params.extraction.max_bad
-        advice = f"or {IMPORTED}, as datasets.{dataset}.encoder.name in params.yaml"
-        refuse_other_width(FeatureFile.open(features), entry.name, entry.weights, advice)
-    if manifest is None or out is None:
-        raise UsageError("--manifest needs --out PATH, the cache file to write")
-    images = read_manifest(manifest)["image"].tolist()
-    import_features(features, len(images), sha256(manifest), out, images, max_bad)
-    write_extraction_summary(out)
-    bad = int(read_features(out).bad.sum())
-    rows = f"; {bad} of {len(images)} rows are zero or not finite" if bad else ""
-    log(f"{out} has the features of {features}{rows}")
 
 
 @cache.command()

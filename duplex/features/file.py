@@ -229,7 +229,7 @@ def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], 
             shorten = str if key == ROOT else _shorten
             values = f"{shorten(stored.get(key))}, not {shorten(expect[key])}"
             name = DISPLAY_NAMES.get(key, key)
-            raise DuplexError(f"{path} was made with another {name} ({values}); {repair_hint(path, imported=imported)}")
+            raise DuplexError(f"{path} was made with another {name} ({values}); {repair_hint(path)}")
     if "limit" in stored and "limit" not in expect:
         raise DuplexError(f"{path} holds only the first {stored['limit']} rows; {repair_hint(path)}")
 
@@ -269,10 +269,8 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
     return None
 
 
-def repair_hint(path: Path, *, imported: bool = False) -> str:
-    """End of an error message: the command that writes a cache or shard again, an imported one if `imported`."""
-    if imported:
-        return f"`duplex cache import FILE --dataset {_dataset(path) or 'NAME'}` makes it again"
+def repair_hint(path: Path) -> str:
+    """End of an error message: the command that writes a cache or shard again."""
     command = extract_command(path)
     if shard := SHARD.fullmatch(path.name):
         whole = path.with_name(shard["stem"] + (shard["suffix"] or ""))

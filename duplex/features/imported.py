@@ -225,8 +225,8 @@ def check_features(
     yield from (issue for issue in content_issues(data.manifest, keys, FEATURES) if issue.count)
 
 
-def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, advice: str = "or --encoder none") -> None:
-    """Raise `UsageError` if the features in `file` have another width than the encoder's; `advice` ends the message."""
+def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:
+    """Raise `UsageError` if the features in `file` have another width than the encoder's."""
     if encoder == IMPORTED:
         return
     width = next((entry.dim for entry in find_family(encoder).catalog() if entry.name == encoder), None)
@@ -235,7 +235,7 @@ def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None, adv
     if width not in (None, file.width):
         raise UsageError(
             f"{file.path} has features of width {file.width}, and {encoder} makes features of {width}; name the "
-            f"encoder that made them, {advice}"
+            "encoder that made them, or --encoder none"
         )
 
 

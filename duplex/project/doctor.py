@@ -139,7 +139,6 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
         yield DoctorFinding(name, "word vectors: missing, and the encoder has no text tower to embed words", remedy)
     root = entry.source.root
     features = entry.features
-    is_imported = features is not None or entry.encoder.name == IMPORTED
     if features is not None and not features.is_file():
         yield DoctorFinding(name, f"features {features}: missing", "correct `features` in params.yaml")
     is_there = entry.source.kind == "shapes" or is_on_disk(entry.source)
@@ -148,15 +147,13 @@ def _dataset(params: Params, name: str) -> Iterator[DoctorFinding]:
     elif entry.source.kind == "shapes":
         yield DoctorFinding(name, f"images in {root}: drawn when needed")
     else:
-        remedy = images_remedy(name, root) if required and not is_imported else ""
+        remedy = images_remedy(name, root) if required and features is None else ""
         yield DoctorFinding(name, f"images in {root}: missing", remedy)
     paths = ArtifactPaths()
     if required or paths.features(name).exists():
-        by_hand = is_imported and features is None
-        command = f"`duplex cache import FILE --dataset {name}`" if by_hand else f"`dvc repro extract@{name}`"
-        if not is_imported and not paths.features(name).exists() and is_there:
+        if features is None and not paths.features(name).exists() and is_there:
             yield from _extraction_size(params, name)
-        yield _cache(params, paths, name, command)
+        yield _cache(params, paths, name)
 
 
 def _weights(name: str, entry: DatasetParams, required: bool) -> Iterator[DoctorFinding]:
@@ -181,10 +178,11 @@ def _has_text(entry: DatasetParams) -> bool:
         return True
 
 
-def _cache(params: Params, paths: ArtifactPaths, name: str, command: str) -> DoctorFinding:
+def _cache(params: Params, paths: ArtifactPaths, name: str) -> DoctorFinding:
     entry, path = params.dataset(name), paths.features(name)
     if not path.exists():
-        return DoctorFinding(name, f"{path}: {'incomplete' if partial_path(path).exists() else 'missing'}", command)
+        state = "incomplete" if partial_path(path).exists() else "missing"
+        return DoctorFinding(name, f"{path}: {state}", f"`dvc repro extract@{name}`")
     try:
         require_data(params, name, paths)
         expected = {ROOT: entry.source.recorded_root}

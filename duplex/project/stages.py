@@ -112,8 +112,8 @@ def _encode_images(
     images, settings = prepare_extraction(params, dataset, paths)
     if entry.name == IMPORTED:
         raise UsageError(
-            f"the features of {dataset} were imported and cannot be encoded here; run `duplex cache import FILE "
-            f"--dataset {dataset}` to replace them, then under DVC `dvc commit -f extract@{dataset}`"
+            f"the encoder of {dataset} is unknown, so its images cannot be encoded; give its file of features as "
+            f"`features` in params.yaml or datasets/{dataset}.yaml"
         )
     encoder = _load_image_encoder(params, entry)
     reuse = [paths.features(name) for name in params.datasets] if is_whole else []

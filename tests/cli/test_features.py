@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from duplex.data.tables import write_manifest
@@ -70,29 +69,13 @@ def test_extract_names_the_download_where_there_are_no_images(folder: Path, comm
     assert command("extract", "-d", "mit-states").refused("`duplex data download mit-states`")
 
 
-def test_joining_and_importing_write_extraction_json(folder: Path, command: Command) -> None:
+def test_joining_writes_extraction_json(folder: Path, command: Command) -> None:
     note = folder / "artifacts/pics/extraction.json"
     for k in range(2):
         command("extract", "-d", "pics", "--shard", f"{k}/2")
     assert not note.exists()
     assert command("cache", "join", CACHE).code == 0
     assert json.loads(note.read_text()) == {"rows": 20, "bytes": 20 * (2 * 16 + 1 + 4 + 32), "bad": 0, "bad_images": []}
-    note.unlink()
-    values = np.ones((20, 16))
-    values[4, 2] = np.nan
-    np.save("f.npy", values)
-    assert command("cache", "import", "f.npy", "--dataset", "pics").code == 0
-    (bad,) = json.loads(note.read_text())["bad_images"]
-    assert (bad["row"], bad["reason"]) == (4, "features not finite")
-
-
-def test_imported_features_of_another_width_are_refused(folder: Path, command: Command) -> None:
-    np.save("f.npy", np.ones((20, 5), np.float32))
-    refused = command("cache", "import", "f.npy", "--dataset", "pics")
-    assert refused.code == 2 and refused.refused("has features of width 5, and local-dir:")
-    assert refused.refused("or imported, as datasets.pics.encoder.name in params.yaml")
-    (folder / "params.yaml").write_text(PARAMS.replace("{name: tiny}", "{name: imported}"))
-    assert command("cache", "import", "f.npy", "--dataset", "pics").code == 0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +89,6 @@ def test_imported_features_of_another_width_are_refused(folder: Path, command: C
         (["cache", "info", "params.yaml"], 1, "cannot be opened as HDF5 file"),
         (["cache", "verify", "params.yaml"], 2, "--dataset"),
         (["cache", "join", "absent.h5"], 1, "no shard"),
-        (["cache", "import", "absent.npy"], 2, "--manifest FILE or --dataset NAME"),
         (["encoders", "convert", "absent.pt", "out", "--encoder", "ViT-B-32"], 2, "absent.pt does not exist"),
     ],
 )

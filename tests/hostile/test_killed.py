@@ -51,11 +51,6 @@ COMMANDS = {
     "prepare": [[*DUPLEX, "prepare", "-d", "pics"]],
     "extract": [[*DUPLEX, "prepare", "-d", "pics"], [*DUPLEX, "extract", "-d", "pics"]],
     "script": [[sys.executable, str(ROOT / "pipeline/prepare.py"), "pics"]],
-    "import": [
-        [*DUPLEX, "prepare", "-d", "pics"],
-        [sys.executable, "-c", "import numpy; numpy.save('f.npy', numpy.ones((64, 128), 'f4'))"],
-        [*DUPLEX, "cache", "import", "f.npy", "-d", "pics"],
-    ],
     "add": [[*DUPLEX, "data", "add", "more", "pictures", "--encoder", "tiny"]],
     "remove": [[*DUPLEX, "data", "add", "more", "pictures", "--encoder", "tiny"], [*DUPLEX, "data", "remove", "more"]],
 }

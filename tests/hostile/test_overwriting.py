@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -23,7 +22,6 @@ THINGS: dict[str, Callable[[Path], object]] = {"text": lambda path: path.write_t
 WRITING_CACHES = [
     ["extract", "-d", "pics", "--out"],
     ["extract", "-d", "pics", "--fresh", "--out"],
-    ["cache", "import", "f.npy", "-d", "pics", "--out"],
     ["cache", "join"],
 ]
 
@@ -35,7 +33,6 @@ def state(path: Path) -> object:
 
 @pytest.mark.parametrize("thing", THINGS)
 def test_caches_do_not_replace_other_files(pics: Path, command: Command, thing: str) -> None:
-    np.save("f.npy", np.ones((12, 128), np.float32))
     for k in range(2):
         assert command("extract", "-d", "pics", "--shard", f"{k}/2", "--out", "mine").code == 0
     THINGS[thing](pics / "mine")

@@ -18,9 +18,7 @@ from duplex.system.files import replace_folder, write_tensors
 from tests.hostile.conftest import Command, files, full_disk
 
 
-@pytest.mark.parametrize(
-    "words", ["cache import P -d pics", "extract -d pics --out P", "score P", "predict f.npy --out P", "data add own P"]
-)
+@pytest.mark.parametrize("words", ["extract -d pics --out P", "score P", "predict f.npy --out P", "data add own P"])
 def test_a_folder_in_place_of_a_file_is_refused(pics: Path, command: Command, words: str) -> None:
     np.save("f.npy", np.ones((12, 4), np.float32))
     before = files(pics)
