@@ -297,14 +297,13 @@ def remove(
     name: DatasetName,
     results: Annotated[bool, Option("--results", help="Also delete artifacts/NAME: features, runs, results.")] = False,
 ) -> None:
-    """Delete datasets/NAME.yaml, and the data set's part of dvc.lock and of the report. Images are never deleted."""
+    """Delete datasets/NAME.yaml, and the data set's part of the report. Images are never deleted."""
     import shutil
 
     from duplex.artifacts import ArtifactPaths
     from duplex.config.params import remove_dataset
 
     remove_dataset(name)
-    stages = sum(_forget_stages(name, lock) for lock in (Path("dvc.lock"), Path("ablations/dvc.lock")))
     paths = ArtifactPaths()
     shutil.rmtree(paths.inventory(name), ignore_errors=True)
     paths.maps(name).unlink(missing_ok=True)
@@ -312,32 +311,7 @@ def remove(
     if results:
         shutil.rmtree(folder, ignore_errors=True)
     remark = f"; kept: {folder} (--results deletes it)" if folder.exists() else ""
-    log(f"removed datasets/{name}.yaml and {stages} stages of dvc.lock{remark}")
-
-
-def _forget_stages(dataset: str, lock: Path) -> int:
-    import shlex
-
-    from ruamel.yaml import YAML
-
-    from duplex.system.files import replace_file
-
-    if not lock.is_file():
-        return 0
-    yaml = YAML()
-    record = yaml.load(lock)
-    names = []
-    for name, stage in record["stages"].items():
-        words = shlex.split(stage["cmd"]) if isinstance(stage["cmd"], str) else []
-        arguments = words[3:] if words[2:3] == ["inputs"] else words[2:]  # of `python pipeline/train.py DATASET ...`
-        if arguments[:1] == [dataset]:
-            names.append(name)
-    for name in names:
-        del record["stages"][name]
-    if names:
-        with replace_file(lock.resolve()) as scratch:
-            yaml.dump(record, scratch)
-    return len(names)
+    log(f"removed datasets/{name}.yaml{remark}")
 
 
 def _encoder_entry(

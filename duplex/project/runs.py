@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -219,14 +218,9 @@ def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
 def find_pair(labels: LabelSpace, text: str) -> int:
     """The composition that a text such as "striped heart" means; it may be unseen."""
     wanted = prompt_name(text)
-    states = [prompt_name(name) for name in labels.states]
-    objects = [prompt_name(name) for name in labels.objects]
-    for number, (state, thing) in enumerate(product(states, objects)):
-        if wanted == f"{state} {thing}":
+    for number, (state, thing) in enumerate(product(labels.states, labels.objects)):
+        if wanted == prompt_name(f"{state} {thing}"):
             return number
-    names = [*states, *objects]
-    similar = dict.fromkeys(name for word in wanted.split() for name in difflib.get_close_matches(word, names, 2))
-    hint = f"; similar names: {', '.join(similar)}" if similar else ""
     raise UsageError(
-        f"{text!r} is not a state and an object of the data set, such as {labels.name(0)!r}{hint}; see its labels.json"
+        f"{text!r} is not a state and an object of the data set, such as {labels.name(0)!r}; see its labels.json"
     )
