@@ -1,4 +1,4 @@
-"""Checks of a data set on disk, which open every image once."""
+"""Check a data set on disk: its labels, its splits, and its image files, each of which is opened once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_dataset(dataset: LabelledImages, root: Path) -> list[DataIssue]:
 
 
 def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
-    """Check only a data set's labels, without opening images; also returns checks that found no fault, with count 0."""
+    """Check a data set's labels without opening images; returns a `DataIssue` per check, with count 0 if it passes."""
     labels, manifest = dataset.labels, dataset.manifest
     issues = [_check_splits(dataset)]
     for split in SPLITS:
@@ -62,7 +62,7 @@ def check_labels_of(dataset: LabelledImages) -> list[DataIssue]:
 
 
 def alike_labels(dataset: LabelledImages) -> list[str]:
-    """Warnings about labels that read alike in prompts; most likely they are one label in two spellings."""
+    """Warnings about labels that read the same in prompts, most likely two spellings of one label."""
     return [str(issue) for issue in check_labels_of(dataset) if issue.count and issue.what.endswith(ALIKE)]
 
 
@@ -128,10 +128,10 @@ def _check_images(manifest: pd.DataFrame, root: Path) -> list[DataIssue]:
 def content_issues(
     manifest: pd.DataFrame, keys: Mapping[str, str], nouns: tuple[str, str] = ("content", "contents")
 ) -> list[DataIssue]:
-    """Find images with equal contents: with one label, with two labels, in two splits; a count may be 0.
+    """Find images with equal contents; returns three issues: same label, different labels, and in two splits.
 
-    keys: each image's key, equal for equal contents; missing and unreadable images have none.
-    nouns: what messages call one content, and several.
+    keys: image -> a key that is equal for equal contents; missing and unreadable images have none.
+    nouns: the messages' word for such a content, in singular and plural.
     """
     content = pd.Series(keys, dtype=object)
     known = manifest.assign(content=manifest["image"].map(content))

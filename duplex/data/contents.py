@@ -1,9 +1,9 @@
 """Contents of image files, and random compositional splits that keep images of equal content together.
 
-Two files are copies if their bytes are equal, or the pixels that an encoder sees (`decode_image`). Near-copies were
-saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs out as
-unseen and divides the images of the others, so that validation and test have seen and unseen pairs. Every state and
-every object stays in training.
+Two image files are copies if they have the same bytes or the same decoded pixels (`decode_image`). Near-copies are
+images saved or scaled again: their *looks*, the images reduced to 8 x 8 pixels, hardly differ. A split holds some pairs
+out as unseen and divides the images of all other pairs, so that validation and test contain seen and unseen pairs.
+Every state and every object stays in training.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ BLOCK = 256  # looks compared at once with all others
 
 
 def content_keys(root: Path, images: Sequence[str]) -> list[str]:
-    """One key per image below `root`: equal for copies and near-copies, also through others."""
+    """One key per image below `root`; images linked by a chain of copies and near-copies have equal keys."""
     pixels = [each for _, each, _ in read_contents(root, images)]
     keys = [each or image for image, each in zip(images, pixels, strict=True)]
     return join_copies(keys, near_copies(known_looks(pixels)))
 
 
 def near_copies(looks: NDArray[np.uint8]) -> Ints:
-    """Pairs of rows of looks [N, 192] whose images are copies or near-copies [K, 2], the lower row first."""
+    """Find copies and near-copies by their looks [N, 192]; returns pairs of row numbers [K, 2], the lower one first."""
     mean = looks.mean(axis=1) / 255
     order = np.argsort(mean, kind="stable")  # the difference of two means is at most that of the looks
     mean, x = mean[order], looks[order].astype(np.float32) / 255
@@ -65,7 +65,7 @@ def near_copies(looks: NDArray[np.uint8]) -> Ints:
 
 
 def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
-    """One key per image, equal for equal keys and for near-copies (pairs of rows), also through others."""
+    """Merge the keys of near-copies, given as pairs of rows `copies` [K, 2]; returns one key per image."""
     joined = np.array(keys, dtype=object)
     for one, other in copies:
         joined[joined == joined[other]] = joined[one]
@@ -73,7 +73,7 @@ def join_copies(keys: Sequence[str], copies: Ints) -> list[str]:
 
 
 def read_digests(root: Path, images: Sequence[str], known: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The sha256 of each image file ("" for a missing one), and a dict from it to digest and look of its pixels."""
+    """The sha256 of each image file ("" for a missing one), and a dict: sha256 -> text about the image's pixels."""
     found = read_contents(root, images, known)
     return [file for file, _, _ in found], {file: pixels for file, pixels, _ in found}
 
@@ -84,8 +84,8 @@ def read_contents(
     """Per image: its file's sha256, a text about its pixels, and why it cannot be read; "" for what does not apply.
 
     The text is a digest of the pixels, a space, and the look (the image reduced to 8 x 8 pixels) in base64; for an
-    unreadable image, the file's sha256. Each file is read once. `known` has texts by sha256: images with one of these
-    are not decoded.
+    unreadable image, it is the file's sha256. `known` has the texts of earlier images by sha256; images whose sha256
+    is in it are not decoded again.
     """
     # every thread changes the warning filters of the process and puts back those that it found
     with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -109,7 +109,7 @@ def _content(path: Path, known: Mapping[str, str]) -> tuple[str, str, str]:
 
 
 def known_looks(pixels: Iterable[str]) -> NDArray[np.uint8]:
-    """The looks [N, 192] in the pixels of `read_contents`; zeros for unreadable images."""
+    """The looks [N, 192] contained in the texts that `read_contents` returned; zeros for unreadable images."""
     texts = (text.partition(" ")[2] for text in pixels)
     looks = [base64.b64decode(text) or bytes(3 * SIDE**2) for text in texts]
     return np.frombuffer(b"".join(looks), np.uint8).reshape(len(looks), 3 * SIDE**2)
@@ -132,7 +132,7 @@ def file_digests(root: Path, images: Sequence[str]) -> list[str]:
 
 
 def changed_images(root: Path, images: Mapping[str, str]) -> list[str]:
-    """Paths of images whose files changed since they were encoded; `images` has their sha256 from then as keys."""
+    """Paths of the images whose files changed; `images` maps the sha256 that each file had before to its path."""
     names = list(images.values())
     after = file_digests(root, names)
     return [name for name, before, now in zip(names, images, after, strict=True) if now != before]
@@ -150,7 +150,7 @@ def row_keys(values: NDArray[Any]) -> list[str]:
 def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
     """Merge two lists of keys into one key per image: images with equal keys in either list get equal keys.
 
-    So do images that are linked through others. Without equal keys in `others`, the result is `keys`.
+    Images linked by a chain of equal keys get equal keys, too. If all keys in `others` differ, `keys` is returned.
     """
     first = pd.Series(range(len(keys)))  # the first image that is known to be equal to each
     while True:
@@ -162,14 +162,14 @@ def join_keys(keys: Sequence[str], others: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The split of each row of a data set, and how many unseen pairs fewer than requested it has."""
+    """A split of a data set's rows, and by how many its unseen pairs fall short of the requested number."""
 
     split: pd.Series  # train, val or test for each row, in the rows' order
     short: int  # number of unseen pairs below the requested one
 
 
 def make_split(frame: pd.DataFrame, options: SplitOptions, place: object = "the data set") -> SplitResult:
-    """Assign rows to train, val and test at random, whatever their order; raises DuplexError for too few pairs."""
+    """Assign rows to train, val and test at random; their order has no effect. Too few pairs raise `DuplexError`."""
     rng = np.random.default_rng(options.seed)
     frame = frame.reset_index(drop=True)
     ordered = frame.sort_values(["state", "object", "image"])
@@ -202,8 +202,8 @@ def split_by_content(
 ) -> SplitResult:
     """Assign rows to splits as `make_split` does, but keep images with equal keys in `contents` in one split.
 
-    Equal images with different pairs go to the split of the held-out pair, or else to training. They stay apart if a
-    seen pair would lose its last training image, or if two of the pairs are held out for different splits.
+    Equal images that are labelled with different pairs go to the split of a held-out pair among them, else to training.
+    They stay in their splits if a seen pair would lose its last training image, or if two held-out pairs disagree.
     """
     columns = ["state", "object", "image"]
     rows = frame[columns].reset_index(drop=True).assign(content=list(contents)).sort_values(columns)

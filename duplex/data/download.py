@@ -1,7 +1,7 @@
 """Download MIT-States, UT-Zappos and C-GQA in the layout that `sources.py` reads; benchmarks.yaml has all links.
 
-A broken transfer resumes. Archives are not trusted: only wanted files are unpacked, below one folder, up to a limit of
-bytes.
+An interrupted download is resumed. Archives are not trusted: only the wanted files are unpacked, only below the given
+folder, and only up to a limit of bytes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def unpack(archive: Path, take: Mapping[str, Sequence[str]], root: Path, limit: 
 
     Args:
         take: name of a file or folder below `root` -> its possible names in the archive.
-        limit: most bytes that may be unpacked; checked while unpacking, whatever sizes the archive states.
+        limit: largest number of bytes to unpack; written bytes are counted, as sizes stated in archives may be false.
     """
     staging = root / f".{archive.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)
@@ -172,7 +172,7 @@ def _is_regular(info: zipfile.ZipInfo) -> bool:
 
 
 def download(name: str, root: Path, report: Callable[[str], None]) -> None:
-    """Download and unpack the missing parts of a published data set; `report` gets lines about the progress."""
+    """Download and unpack the missing parts of a published data set; `report` is called with lines on the progress."""
     benchmark = BENCHMARKS[require(name, BENCHMARKS, "benchmark")]
     report(f"{name}: {benchmark.terms}\ncite: {benchmark.citation}")
     for archive in benchmark.archives:
@@ -182,7 +182,7 @@ def download(name: str, root: Path, report: Callable[[str], None]) -> None:
 def download_archive(archive: BenchmarkArchive, root: Path, report: Callable[[str], None]) -> None:
     """Download an archive to ROOT/.archives, unless it is there, and unpack the wanted files to `root`.
 
-    No sha256 is published: it is recorded at the first unpacking; later, a file with another sha256 is refused.
+    As no sha256 is published, the archive's own is recorded when it is first unpacked, and later archives must match.
     """
     if all((root / name).exists() for name in archive.take):
         report(f"{', '.join(archive.take)}: already in {root}")
@@ -231,7 +231,7 @@ def fetch(url: str, path: Path) -> Path:
     """Download `url` to `path` unless the file exists; an interrupted download, kept in FILE.partial, is resumed.
 
     Raises `DeadLink` if the URL does not serve a file, and `DuplexError` if the connection keeps breaking or another
-    process downloads the same file. Two versions of an archive in one file are noticed when it is unpacked.
+    process downloads the same file. If the file changed on the server meanwhile, unpacking the result will fail.
     """
     if path.exists():
         return path

@@ -1,9 +1,9 @@
-"""Read image files and text files of strangers, and find them below a data root.
+"""Read image and text files from untrusted sources, and find images below a data root.
 
-Pixels are read as viewers show them: turned as the file's EXIF orientation says, the first frame of an animation, alpha
-ignored. An image's name may end in a crop of these pixels, `photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`. Width and height are
-read from the header: a decompression bomb is never decoded. Faults of an image file are told from faults of the machine
-(memory, disk). Links that lead out of the data root raise an error.
+Pixels are read as viewers show them: rotated by the file's EXIF orientation, the first frame of an animation, without
+alpha. An image's name may end in a crop of these pixels, `photo.jpg#xywh=LEFT,TOP,WIDTH,HEIGHT`. Sizes are checked in
+the file's header, so a decompression bomb is never decoded. A damaged file and a failing machine (memory, disk) raise
+different errors. Links that lead out of the data root raise an error.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class BadImageFile(Exception):
 
 
 class ImageBytes(io.BytesIO):
-    """The bytes of an image file, and the image's path, which may end in a crop of the image."""
+    """The bytes of an image file, with the image's path; the path may end in a crop (`#xywh=...`)."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(data)
@@ -101,7 +101,7 @@ class ImageBytes(io.BytesIO):
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of the bytes and, if the image is a crop, of the crop's place."""
+        """The sha256 of the bytes, to which the crop's position is appended if the image is a crop."""
         place = "" if self.crop is None else self.crop[0]
         return hashlib.sha256(self.getvalue() + place.encode()).hexdigest()
 
@@ -146,10 +146,10 @@ def read_image_bytes(path: Path) -> ImageBytes:
 
 
 def decode_image(file: BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode the first frame of an open image file to 8-bit RGB, cut to its crop if its name has one.
+    """Decode the first frame of an open image file to 8-bit RGB, cropped if the image's name asks for it.
 
-    Raises `BadImageFile` for a fault of the image, also for more than `max_pixels` pixels, and `MachineFault` for one
-    of the machine.
+    Raises `BadImageFile` if the image is damaged or has more than `max_pixels` pixels, and `MachineFault` if the
+    machine fails.
     """
     if isinstance(file, ImageBytes) and not file.getbuffer():
         raise BadImageFile("empty")
@@ -187,7 +187,7 @@ def thumbnail(path: Path, side: int = 128) -> str | None:
 
 
 def verify_image(path: Path) -> str:
-    """Read an image file completely and return what is wrong with it, "" for nothing; raises `MachineFault`."""
+    """Decode an image file; returns what is wrong with it, or "". Raises `MachineFault` if memory or disk fail."""
     try:
         read_image(path)
     except BadImageFile as error:
@@ -256,8 +256,8 @@ class ImageTree:
     def images(self, *, refuse_links: bool = True) -> Iterator[str]:
         """Yield the path of every image below the root, in a fixed order.
 
-        Hidden files and folders, and documents, are ignored. Other files and linked folders are added to `skipped`; so
-        are links that leave the root, unless `refuse_links`.
+        Hidden files and folders, and documents, are ignored. Other files and linked folders are added to `skipped`.
+        Links that lead out of the root raise DuplexError if `refuse_links`; otherwise they are added to `skipped`.
         """
         self.skipped = {}
         yield from self._walk("", refuse_links)
@@ -315,7 +315,7 @@ class ImageTree:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file or a pipe; raises DuplexError if it is missing, unreadable or a device, which may never end."""
+    """The bytes of a file or pipe; raises DuplexError if it is missing or unreadable, or a device (without an end)."""
     try:
         if stat.S_ISCHR(mode := path.stat().st_mode) or stat.S_ISBLK(mode):
             raise DuplexError(f"{path} is a device; name a file")

@@ -1,6 +1,6 @@
-"""Label Studio's tasks: exported labels as rows of a table, and answers as pre-annotations.
+"""Exchange labels with Label Studio: read its exported labels, and write a model's answers as pre-annotations.
 
-The labelling config names its controls `state` and `object`: choices for the whole image, or per rectangle on it.
+The labelling config must have controls named `state` and `object`, for the whole image or for rectangles on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONTROLS = ("state", "object")
 
 
 def read_tasks(path: Path) -> list[list[Any]]:
-    """Read a JSON export; returns a row per label: image, state, object, and x, y, width, height of its rectangle."""
+    """Read a JSON export; returns [image, state, object, x, y, width, height] per label, None without a rectangle."""
     try:
         tasks = json.loads(read_text(path))
         return list(chain.from_iterable(_task_rows(task, f"{path}, task {task.get('id')}") for task in tasks))
@@ -63,7 +63,7 @@ def _file_name(address: str) -> str:
 
 
 def pre_annotated(image: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A task for an image, with the best composition of its answer (`Answer.to_dict`) as the prediction."""
+    """A Label Studio task for `image` that suggests the first composition in `record` (an `Answer.to_dict`), if any."""
     best = record["top"][0] if "top" in record else {}
     common = {"to_name": "image", "type": "choices"}
     result = [{**common, "from_name": name, "value": {"choices": [best[name]]}} for name in CONTROLS if best]

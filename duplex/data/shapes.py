@@ -4,8 +4,8 @@ Every image is a pure function of the seed and its file name: an object's outlin
 (background, light and noise). It lets the whole pipeline run anywhere in minutes; its results say nothing about
 photographs. The training images of the packaged tiny CLIP are drawn by the same functions.
 
-Outlines are closed contours in a frame where an object fills about the unit disc and y points down, sampled densely, so
-that bent ones have no visible corners. Several looks depend on the object, so that stripes on a ring differ from
+Outlines are closed contours in coordinates where an object fills about the unit disc and y points down; they are
+sampled densely, so that bent ones show no corners. Several looks depend on the object: stripes on a ring differ from
 stripes on a house.
 """
 
@@ -222,7 +222,7 @@ LOOKS: dict[str, Look] = {
 
 
 def bend_contour(points: Points, kind: str, phase: float) -> Points:
-    """Bend an object's contour [P, 2] as `kind`, melted or wavy, says; `phase` shifts the drips or ripples along it."""
+    """Bend a contour [P, 2] into drips (`kind` "melted") or ripples ("wavy"); `phase` shifts them along it."""
     x, y = points[:, 0], points[:, 1]
     if kind == "melted":  # low parts run down in drips, the rest sags
         drip = 0.5 + 0.5 * np.sin(7.0 * x + phase)
@@ -234,7 +234,7 @@ def bend_contour(points: Points, kind: str, phase: float) -> Points:
 
 
 def pattern_plane(kind: str, outline: Outline, frame: tuple[Plane, Plane], pitch: float, phase: float) -> Plane:
-    """How much of a pattern's second colour each pixel has [H, W], from 0 to 1.
+    """A pattern in two colours, as the share of the second colour in each pixel [H, W], from 0 to 1.
 
     Args:
         kind: striped, dotted or checkered.
@@ -264,7 +264,7 @@ _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + np.float32(0.5)
 
 @dataclass(frozen=True)
 class Style:
-    """Limits of the random variation between drawn images; lengths are fractions of the image's side."""
+    """How much drawn images may vary at random; lengths are fractions of the image's side."""
 
     radius: Range  # of the object
     shift: float  # of its centre, at most
@@ -288,7 +288,7 @@ HARSH = Style(
 
 
 def random_stream(seed: int, name: str) -> np.random.Generator:
-    """A random generator for a seed and a name; the same on every machine, and independent of other names'."""
+    """The random generator of a seed and a name; it is the same on every machine, and each name has its own."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
@@ -514,7 +514,7 @@ TAIL = 8
 
 
 def shapes_manifest(seed: int = SEED, *, scale: float = 1.0) -> pd.DataFrame:
-    """Make the manifest of `shapes`; each pair keeps the share `scale` in (0, 1] of its images, at least one."""
+    """Make the manifest of `shapes`, or of a part: each pair keeps the share `scale` of its images, at least one."""
     if not 0 < scale <= 1:
         raise DuplexError(f"scale {scale} is not in (0, 1]; leave it out for the whole benchmark")
     rng = random_stream(seed, "manifest")

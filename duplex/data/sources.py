@@ -1,7 +1,7 @@
 """Load data sets from their sources: drawn images, a published benchmark's files, a table, or a folder tree.
 
-A record of a source has its options and a digest: of the table, of the benchmark's lists, or of the names and sizes in
-the folder. Images are not read.
+A source's record holds its options and a digest of its table, of the benchmark's lists, or of the file names and sizes
+in the folder; no image is read for it.
 
 MIT-States, UT-Zappos and C-GQA have the folder layout that their CZSL releases share: `ROOT/images/...`,
 `ROOT/metadata_compositional-split-natural.t7` and `ROOT/compositional-split-natural/*_pairs.txt`. The metadata has a
@@ -60,7 +60,7 @@ def load_source(source: SourceOptions, feature_keys: Keys | None = None) -> Labe
     """Load the manifest and labels of a data set.
 
     If the data has no split, a random one is made; images are then opened, to keep copies and near-copies together.
-    `feature_keys`, from images to one key each, keeps images with equal keys together too.
+    `feature_keys` returns one key per image; images with equal keys are kept together, too.
     """
     data = _load_unchanged(source, partial(_keys, source.root, feature_keys))
     return data if source.resplit is None else resplit(data, source.resplit)
@@ -105,7 +105,7 @@ def ensure_images(source: SourceOptions, manifest: pd.DataFrame) -> None:
 
 
 def detect_source(path: Path, split: SplitOptions | None = None, root: Path | None = None) -> SourceOptions:
-    """What data lies at a path: a table (images below `root`, or beside it), a published data set, or a folder tree."""
+    """Find out whether a path is a table (with images below `root`, or beside it), a published data set or a folder."""
     split = split or SplitOptions()
     if path.is_file() and is_table(path):
         return SourceOptions("table", root or path.parent, path, split=split)
@@ -206,7 +206,7 @@ class PairLists:
 
 
 def label_files(root: Path) -> list[Path]:
-    """Paths of a published data set's metadata and pair lists."""
+    """Paths of the files that hold a published data set's metadata and pair lists."""
     return [root / METADATA, *(_folder(root) / f"{split}_pairs.txt" for split in SPLITS)]
 
 
@@ -254,7 +254,7 @@ SPLIT_FOLDER = re.compile(
 def read_folder(root: Path) -> tuple[pd.DataFrame, dict[str, int]]:
     """Make a table of image, state and object from the images below `root`; folder names give the labels.
 
-    Also returns a note on skipped files, text -> number of files; it is empty if none were skipped.
+    Also returns a dict that is empty if no file was skipped; otherwise it maps a note on skipped files to their number.
     """
     rows = []
     tree = ImageTree(root)

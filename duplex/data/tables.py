@@ -1,7 +1,7 @@
-"""Tables of labelled images, checked: a user's CSV or Parquet file, and the manifest that is made of it.
+"""Read and check tables of labelled images: a user's CSV or Parquet file, and the manifest made from it.
 
-The manifest has one row per image, `image, state, object, split`; caches and results have its rows in the same order. A
-data set in memory is a `LabelledImages`; it can be split again, and its counts compared with published ones.
+The manifest has the columns `image, state, object, split` and one row per image; caches and results keep its order. A
+data set in memory is a `LabelledImages`; it can be split again, and its counts can be compared with published ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Place = Callable[[int], str]  # number of a row -> its name in messages
 
 
 def write_manifest(frame: pd.DataFrame, path: Path) -> None:
-    """Write a manifest, or a table without splits, as CSV; equal rows give equal bytes on every machine."""
+    """Write a manifest, or a table without splits, as CSV; the same rows give the same bytes on every machine."""
     with replace_file(path) as scratch:
         scratch.write_bytes(manifest_bytes(frame))
 
@@ -82,12 +82,12 @@ def checked_cells(
 ) -> pd.DataFrame:
     """Check a table's cells and return it, with `.` and empty parts removed from image paths.
 
-    Images, states and objects are text that can be used in file names, prompts and tables. A column `split` gives a
-    split to each row; it is left out if it is empty. Further columns are text or empty.
+    Raises DuplexError unless images, states and objects are text that fits into file names and prompts, further cells
+    are text or empty, and all rows or none have a split; an empty column `split` is removed.
 
     Args:
         table: name of the table in messages.
-        place: from the number of a row to its name in messages.
+        place: function that returns what messages call the row with a given number.
         paths: whether images are paths below the data root; otherwise they may be any text.
     """
     checked: dict[str, list[str]] = {}
@@ -147,9 +147,9 @@ def is_table(path: Path) -> bool:
 
 
 def read_table(path: Path, optional: Sequence[str] = (), needed: Sequence[str] = NEEDED) -> pd.DataFrame:
-    """Read and check a table, with `optional` columns; the result has a column `split` if every row has a split.
+    """Read and check a table: the `needed` columns and, where they exist, `split` and the `optional` ones.
 
-    Crops, from the columns x, y, width and height, become part of the images' names.
+    If the table has crops (columns x, y, width and height), they become part of the images' names.
     """
     if not is_table(path):
         raise UsageError(f"{path} is not a table; expected a name that ends in one of {', '.join(TABLES)}")
@@ -178,7 +178,7 @@ def _with_crops(frame: pd.DataFrame, place: Place) -> pd.DataFrame:
 def known_columns(
     header: Sequence[str], place: object, needed: Sequence[str] = NEEDED, optional: Sequence[str] = ()
 ) -> list[str]:
-    """Columns of a table that are used, in the table's order; DuplexError for missing, repeated or misspelt ones."""
+    """The columns in `header` that are used; raises DuplexError if one is missing, repeated or misspelt."""
     optional = (*optional, *(CROP if "image" in needed and set(CROP) <= set(header) else ()))
     columns = [*needed, *(name for name in ("split", *optional) if name in header)]
     for name in columns:
@@ -257,7 +257,7 @@ def _read_parquet(path: Path, optional: Sequence[str], needed: Sequence[str]) ->
 
 
 def _as_files(cells: Sequence[Any], table: Path) -> list[Any]:
-    """The images of a Parquet table by name; those that it holds as bytes become files in a folder beside it."""
+    """Names of the images in a Parquet table; images stored as bytes are first written to a folder beside the table."""
     folder, names = table.with_name(f"{table.stem}-images"), []
     for cell in cells:
         data, name = (cell.get("bytes"), cell.get("path")) if isinstance(cell, dict) else (cell, cell)
@@ -307,9 +307,9 @@ def from_rows(
     place: object,
     contents: Callable[[Sequence[str]], Sequence[str]] | None = None,
 ) -> LabelledImages:
-    """Make a data set from a table with columns image, state, object and perhaps split; without, a split is drawn.
+    """Make a data set from a table with columns image, state and object; a missing column split is drawn at random.
 
-    `place` is the table's name in messages; images with equal keys, which `contents` gives, stay in one split.
+    `place` is the table's name in messages. `contents` returns a key per image; equal keys are drawn into one split.
     """
     if frame.empty:
         raise DuplexError(f"{place} lists no images")
@@ -346,7 +346,7 @@ def split_name(dataset: str, number: int) -> str:
 
 
 def resplit(data: LabelledImages, number: int) -> LabelledImages:
-    """The data set with its images split anew, at random, with the same shares; one number always gives one split."""
+    """The data set with a new random split that has the same shares; the same `number` always gives the same split."""
     rows = data.manifest
     result = _split(rows, data.contents, split_options_of(rows, FIRST_SEED + number), "the data set")
     manifest = rows.assign(split=result.split.to_numpy())
@@ -355,7 +355,7 @@ def resplit(data: LabelledImages, number: int) -> LabelledImages:
 
 
 def split_options_of(rows: pd.DataFrame, seed: int) -> SplitOptions:
-    """Options that describe an existing split: its shares of unseen pairs and of held-out images."""
+    """Options for a random split with the shares of unseen pairs and held-out images that the split of `rows` has."""
     pairs = pd.Series(list(zip(rows["state"], rows["object"], strict=True)), rows.index)
     seen = pairs.isin(pairs[rows["split"] == "train"])
     unseen_pairs, seen_images = [], []
