@@ -20,7 +20,7 @@ RESERVED = (
 
 
 def log_folder(log: str, dataset: str, method: str, seed: int) -> Path:
-    """Folder of a run's training log of the kind `log`; it is not in `artifacts/`, where DVC finds no logs."""
+    """Folder of a run's training log, `LOG/DATASET/METHOD/SEED` for the option `log`; it lies outside `artifacts/`."""
     return Path(log) / dataset / method / str(seed)
 
 
@@ -39,7 +39,7 @@ class RunPaths:
         self.unfinished_training = root / "training.partial"  # state from which interrupted training continues
 
     def stamp(self, stage: str) -> Path:
-        """Path of a run's stamp (duplex/project/stamps.py) for a stage, `train` or `evaluate`."""
+        """Path of a stamp: what the run's stage `train` or `evaluate` was computed from (duplex/project/stamps.py)."""
         return self.root / f"{stage}.stamp.json"
 
 
@@ -60,7 +60,7 @@ class ArtifactPaths:
         self.trials = root / "trials.partial"  # folder of the trials of `duplex tune`
 
     def of_reproduction(self, dataset: str) -> ArtifactPaths:
-        """The same paths, but with the report of `duplex reproduce` in its own folder; its rows count as ablations."""
+        """These paths with the files of the report moved to the folder in which `duplex reproduce` writes its own."""
         paths, folder = ArtifactPaths(self.root), self.root / "reproduced" / dataset
         paths.report = folder
         paths.plots = folder / "plots"
@@ -78,7 +78,7 @@ class ArtifactPaths:
         return self.root / dataset / "labels.json"
 
     def stamp(self, dataset: str, stage: str) -> Path:
-        """Path of a data set's stamp (duplex/project/stamps.py) for a stage, `prepare` or `extract`."""
+        """Path of a stamp: what the stage `prepare` or `extract` was computed from (duplex/project/stamps.py)."""
         return self.root / dataset / f"{stage}.stamp.json"
 
     def statistics(self, dataset: str) -> Path:
@@ -88,20 +88,20 @@ class ArtifactPaths:
         return self.root / dataset / "features.h5"
 
     def extraction(self, dataset: str) -> Path:
-        """Path of extraction.json: the feature cache's size, and the images that could not be read."""
+        """Path of extraction.json: the size of the feature cache, and a list of the images that could not be read."""
         return self.root / dataset / "extraction.json"
 
     def run(self, dataset: str, method: str, seed: int) -> RunPaths:
         return RunPaths(self.root / dataset / method / str(seed))
 
     def trained(self, dataset: str, method: str, seed: int) -> Path:
-        """Path of a file with the digest of a run's checkpoint, on which DVC's stages of products depend."""
+        """Path of a file with the digest of a run's checkpoint; DVC stages that combine runs depend on this file."""
         return self.root / "trained" / dataset / f"{method}-{seed}.json"
 
     def inventory(self, dataset: str) -> Path:
-        """Path of a folder with hashes of a data set's files and the name of the run in the report's examples."""
+        """Path of a folder with hashes of a data set's files, and with the method and seed of the run on its map."""
         return self.root / "inventory" / dataset
 
     def maps(self, dataset: str) -> Path:
-        """Path of a table with t-SNE coordinates of test images and prototypes."""
+        """Path of a CSV table of t-SNE coordinates: one row for each test image and each prototype on the map."""
         return self.root / "maps" / f"{dataset}.csv"

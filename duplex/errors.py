@@ -21,7 +21,7 @@ class UsageError(DuplexError):
 
 @contextmanager
 def as_usage_error() -> Iterator[None]:
-    """Context manager or decorator: raise each `DuplexError` as a `UsageError`, where the user named what is wrong."""
+    """Context manager or decorator: re-raise a `DuplexError` as `UsageError`, where what the user gave is at fault."""
     try:
         yield
     except DuplexError as error:

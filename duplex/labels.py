@@ -76,7 +76,7 @@ class LabelSpace:
 
     @classmethod
     def from_pairs(cls, pairs: Mapping[str, Iterable[tuple[str, str]]]) -> LabelSpace:
-        """Make a label space from `pairs`, (state, object) names by split (train, val, test); names are sorted."""
+        """Make a label space from `pairs`: split (train, val, test) -> (state, object) names. Names are sorted."""
         listed = {require(split, SPLITS, "split"): list(rows) for split, rows in pairs.items()}
         columns = {split: tuple(zip(*listed.get(split, ()), strict=True)) or ((), ()) for split in SPLITS}
         states = sorted(set().union(*(column[0] for column in columns.values())))
@@ -98,7 +98,7 @@ class LabelSpace:
         return checked_numbers(compositions, self.size, "compositions") % len(self.objects)
 
     def composition(self, states: ArrayLike, objects: ArrayLike) -> Ints:
-        """The number of each composition, `m N + n`, from the indices m in `states` and n in `objects`."""
+        """The numbers `m N + n` of compositions, from the indices `states` (m) and `objects` (n)."""
         m = checked_numbers(states, len(self.states), "states")
         n = checked_numbers(objects, len(self.objects), "objects")
         try:
@@ -107,7 +107,7 @@ class LabelSpace:
             raise UsageError(f"states has the shape {m.shape} and objects {n.shape}; expected equal shapes") from None
 
     def index(self, states: Sequence[str], objects: Sequence[str]) -> Ints:
-        """The number of each composition [n], from the names in `states` and `objects`, lists of length n."""
+        """Composition numbers [n]; the i-th has the state name `states[i]` and the object name `objects[i]`."""
         m, n = _look_up(self._state_index, states, "state"), _look_up(self._object_index, objects, "object")
         if len(m) != len(n):
             raise UsageError(f"there are {len(m)} states and {len(n)} objects; expected one of each per composition")
@@ -140,10 +140,10 @@ class LabelSpace:
         return contains_sorted(self.pairs["train"], checked_numbers(compositions, self.size, "compositions"))
 
     def candidates(self, world: str, split: str) -> Ints:
-        """The candidates, the compositions to choose from (the Duplex paper's `C_tgt`), sorted.
+        """The sorted candidates: the compositions that an answer is chosen from (the Duplex paper's `C_tgt`).
 
-        Closed world: the seen compositions and those of `split`; for "train" those of every split, since training may
-        update prototypes of all of them. Open world: all compositions.
+        In the open world these are all compositions. In the closed world they are the seen ones and those listed for
+        `split`; for "train", those of all splits, because training may update any of their prototypes.
         """
         require(world, WORLDS, "world")
         require(split, SPLITS, "split")
@@ -202,7 +202,7 @@ def _look_up(index: Mapping[str, int], names: Iterable[str], kind: str) -> Ints:
 
 
 def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
-    """`values` as int64; raises `UsageError`, also for a mask, unless they are whole numbers from 0 to `size - 1`."""
+    """`values` as int64; raises `UsageError` for a mask, and unless all are integers from 0 to `size - 1`."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # rows of different lengths, or a tensor on a GPU
@@ -220,7 +220,7 @@ def checked_numbers(values: ArrayLike, size: int, noun: str) -> Ints:
 
 @dataclass(frozen=True)
 class CandidateSet:
-    """The compositions to choose from: those in the sorted array `listed`, or if it is None all `size` of them."""
+    """The compositions that an answer is chosen from: the sorted array `listed`, or all `size` compositions if None."""
 
     size: int
     listed: Ints | None
@@ -258,7 +258,7 @@ def contains_sorted(listed: Ints, compositions: Ints) -> Bools:
 
 @dataclass(frozen=True)
 class FrequencyGroups:
-    """The frequency group of every composition, as an index into `GROUPS`; only those of seen ones are stored."""
+    """The frequency group of every composition, as an index into `GROUPS`; compositions not in `seen` are "unseen"."""
 
     size: int  # number of all compositions
     seen: Ints  # [K] seen compositions, sorted
@@ -279,7 +279,7 @@ class FrequencyGroups:
 
 
 def frequency_groups(train: Ints, size: int) -> FrequencyGroups:
-    """Sort `size` compositions into frequency groups, by `train`, the composition of each training image.
+    """Divide `size` compositions into frequency groups by their counts in `train`, the training images' compositions.
 
     Of the seen compositions, head is the most frequent 20 %, medium the next 30 %, tail the rest (appendix of the
     Duplex paper). Of compositions with equal counts, the one with the lower number is ranked first.

@@ -1,4 +1,4 @@
-"""Frozen dataclasses of options that check their values: of methods, training, fine-tuning and data sets.
+"""Options of methods, training, fine-tuning and data sets, as frozen dataclasses that check their values.
 
 A wrong value such as `context="lerned"` raises an error when the object is created, from Python or from a file.
 """
@@ -83,12 +83,12 @@ class Options:
                 raise OptionError(message)
 
     def rules(self) -> Iterable[tuple[object, str]]:
-        """Yield each condition between options that must hold, with the error message for the case that it does not."""
+        """Yield each condition that the options must meet together, with the error message to show if it is not met."""
         return ()
 
     @classmethod
     def describe_types(cls) -> dict[str, str]:
-        """Allowed values of each option as a user writes them, such as `learned | fixed`; in groups: `group.option`."""
+        """What each option may be set to, such as `learned | fixed`; nested options have names like `group.option`."""
         described: dict[str, str] = {}
         for name, hint in ((field.name, get_type_hints(cls)[field.name]) for field in fields(cls)):
             group = _group(hint)
@@ -116,7 +116,7 @@ class Options:
 
 
 def _group(hint: Any) -> Any:
-    """The class of a field that is a group of options; None for another field."""
+    """The field's type if it is itself a class of options; None otherwise."""
     return hint if isinstance(hint, type) and issubclass(hint, Options) else None
 
 
@@ -143,10 +143,10 @@ NO_TABLE = ("dict_type", "model_type", "dataclass_type")
 
 
 def describe_error(error: ValidationError, table: Any = None) -> tuple[str, str]:
-    """Place and message of the first fault in a pydantic error; unknown keys come before wrong values.
+    """Place and message of one fault in a pydantic error: the first unknown key, else the first fault of any kind.
 
-    The place is keys joined by dots, such as `run.seeds`. `table` is the class that was validated, whose known keys the
-    message lists for an unknown one.
+    The place is a path of keys such as `run.seeds`. If a key is unknown, the message lists the keys that are known,
+    which are looked up in `table`, the class that was validated.
     """
     faults = error.errors(include_url=False)
     fault = next((each for each in faults if each["type"] in UNKNOWN_KEY), faults[0])
@@ -253,7 +253,7 @@ class FinetuneOptions(Options):
 
     @property
     def depth(self) -> int:
-        """Number of fine-tuned blocks, by which options can be sorted; for `all`, a number above all others."""
+        """Number of fine-tuned blocks, to sort options by; `all` counts as a number larger than any other."""
         return LARGEST if self.blocks == "all" else self.blocks
 
     @property
@@ -290,7 +290,7 @@ class AutoFinetune(Options):
 
 
 def finetune_options(record: Mapping[str, Any]) -> FinetuneOptions | AutoFinetune | None:
-    """Check a table `finetune:` of params.yaml and make options of it; None for an empty table."""
+    """The checked options of a table `finetune:` of params.yaml; None for an empty table."""
     if not record:
         return None
     return AutoFinetune.from_dict(record) if record.get("blocks") == "auto" else FinetuneOptions.from_dict(record)
@@ -302,7 +302,7 @@ Kind = Literal["shapes", "standard", "table", "folder"]  # drawn, the benchmarks
 
 @dataclass(frozen=True)
 class SplitOptions(Options):
-    """Shares of pairs and of images that a random split holds out: all above 0; each kind's sum is below 1."""
+    """What a random split holds out: shares of pairs, and shares of images; each is above 0, both sums are below 1."""
 
     seed: Seed = 0  # of the random choice
     val_unseen: Share = 0.15  # share of the pairs that are unseen, with images in validation only
@@ -320,7 +320,7 @@ class SplitOptions(Options):
 
 @dataclass(frozen=True)
 class SourceOptions(Options):
-    """What kind a data set is (folder, table, benchmark or drawn), where it is, and how it is split."""
+    """Where a data set comes from: a folder, a table, a benchmark or drawn images; and how it is split."""
 
     kind: Kind
     root: Path  # folder that image paths are relative to

@@ -50,7 +50,7 @@ LEAST = 1e-5  # smaller features may have a variance below 1e-12, which `shared_
 
 @dataclass(frozen=True)
 class EstimatorOptions(Options):
-    """The parameters of `CompositionClassifier`, without `candidates`, in a form that checks their values."""
+    """Checks the values of all parameters of `CompositionClassifier` but `candidates`."""
 
     ridge: Positive
     shrinkage: Positive | None
@@ -61,10 +61,10 @@ class EstimatorOptions(Options):
 class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classifier of states and objects by class means in closed form; it also predicts pairs without training images.
 
-    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. Absolute values above 1e70
-    are refused, and training features that are all below 1e-5, though not all zero: their variance would overflow or
-    vanish. Labels may be a DataFrame; later labels, and `candidates`, must then have the same columns in the same
-    order. With a single column of labels, it is linear discriminant analysis with shrunken means.
+    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. Features above 1e70 in
+    absolute value are refused, as their variance would overflow; so are training features all below 1e-5 (but not all
+    zero), as it would vanish. If labels are a DataFrame, later labels and `candidates` must have the same columns in
+    the same order. With a single column of labels, it is linear discriminant analysis with shrunken means.
 
     Args:
         candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: all pairs.
@@ -109,14 +109,14 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         Args:
             X: features [n, d].
             y: labels [n, 2]; states and objects that did not occur before are added.
-            classes: states and objects to expect, all of `y` among them: a list of two arrays; one array for a single
-                column of labels.
+            classes: all states and objects to expect, those of `y` included: a list of two arrays, or one array if
+                there is a single column of labels.
         """
         self._update(X, y, classes, first=not hasattr(self, "statistics_"))
         return self
 
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
-        """An error leaves the earlier sums and settings as they were."""
+        """Add images to the sums (`first`: to empty sums); an error leaves earlier sums and settings as they were."""
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
         label_names = _checked_columns(y, None if first else self.label_names_, "y")
         label_names = _checked_columns(self.candidates, label_names, "candidates")
@@ -158,7 +158,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.candidates_ = pairs[:, :width]
 
     def fitted_closed_form(self) -> ClosedForm:
-        """The closed-form model of all training images so far, fitted if needed."""
+        """The closed-form model of all training images so far; it is fitted first if images were added."""
         check_is_fitted(self)
         if self.closed_form_ is None:
             self.closed_form_ = ClosedForm.fit(self.statistics_, self.settings_)
@@ -199,7 +199,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return parts if self.width_ == 2 else parts[0]
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Share of the rows of `X` whose state and object in `y` are both found, weighted by `sample_weight`."""
+        """Share of the rows of `X` whose state and object are both predicted as in `y`, weighted by `sample_weight`."""
         predicted = self.predict(X)
         _checked_columns(y, self.label_names_, "y")
         labels = np.asarray(y)
@@ -214,7 +214,7 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return float(np.average(right, weights=sample_weight))
 
     def _by_blocks(self, X: Any, reduce: Callable[[Tensor], Tensor]) -> Array:
-        """`reduce` of the candidates' scores [n, C], in blocks of images to bound the memory."""
+        """Apply `reduce` to the candidates' scores of one block of images after another, and join the results."""
         closed_form = self.fitted_closed_form()
         X = validate_data(self, X, reset=False, dtype=np.float64)
         _check_size(X, 0.0)

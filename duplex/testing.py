@@ -53,7 +53,7 @@ class MethodFault(AssertionError):
 
 @initial_modes()
 def check_method(kind: type[Method[Any]], options: Mapping[str, Any] | None = None) -> None:
-    """Check that a method class keeps to the protocol of methods (docs/your_method.md); else raises `MethodFault`.
+    """Check that a class keeps to the protocol of methods (docs/your_method.md); raises `MethodFault` otherwise.
 
     kind: the class, a subclass of `Method`.
     options: the method's options by name; None: the defaults.
@@ -97,7 +97,7 @@ def _tower() -> TextTower:
 
 
 def small_context() -> MethodContext:
-    """What a small test task gives to a method: labels, input shapes, text tower and word vectors."""
+    """The arguments with which a method is built for a small test task: labels, shapes, text tower, word vectors."""
     labels = small_labels()
     tower = _tower()
     inputs = {"cls": (tower.dim,), "patch": (PATCHES, WIDTH)}
@@ -105,7 +105,7 @@ def small_context() -> MethodContext:
 
 
 def small_batch(count: int, seed: int = 0, split: str = "train") -> Batch:
-    """A batch of `count` images: CLS features in a random cluster per composition, and random patch tokens."""
+    """A batch of `count` images with random patch tokens, and CLS features that form one cluster per composition."""
     labels = small_labels()
     random = torch.Generator().manual_seed(seed)
     listed = torch.as_tensor(labels.pairs[split])
@@ -279,7 +279,7 @@ def _check_run(kind: str, options: Options, folder: Path) -> None:
 
 
 def small_inputs() -> RunInputs:
-    """Inputs of a small training run (labels, random features, text tower), as if read from a feature cache."""
+    """Inputs for a small training run, with random features in place of those read from a feature cache."""
     labels = small_labels()
     examples = {}
     images = []
