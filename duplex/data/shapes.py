@@ -106,34 +106,10 @@ def _lobes(centres: object) -> Points:  # of overlapping discs: the farthest edg
     return points
 
 
-def _leaf() -> Points:
-    t = np.linspace(0, np.pi, 40, endpoint=False)
-    x = np.concatenate([np.cos(t), -np.cos(t)])
-    y = np.concatenate([0.5 * np.sin(t) ** 1.5, -0.5 * np.sin(t) ** 1.5])
-    return np.stack([x, y], axis=1)
-
-
-def _mushroom() -> Points:
-    t = np.linspace(np.pi, 2 * np.pi, 30)
-    cap = np.stack([np.cos(t), 0.05 + 0.95 * np.sin(t)], axis=1)
-    return _closed(np.concatenate([cap, [[0.32, 0.12], [0.4, 0.95], [-0.4, 0.95], [-0.32, 0.12]]]))
-
-
-def _fish() -> Points:
-    t = np.linspace(0.13 * np.pi, 1.87 * np.pi, 46)
-    body = np.stack([-0.75 * np.cos(t) - 0.2, 0.55 * np.sin(t)], axis=1) * [-1.0, 1.0]
-    return _closed(np.concatenate([body - [0.4, 0.0], [[0.95, -0.5], [0.8, 0.0], [0.95, 0.5]]]))
-
-
 CLOUD = [(-0.5, 0.2, 0.45), (0.5, 0.2, 0.45), (-0.18, -0.25, 0.5), (0.32, -0.15, 0.42), (0.0, 0.25, 0.45)]
-PETALS = [(0.55 * np.cos(a), 0.55 * np.sin(a), 0.42) for a in np.arange(5) * 0.4 * np.pi - 0.5 * np.pi]
 HOUSE = [(0, -1), (0.9, -0.15), (0.68, -0.15), (0.68, 0.85), (-0.68, 0.85), (-0.68, -0.15), (-0.9, -0.15)]
 ARROW = [(1, 0), (0.25, -0.75), (0.25, -0.3), (-0.95, -0.3), (-0.95, 0.3), (0.25, 0.3), (0.25, 0.75)]
-BOLT = [(0.25, -1), (-0.6, 0.15), (-0.08, 0.15), (-0.3, 1), (0.6, -0.25), (0.08, -0.25)]
-CROWN = [(-0.9, -0.55), (-0.42, 0.0), (0, -0.8), (0.42, 0.0), (0.9, -0.55), (0.7, 0.7), (-0.7, 0.7)]
 DOOR = [(-0.2, 0.3), (0.2, 0.3), (0.2, 0.851), (-0.2, 0.851)]
-TREE = [(0, -1), (0.5, -0.3), (0.25, -0.3), (0.75, 0.5), (0.17, 0.5), (0.17, 0.95), (-0.17, 0.95), (-0.17, 0.5)]
-TREE += [(-0.75, 0.5), (-0.25, -0.3), (-0.5, -0.3)]
 
 
 def _cross(arm: float = 0.3, reach: float = 0.95) -> Points:
@@ -155,16 +131,6 @@ OUTLINES: dict[str, Outline] = {
     "drop": Outline(_drop(), round=True, shine=(-0.3, 0.25)),
     "house": Outline(_closed(HOUSE), holes=(_closed(DOOR),), shine=(-0.3, -0.3)),
     "cloud": Outline(_lobes(CLOUD), shine=(-0.15, -0.35)),
-    "diamond": Outline(_closed([(0, -1), (0.62, 0), (0, 1), (-0.62, 0)])),
-    "hexagon": Outline(_regular(6)),
-    "oval": Outline(_polar(0.95) * [1.0, 0.6], round=True),
-    "bolt": Outline(_closed(BOLT), shine=(-0.1, -0.2)),
-    "flower": Outline(_lobes([*PETALS, (0.0, 0.0, 0.3)]), round=True, shine=(0.0, -0.5)),
-    "tree": Outline(_closed(TREE), shine=(0.0, -0.4)),
-    "crown": Outline(_closed(CROWN), shine=(-0.4, 0.3)),
-    "leaf": Outline(_leaf(), shine=(-0.2, -0.15)),
-    "fish": Outline(_fish(), shine=(-0.4, -0.2)),
-    "mushroom": Outline(_mushroom(), shine=(-0.3, -0.4)),
 }
 
 
@@ -205,19 +171,6 @@ LOOKS: dict[str, Look] = {
     "glossy": Look(glossy=True),
     "furry": Look(furry=True),
     "melted": Look(bend="melted"),
-    "plain": Look(),
-    "wavy": Look(bend="wavy"),
-    "long": Look(stretch=1.7, scale=0.85),
-    "huge": Look(scale=1.45),
-    "bright": Look(light=(1.25, 1.45)),
-    "orange": Look(hue=28.0, saturation=(0.8, 1.0), value=(0.85, 1.0)),
-    "purple": Look(hue=280.0, value=(0.4, 0.8)),
-    "pink": Look(hue=335.0, saturation=(0.3, 0.5), value=(0.9, 1.0)),
-    "brown": Look(hue=24.0, saturation=(0.5, 0.75), value=(0.3, 0.5)),
-    "cyan": Look(hue=182.0, value=(0.75, 1.0)),
-    "white": Look(hue=0.0, saturation=(0.0, 0.05), value=(0.93, 1.0)),
-    "black": Look(hue=0.0, saturation=(0.0, 0.1), value=(0.0, 0.12)),
-    "gray": Look(hue=0.0, saturation=(0.0, 0.05), value=(0.4, 0.6)),
 }
 
 
@@ -281,7 +234,6 @@ class Style:
     lamp: tuple[float, float, float] = (1.0, 1.0, 1.0)  # colour of the light on everything
 
 
-MILD = Style((0.26, 0.36), 0.1, 15.0, 0.08, 0.15, 0, 0.55, (0.0, 0.03), 0.0, 6.0, 0.0)
 HARSH = Style(
     (0.23, 0.36), 0.14, 24.0, 0.17, 0.7, 2, 0.38, (0.01, 0.045), 0.27, 16.0, 0.5, lean=30.0, lamp=(1.0, 0.8, 0.6)
 )  # fmt: skip
@@ -293,13 +245,12 @@ def random_stream(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "little")))
 
 
-def draw_image(kind: str, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
-    """Draw a random `SIDE` x `SIDE` RGB image of an object, a key of `OUTLINES`; all randomness comes from `rng`."""
+def draw_image(kind: str, outline: Outline, look: Look, style: Style, rng: np.random.Generator) -> Image.Image:
+    """Draw a random `SIDE` x `SIDE` RGB image of an object named `kind`; all randomness comes from `rng`."""
     ground = _background(style, rng)
     place = _Place.drawn(look, style, rng)
-    outline = OUTLINES[kind]
     mask = _mask(outline, look, place, rng)
-    ink = _ink(kind, look, style, place, ground, rng=rng)
+    ink = _ink(kind, outline, look, style, place, ground, rng=rng)
     alpha = mask * (1.0 - _within(look.fade, rng))
     canvas = ground + (ink - ground) * alpha[..., None]
     canvas = _scraps(canvas, style, rng, mask)
@@ -420,8 +371,9 @@ def _colour(
     return ink
 
 
-def _ink(kind: str, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator) -> Canvas:
-    outline = OUTLINES[kind]
+def _ink(
+    kind: str, outline: Outline, look: Look, style: Style, place: _Place, ground: Canvas, *, rng: np.random.Generator
+) -> Canvas:
     ink = _colour(kind, look, style, ground.mean(axis=(0, 1)), rng)
     u, v = place.object_coordinates()
     sheet: Canvas = np.broadcast_to(ink, (SIDE, SIDE, 3))
@@ -494,13 +446,7 @@ def _camera(canvas: Canvas, look: Look, style: Style, rng: np.random.Generator) 
 
 
 SEED = 7
-STATES = (
-    "red", "green", "blue", "yellow", "dark", "faded", "striped", "dotted",
-    "checkered", "hollow", "blurry", "tiny", "broken", "glossy", "furry", "melted",
-)  # fmt: skip
-OBJECTS = (
-    "circle", "star", "heart", "arrow", "moon", "square", "triangle", "cross", "ring", "drop", "house", "cloud"
-)  # fmt: skip
+STATES, OBJECTS = tuple(LOOKS), tuple(OUTLINES)
 STAMP = ".drawn"  # file in the root of the images: seed and hash of the code that drew them
 UNFINISHED = "unfinished\n"
 
@@ -560,7 +506,7 @@ def draw(image: str, seed: int = SEED) -> Image.Image:
         raise DuplexError(
             f"{image!r} is not an image of shapes; `duplex prepare --dataset shapes` lists them in its manifest"
         )
-    return draw_image(kind, LOOKS[state], HARSH, random_stream(seed, image))
+    return draw_image(kind, OUTLINES[kind], LOOKS[state], HARSH, random_stream(seed, image))
 
 
 def render_images(manifest: pd.DataFrame, root: Path, seed: int = SEED) -> int:

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from benchmarks.tiny_corpus import SEED, training_example
+from benchmarks.tiny_corpus import LOOKS, MILD, OUTLINES, SEED, training_example
 from benchmarks.train_tiny_encoder import main, save_weights
-from duplex.data.shapes import HARSH, LOOKS, MILD, OBJECTS, OUTLINES, STATES, draw, shapes_manifest
+from duplex.data.shapes import HARSH, OBJECTS, STATES, draw, shapes_manifest
 from duplex.data.shapes import SEED as BENCHMARK_SEED
 from duplex.encoders import tiny
 from duplex.encoders.base import read_config

@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duplex.data.shapes import HARSH, LOOKS, MILD, OUTLINES, SIDE, Look, draw_image, random_stream
+from benchmarks.tiny_corpus import LOOKS, MILD, OUTLINES
+from duplex.data.shapes import HARSH, SIDE, Look, draw_image, random_stream
 
 QUIET = replace(MILD, noise=(0.0, 0.0), textured=0.0)
 
 
 def pixels(kind, look, style=QUIET, name="test"):
-    return np.asarray(draw_image(kind, look, style, random_stream(5, name))).astype(int)
+    return np.asarray(draw_image(kind, OUTLINES[kind], look, style, random_stream(5, name))).astype(int)
 
 
 @pytest.mark.parametrize("state", [name for name in LOOKS if name != "plain"])
@@ -31,7 +32,8 @@ def test_objects_differ_from_each_other():
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(sorted(OUTLINES)), st.sampled_from(sorted(LOOKS)), st.integers(0, 10**6), st.booleans())
 def test_any_picture_is_a_small_rgb_picture_with_something_on_it(kind, state, number, harsh):
-    image = draw_image(kind, LOOKS[state], HARSH if harsh else MILD, random_stream(number, "any"))
+    style = HARSH if harsh else MILD
+    image = draw_image(kind, OUTLINES[kind], LOOKS[state], style, random_stream(number, "any"))
     assert (image.size, image.mode) == ((SIDE, SIDE), "RGB")
     assert np.asarray(image).std() > 0
 
