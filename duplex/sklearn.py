@@ -44,8 +44,6 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Self = TypeVar("Self", bound="CompositionClassifier")
 BLOCK = 1 << 24  # number of scores computed at a time
-LARGEST = 1e70  # beyond it, the squared trace of the covariance may overflow
-LEAST = 1e-5  # smaller features may have a variance below 1e-12, which `shared_whitening` counts as none
 
 
 @dataclass(frozen=True)
@@ -61,10 +59,8 @@ class EstimatorOptions(Options):
 class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Classifier of states and objects by class means in closed form; it also predicts pairs without training images.
 
-    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. Features above 1e70 in
-    absolute value are refused, as their variance would overflow; so are training features all below 1e-5 (but not all
-    zero), as it would vanish. If labels are a DataFrame, later labels and `candidates` must have the same columns in
-    the same order. With a single column of labels, it is linear discriminant analysis with shrunken means.
+    Features are not normalised: put `Normalizer()` before the classifier for CLIP features. With a single column of
+    labels, it is linear discriminant analysis with shrunken means.
 
     Args:
         candidates: pairs to choose from, [C, 2]; "seen": those of the training images; None: all pairs.
@@ -76,7 +72,6 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     """
 
     closed_form_: ClosedForm | None
-    label_names_: list[str] | None  # columns of `y`, if it was a DataFrame
     width_: int  # number of columns of labels, 1 or 2
     names_: list[Array]  # sorted states and objects; a single column of labels gets one dummy object
     statistics_: ClassStatistics  # of the features less `origin_`
@@ -118,11 +113,8 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def _update(self, X: Any, y: Any, classes: Any, *, first: bool) -> None:
         """Add images to the sums (`first`: to empty sums); an error leaves earlier sums and settings as they were."""
         options = EstimatorOptions(self.ridge, self.shrinkage, self.prior, self.bias)
-        label_names = _checked_columns(y, None if first else self.label_names_, "y")
-        label_names = _checked_columns(self.candidates, label_names, "candidates")
         X, y = validate_data(self, X, y, reset=first, dtype=np.float64, multi_output=True)
         check_classification_targets(y)
-        _check_size(X, LEAST)
         width = 1 if y.ndim == 1 else y.shape[1]
         if width > 2 or not (first or width == self.width_):
             expected = "two, state and object, or a single label" if first else f"{self.width_} as before"
@@ -146,7 +138,6 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         self.settings_ = FitSettings(ridge=options.ridge, shrinkage=options.shrinkage, prior=options.prior)
         self.closed_form_ = None
         self.bias_ = options.bias
-        self.label_names_ = label_names
         self.names_ = names
         self.width_ = width
         self.single_column_ = y.ndim == 1
@@ -201,7 +192,6 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Share of the rows of `X` whose state and object are both predicted as in `y`, weighted by `sample_weight`."""
         predicted = self.predict(X)
-        _checked_columns(y, self.label_names_, "y")
         labels = np.asarray(y)
         if labels.size != predicted.size or len(labels) != len(predicted):
             raise OptionError(f"the shape is {labels.shape}; expected {predicted.shape}, as predicted", "y")
@@ -217,7 +207,6 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         """Apply `reduce` to the candidates' scores of one block of images after another, and join the results."""
         closed_form = self.fitted_closed_form()
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        _check_size(X, 0.0)
         scorer = closed_form.scorer(self.candidate_numbers_)
         bias = self.bias_ * (~torch.isin(self.candidate_numbers_, self.statistics_.pairs)).double()
         blocks = torch.from_numpy(X - self.origin_).split(max(1, BLOCK // len(bias)))
@@ -227,23 +216,6 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _check_size(X: Floats, least: float) -> None:
-    largest = np.abs(X).max()
-    if largest > LARGEST:
-        raise OptionError("the features are so large that products of them overflow; scale them", "X")
-    if 0 < largest < least:
-        raise OptionError("the features are so small that their variance vanishes; scale them", "X")
-
-
-def _checked_columns(table: Any, names: list[str] | None, parameter: str) -> list[str] | None:
-    columns = list(getattr(table, "columns", ()))
-    if not columns or not all(isinstance(column, str) for column in columns):
-        return names
-    if names is not None and columns != names:
-        raise OptionError(f"the columns are {columns}; expected {names}, as in the first fit", parameter)
-    return columns
 
 
 def _two_columns(labels: Array) -> Array:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -168,8 +167,6 @@ def test_wrong_parameters_are_one_line(parameters, message):
         ({"y": drawn()[1][:5]}, "inconsistent numbers of samples"),
         ({"y": np.column_stack([drawn()[1], drawn()[1]])}, "y: the labels have 4 columns; expected two"),
         ({"X": np.full((80, 6), np.nan)}, "contains NaN"),
-        ({"X": 1e200 * drawn()[0]}, "X: the features are so large that products of them overflow"),
-        ({"X": 1e-6 * drawn()[0]}, "X: the features are so small that their variance vanishes"),
     ],
 )
 def test_wrong_images_are_refused(change, message):
@@ -215,27 +212,6 @@ def test_parameters_act_when_images_are_added(name):
     pieces = CompositionClassifier().partial_fit(X[:40], y[:40]).set_params(**{name: value})
     again = pieces.partial_fit(X[40:], y[40:]).composition_scores(X)
     assert again.shape == other.shape and np.allclose(again, other)
-
-
-@pytest.mark.parametrize("order", [["state", "object"], ["object", "state"]])
-def test_columns_of_labels_in_another_order_are_refused(order):
-    X, y = drawn()
-    table = pd.DataFrame(y, columns=["state", "object"])
-    right, wrong = table[order], table[order[::-1]]
-    message = rf"the columns are \['{order[1]}', '{order[0]}'\]; expected \['{order[0]}', '{order[1]}'\]"
-    model = CompositionClassifier().fit(X, right)
-    before = model.composition_scores(X)
-    for call in (model.partial_fit, model.score):
-        with pytest.raises(ValueError, match=f"y: {message}"):
-            call(X, wrong)
-    with pytest.raises(ValueError, match=f"candidates: {message}"):
-        CompositionClassifier(wrong.drop_duplicates()).fit(X, right)
-    assert np.array_equal(model.composition_scores(X), before)
-    assert model.score(X, right) == model.score(X, right.to_numpy()) == model.score(X, pd.DataFrame(right.to_numpy()))
-    model.partial_fit(X, right.to_numpy())
-    with pytest.raises(ValueError, match=f"y: {message}"):
-        model.partial_fit(X, wrong)
-    model.fit(X, wrong)
 
 
 def test_classes_in_another_order_than_the_columns_are_refused():
