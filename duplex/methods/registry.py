@@ -25,11 +25,11 @@ GROUP = "duplex.methods"
 ARGUMENTS = {"data", "method", "seed", "world", "on_step", "on_epoch"}  # of `duplex.fit`, beside training options
 KNOWN_NEEDS = ("cls", "patch", "text", "words")
 HINTS = {
-    "text": "needs prompts, and the encoder of these features has no text tower; choose a kind without `text` "
-    "(`duplex methods`), or an encoder with a text tower in params.yaml",
-    "words": "needs word vectors; set evaluation.word_vectors in params.yaml to a file in GloVe format",
-    "patch": "needs patch tokens, and this cache has none; set extraction.tokens to patch in params.yaml and "
-    "extract the data set's features again (`duplex extract`)",
+    "text": "needs the text tower of the encoder that made the features: name one that has it (`encoder=`, or the data "
+    "set's encoder in params.yaml), or choose a kind without `text` (`duplex methods`)",
+    "words": "needs word vectors: a file in GloVe format (`word_vectors=`, or evaluation.word_vectors of a project)",
+    "patch": 'needs patch tokens, and there are none: load the images with tokens="patch" or, in a project, set '
+    "extraction.tokens to patch in params.yaml and extract the features again (`duplex extract`)",
 }
 SCRIPTS = ("__main__", "__mp_main__")  # module of a running script, here and in the processes that it starts
 

@@ -53,11 +53,10 @@ class Dataset:
     `load_dataset` and `Dataset.from_arrays` make one.
     """
 
-    def __init__(self, name: str, data: Data, *, patches: bool = False, project: Params | None = None) -> None:
+    def __init__(self, name: str, data: Data, *, project: Params | None = None) -> None:
         """Make a data set from its parts; users call `load_dataset` or `Dataset.from_arrays` instead.
 
         name: its name in messages and, in a project, in params.yaml.
-        patches: whether the data set has patch tokens.
         project: the project's params.yaml, where `fit` finds methods by name; None: the one that the package ships.
         """
         self.name = name
@@ -70,9 +69,6 @@ class Dataset:
         self.training = project.dataset(name).training if project else TrainingOptions.from_dict(DEFAULT_TRAINING)
         self.inputs = data.inputs
         self.device = data.device
-        offers = {"cls": True, "text": data.encoder.name != IMPORTED, "patch": patches}
-        offers["words"] = offers["text"] or data.word_vectors is not None
-        self.offers = frozenset(name for name, is_there in offers.items() if is_there)  # as `Method.needs` names them
 
     @property
     def manifest(self) -> pd.DataFrame:
@@ -217,7 +213,7 @@ def load_dataset(
             file=sys.stderr,
         )
     loaded = Data(data.manifest, data.labels, features, entry, device, words, skip_frozen_blocks=True)
-    return Dataset(place.stem, loaded, patches=tokens == "patch")
+    return Dataset(place.stem, loaded)
 
 
 @lru_cache(maxsize=1)
@@ -234,8 +230,7 @@ def _project_dataset(name: str, device: str | None) -> Dataset:
     data = open_data(params, name, paths)
     if device is not None:
         data = replace(data, device=_checked_device(device))
-    patches = params.extraction.tokens == "patch" and params.dataset(name).features is None
-    return Dataset(name, data, patches=patches, project=params)
+    return Dataset(name, data, project=params)
 
 
 def _checked_device(device: str | torch.device) -> str:
@@ -259,14 +254,6 @@ def _known_encoder(name: str, weights: str | None, labels: LabelSpace) -> Encode
     if unknown := unknown_words(name, map(prompt_name, (*labels.states, *labels.objects))):
         raise UsageError(f"{name} does not know the words {', '.join(unknown[:5])}; choose another encoder")
     return EncoderParams(name=name, weights=weights)
-
-
-MISSING = {
-    "text": "needs the text tower of the encoder that made the features; give `encoder=` its name, or choose a kind "
-    "that needs no text (`duplex methods`)",
-    "words": "needs word vectors; give `word_vectors=` a file in GloVe format, or `encoder=` the features' encoder",
-    "patch": 'needs patch tokens, and the data set has none; load image files with tokens="patch"',
-}
 
 
 def fit(
@@ -315,19 +302,12 @@ def fit(
     chosen: dict[str, Any] = {"select": select, "optimiser": optimiser, "schedule": schedule, "log": log}
     settings |= {key: value for key, value in chosen.items() if isinstance(value, str)}
     own = {key: value for key, value in chosen.items() if not isinstance(value, str)}
-    for key, function in {**own, "on_step": on_step, "on_epoch": on_epoch}.items():
-        if key != "log" and function is not None and not callable(function):
-            raise UsageError(f"{key} is {shown(function)}; expected a function, or one of the names that {key} has")
     name, entry = _entry(data, method)
     spec = _spec(data, name, entry, world, settings)
     _check_needs(data, spec, settings)
     training_log = own.get("log")
     if training_log is None:
         training_log = open_log(spec.training.log, log_folder(spec.training.log, data.name, name, seed))
-    elif not all(callable(getattr(training_log, x, None)) for x in ("step", "epoch", "close")):
-        raise UsageError(
-            f"log is {shown(training_log)}; expected a name of training.log, or an object with step, epoch and close"
-        )
     hooks = TrainingHooks(on_step, on_epoch, own.get("optimiser"), own.get("schedule"), training_log)
     with reproducible(spec.training.threads):
         inputs = data.inputs(spec.request)
@@ -337,14 +317,10 @@ def fit(
 
 
 def _check_needs(data: Dataset, spec: MethodSpec, settings: Mapping[str, Any]) -> None:
-    needs = find_method(spec.kind).needs(spec.options)
-    for need in sorted(needs):
-        if need in MISSING and need not in data.offers:
-            raise UsageError(f"method {spec.name} {MISSING[need]}")
     if spec.finetune is not None and isinstance(data._data.features, np.ndarray):
         raise UsageError(f"{spec.name} fine-tunes blocks of the image tower; load image files with `block_inputs=`")
     precision = settings.get("precision")
-    if precision in ("bf16", "fp16") and not needs & {"text", "words"}:
+    if precision in ("bf16", "fp16") and not find_method(spec.kind).needs(spec.options) & {"text", "words"}:
         raise UsageError(
             f"precision is {precision}, which is that of the text tower, and {spec.name} uses none; leave it out"
         )

@@ -168,12 +168,8 @@ class Data:
         make_blocks: Callable[[], FinetunedBlocks] | None = None
         member_blocks: Callable[[FinetuneOptions], FinetunedBlocks] | None = None
         if opened.path is not None and "patch" in request.needs:
-            arrays["patch"] = read_tokens(opened.path, "patch", int(request.memory * 2**30), opened.rows)
-            if arrays["patch"] is None:
-                raise UsageError(
-                    f"the method needs patch tokens, and {opened.path} has none; set extraction.tokens to patch in "
-                    f"params.yaml and run `duplex extract --dataset {opened.path.parent.name}`"
-                )
+            patch = read_tokens(opened.path, "patch", int(request.memory * 2**30), opened.rows)
+            arrays |= {} if patch is None else {"patch": patch}  # `make_method` asks for missing ones
         if opened.path is not None and request.finetune is not None:
             arrays["block_inputs"], kept = self._block_inputs(opened, request, request.finetune)
             record |= kept

@@ -48,7 +48,7 @@ class NeedsAll(Method[Options]):
 @pytest.mark.parametrize(
     ("kind", "options", "change", "message"),
     [
-        ("duplex", DuplexOptions(), {"text": None}, r"'duplex' needs prompts, .* no text tower.*`duplex methods`"),
+        ("duplex", DuplexOptions(), {"text": None}, r"'duplex' needs the text tower.*`duplex methods`"),
         ("prompts", PromptOptions(), {"inputs": {"patch": (4, 8)}}, "needs the input 'cls', .* holds patch"),
         (f"{__name__}:NeedsAll", Options(), {}, r"patch tokens.*extraction.tokens to patch.*`duplex extract`"),
         (f"{__name__}:NeedsAll", Options(), {"inputs": {"cls": (8,), "patch": (4, 8)}}, r"evaluation\.word_vectors"),
