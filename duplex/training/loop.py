@@ -93,16 +93,13 @@ def rate_share(epoch: int, settings: TrainingOptions) -> float:
 # Steps on a small encoder's features are so short that threads wait for each other longer than they work.
 ROUNDS = 5  # timed steps per number of threads, taken in turn; their median counts
 FAR_SLOWER = 4.0  # a number of threads that needs this many times the fastest's time is not tried again
-PRODUCTS = 20  # threads meet after each; one wait alone may happen to be short
 MARGIN = 0.9  # all threads are taken where they need at most this share of one thread's time
 
 
 def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple[int, dict[int, float]]:
     """Choose the number of CPU threads for a method's training; also returns the seconds of each number tried.
 
-    Small matrix products are timed first: beside a busy core a single step of all threads can take forty times as long
-    as one of a single thread, and products show that in a tenth of a second. If all threads are not far slower,
-    training steps of a copy of the method are timed. A method that cannot be copied gets all threads.
+    Training steps of a copy of the method are timed; a method that cannot be copied gets all threads.
     """
     every = torch.get_num_threads()
     if every == 1 or images.compositions.device.type != "cpu":
@@ -112,20 +109,13 @@ def choose_threads(method: Method[Any], images: Batch, batch_size: int) -> tuple
     except (TypeError, RuntimeError):  # it holds an open file, a lock or a tensor with a gradient
         return every, {}
     random = torch.get_rng_state()
-    factors = torch.ones(2, 256, 256)
     rows = torch.arange(min(batch_size, len(images)))
-
-    def products() -> None:
-        for _ in range(PRODUCTS):
-            torch.mm(*factors)
 
     def step() -> None:
         torch.stack(list(trial.losses(images[rows], trial.shared()).values())).sum().backward()
 
     try:
-        seconds = time_threads(products, (1, every))
-        if seconds[every] <= FAR_SLOWER * seconds[1]:
-            seconds = time_threads(step, (1, every))
+        seconds = time_threads(step, (1, every))
     finally:
         torch.set_num_threads(every)
         torch.set_rng_state(random)
