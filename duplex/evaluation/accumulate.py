@@ -34,7 +34,6 @@ BLOCK_REORDERED = 1 << 22  # scores whose columns are reordered at a time
 BLOCK_SEARCHED = 1 << 18  # scores searched at a time, so that copies stay in the processor's cache
 SEEN, INFEASIBLE = 0, -1  # group numbers; unseen buckets are 1, 2, ...
 NO_COLUMN = np.iinfo(np.int64).max
-LARGEST_EXACT = 1 << 53  # float64 has every whole number up to it
 CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 
@@ -240,15 +239,12 @@ class ScoreAccumulator:
             first_column: the block's first column; its w columns are adjacent.
         """
         is_tensor = hasattr(scores, "detach")
-        if np.ma.is_masked(scores):
-            raise DuplexError("scores is a masked array with missing values; use -inf or feasible_mask")
         on_device = is_tensor and scores.device.type != "cpu"
         if not on_device:
             if is_tensor:
                 scores = scores.detach()
                 scores = scores.float() if scores.is_floating_point() and scores.itemsize < 4 else scores  # bfloat16
             scores = np.asarray(scores)
-            refuse_inexact(scores)
         first_column = index(first_column)
         images = np.atleast_1d(np.arange(self.target.size)[slice(None) if rows is None else rows])
         fits = scores.ndim == 2 and len(scores) == images.size and first_column + scores.shape[1] <= self.seen.size
@@ -338,23 +334,7 @@ def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
     array = np.asarray(values)
     if array.shape != (columns,):
         raise UsageError(f"{noun} has the shape {array.shape}; expected ({columns},), one name per column")
-    if array.dtype.kind in "fO":
-        import pandas as pd
-
-        if (missing := pd.isna(array)).any():
-            raise UsageError(f"{noun} has no name for column {int(missing.argmax())}; expected one per column")
     return array
-
-
-def refuse_inexact(scores: NDArray[Any]) -> None:
-    """Raise `DuplexError` for whole numbers above 2**53: float64 rounds them, and unequal scores could become equal."""
-    if scores.dtype.kind in "iu" and scores.itemsize == 8 and scores.size:
-        largest = max(abs(int(scores.min())), abs(int(scores.max())))
-        if largest > LARGEST_EXACT:
-            raise DuplexError(
-                f"a score is {largest:,}; whole numbers above 2**53 = {LARGEST_EXACT:,} cannot be ranked exactly; "
-                "subtract a constant, or save them as float64"
-            )
 
 
 @dataclass(frozen=True)

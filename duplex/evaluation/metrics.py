@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from duplex.errors import DuplexError, UsageError, require_whole
-from duplex.evaluation.accumulate import TopCompetitors, checked_names, refuse_inexact
+from duplex.evaluation.accumulate import TopCompetitors, checked_names
 from duplex.evaluation.curve import Curve, Margins, harmonic_mean
 from duplex.evaluation.intervals import ROUNDS, Components, Interval, bootstrap, percentiles
 from duplex.labels import GROUPS, Bools, FrequencyGroups, Ints
@@ -222,7 +222,6 @@ def _tensor(scores: Any, rows: slice) -> torch.Tensor:
     import torch
 
     array = scores.detach().cpu().float().numpy() if isinstance(scores, torch.Tensor) else np.asarray(scores)
-    refuse_inexact(array)
     wide = np.float64 if array.dtype.kind == "f" and array.dtype.itemsize >= 8 else np.float32
     tensor = torch.from_numpy(np.array(array, dtype=wide))  # published code reads half precision as float32
     bad = torch.isnan(tensor).any(dim=1).nonzero()

@@ -106,10 +106,8 @@ INVALID = {
         lambda a: a | {"feasible": np.ones(20, bool)},
         "holds 'feasible', which is no part of a score file; expected only scores, target, seen, feasible_mask, k",
     ),
-    "a missing name": (lambda a: a | {"state": np.full(20, np.nan)}, "'state' has no name for column 0"),
     "strange mask": (lambda a: a | {"feasible_mask": np.full(20, np.nan)}, "true or false"),
     "short state": (lambda a: a | {"state": np.arange(3)}, "'state' has the shape (3,)"),
-    "large integers": (lambda a: a | {"scores": a["scores"].astype(np.int64) + 2**60}, "above 2**53"),
     "nan": (lambda a: a | {"scores": np.where(a["scores"] > 2.5, np.nan, a["scores"])}, "contain NaN"),
 }
 

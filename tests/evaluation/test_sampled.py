@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from duplex.errors import DuplexError, UsageError
 from duplex.evaluation.accumulate import ScoreAccumulator
 from duplex.evaluation.curve import Margins
-from duplex.evaluation.metrics import BlockSource, Metrics, _tensor, measure, sampled_from_margins, sampled_metrics
+from duplex.evaluation.metrics import BlockSource, Metrics, measure, sampled_from_margins, sampled_metrics
 from duplex.system.threads import threads
 from tests.evaluation.twins import Problem, problem, published_sweep
 
@@ -150,10 +150,3 @@ def test_a_tensor_gives_the_metrics_of_an_array(kind: torch.dtype) -> None:
     assert sampled_metrics(lambda: [(slice(0, 40), tensor)], p.target, p.seen) == sampled_metrics(
         lambda: [(slice(0, 40), p.scores)], p.target, p.seen
     )
-
-
-def test_whole_numbers_that_float_would_round_are_refused():
-    scores = np.array([[2**53 + 1, 2**53], [0, 1]])
-    with pytest.raises(DuplexError, match=r"2\*\*53"):
-        _tensor(scores, slice(None))
-    assert _tensor(scores - 1, slice(None)).shape == (2, 2)
