@@ -3,9 +3,9 @@
     encoder = load_encoder("ViT-L-14-quickgelu", "openai", towers="image", device="cuda", precision="bf16")
     features = encoder.encode_images(torch.stack([encoder.image_transform(image) for image in images]))
 
-A name is `FAMILY:REST` (`timm:resnet18`) or a family's own name (`tiny`); all others belong to the family `clip`.
-A distribution adds a family by a subclass of `EncoderFamily` and an entry point of the group `duplex.encoders`,
-`my_family = "my_package.my_module:MyFamily"`. `random:SEED` stands for random weights, which need no download.
+A name `FAMILY:REST` (`timm:resnet18`) or `FAMILY` (`tiny`) selects a family; all other names belong to the family
+`clip`. A plug-in adds a family by a subclass of `EncoderFamily` and an entry point of the group `duplex.encoders`,
+`my_family = "my_package.my_module:MyFamily"`. The weights `random:SEED` are random numbers and need no download.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class MissingWeights:
-    """Published weights that are not on disk: the URL to download them from, and their size."""
+    """Published weights that still have to be downloaded: their URL and size."""
 
     address: str  # URL of the download
     size: int | None  # bytes, estimated; None where unknown
@@ -77,14 +77,14 @@ class EncoderFamily(ABC):
 
     @abstractmethod
     def load(self, source: EncoderSource, *, towers: str, device: str, precision: str) -> Encoder:
-        """Build the frozen encoder that `source` describes; towers: "both", "image" or "text"."""
+        """Build the frozen encoder that `source` describes, with the `towers` "both", "image" or "text"."""
 
     def missing_weights(self, name: str, weights: str | None) -> MissingWeights | None:
-        """The weights that would be downloaded for an encoder; None if they are on disk, or if that is unknown."""
+        """The weights that loading an encoder would download; None if they are on disk or the family cannot tell."""
         return None
 
     def unknown_words(self, texts: Iterable[str]) -> list[str]:
-        """The words in `texts`, each once, for which the family's text towers have no embedding."""
+        """The distinct words in `texts` for which the family's text towers have no embedding."""
         return []
 
     def catalog(self) -> list[CatalogEntry]:
@@ -92,12 +92,12 @@ class EncoderFamily(ABC):
 
 
 def family_module(encoder: str) -> str:
-    """Name of the module that defines an encoder's family; it is not imported."""
+    """Name of the module that defines an encoder's family, found without importing it."""
     return module_of(_entry_point(encoder))
 
 
 def family_code(encoder: str) -> str | None:
-    """Hash of the code of an encoder's family, if the family is a plug-in; None for a family of this package."""
+    """Hash of the code of an encoder's family if a plug-in defines the family; None if this package does."""
     return plugin_hash(family_module(encoder))
 
 
@@ -124,7 +124,7 @@ def _load(point: EntryPoint) -> EncoderFamily:
 
 @dataclass(frozen=True)
 class EncoderIdentity:
-    """Everything that an encoder's features depend on; stored in each feature cache."""
+    """Records everything that an encoder's features depend on; each feature cache stores it."""
 
     encoder: str  # name
     architecture: str  # hash of the architecture's options
@@ -147,7 +147,7 @@ class EncoderIdentity:
 
 
 class Encoder(Protocol):
-    """Interface of frozen encoders, as feature caches, methods and the command line use them."""
+    """Interface of frozen encoders, through which feature caches, methods and the command line use them."""
 
     name: str
     dim: int  # d, the width of image and text features
@@ -159,18 +159,18 @@ class Encoder(Protocol):
         """Resize and crop an RGB image to the pixels that the image tower expects: [3, R, R] uint8."""
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Features [B, d] of pixels [B, 3, R, R]; float32, not normalised."""
+        """Encode pixels [B, 3, R, R] to features [B, d], float32 and not normalised."""
 
     def encode_patches(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, d] and patch tokens [B, T, w] of pixels [B, 3, R, R]; float32, not normalised."""
+        """Encode pixels [B, 3, R, R] to features [B, d] and patch tokens [B, T, w], float32 and not normalised."""
 
     @property
     def patch_shape(self) -> tuple[int, int]:
-        """How many patch tokens an image has, and their width (T, w)."""
+        """The number T of patch tokens of an image, and their width w."""
 
     @property
     def text(self) -> Any:
-        """The encoder's `TextTower`, or None."""
+        """The encoder's `TextTower`; None if it has none."""
 
 
 def load_encoder(
@@ -180,8 +180,8 @@ def load_encoder(
 
     Args:
         name: an architecture of open_clip, `tiny`, or `FAMILY:REST` (see `duplex encoders list`).
-        weights: a published tag or a file, or `random:SEED` to try an architecture; missing weights raise an error.
-        towers: "image" or "text" drops the other tower as soon as the weights are read.
+        weights: a published tag (downloaded if necessary), a file, or `random:SEED`; None if the encoder has its own.
+        towers: "both"; "image" or "text" keeps only this tower, which saves memory.
         device: cpu, cuda or cuda:NUMBER.
         precision: number format of the loaded towers: "fp32", "tf32", "bf16" or "fp16".
     """
@@ -203,7 +203,7 @@ def _find(name: str, weights: str | None) -> tuple[EncoderFamily, EncoderSource]
 
 
 def missing_weights(name: str, weights: str | None = None) -> MissingWeights | None:
-    """The weights that would be downloaded to load an encoder; None if all are on disk."""
+    """The weights that loading an encoder would download; None if they are on disk or its family cannot tell."""
     return find_family(name).missing_weights(name, weights)
 
 
@@ -212,7 +212,7 @@ def unknown_words(name: str, texts: Iterable[str]) -> list[str]:
 
 
 def resolve_device(device: str) -> str:
-    """`device`, or cuda or cpu in place of "auto"; raises UsageError for a device that torch lacks."""
+    """`device`, with "auto" replaced by cuda if there is a GPU, else cpu; UsageError for a device that torch lacks."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -283,7 +283,7 @@ def require_keys(path: Path, config: Any, keys: tuple[str, ...]) -> None:
 
 
 def refuse_other_weights(name: str, weights: str | None, own: str | None = None) -> None:
-    """Raise UsageError if `weights` is given and is not the tag `own`, for an encoder with weights of its own."""
+    """Raise UsageError if `weights` differ from those that the encoder always has (their tag, if any, is `own`)."""
     if weights not in (None, own):
         raise UsageError(f"encoder {name!r} has its own weights; leave the weights {weights!r} out")
 
@@ -308,9 +308,9 @@ def _version(library: str) -> str:
 
 
 class TextTower(Protocol):
-    """Interface of frozen text towers, which accept token *embeddings*: learned and fixed tokens are encoded alike.
+    """Interface of frozen text towers that encode token embeddings instead of ids, so that prompts can be learned.
 
-    A prompt is a sequence of row numbers of a *lexicon* `[V, width]`, a table of frozen and learned embeddings.
+    A prompt is a list of row numbers of a *lexicon* `[V, width]`, a table of token embeddings, frozen or learned.
     """
 
     width: int  # of a token embedding
@@ -333,17 +333,17 @@ class TextTower(Protocol):
         """Frozen embeddings `[n, width]` of token ids."""
 
     def encode(self, tree: PromptTree, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """Features `[P, dim]` of a tree's prompts, not normalised; `checkpoint` saves memory by recomputing values."""
+        """Features `[P, dim]` of prompts, not normalised; `checkpoint` recomputes activations in the backward pass."""
 
     def encode_plain(self, sequences: Prompts, lexicon: Tensor, *, checkpoint: bool = False) -> Tensor:
-        """The same features as `encode`, but with each prompt encoded by itself; to check `encode`."""
+        """The features that `encode` returns, computed for each prompt by itself, without shared prefixes."""
 
     def encode_blocks(self, sequences: Prompts, lexicon: Tensor, block: int = 4096) -> Tensor:
         """Features `[P, dim]` of prompts, not normalised, without gradients, `block` prompts at a time."""
 
 
 def random_seed(weights: str | None) -> int | None:
-    """The seed in the weights' name `random` or `random:SEED`; None for other weights."""
+    """The seed of random weights, named `random` (seed 0) or `random:SEED`; None for other weights."""
     if weights is None or weights.partition(":")[0] != RANDOM:
         return None
     found = re.fullmatch(r"random(?::([0-9]{1,18}))?", weights)
@@ -357,7 +357,7 @@ def is_random(weights: str | None) -> bool:
 
 
 def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
-    """Path of the first of the files `names` of a Hugging Face repository that is already on disk; None if none is."""
+    """Path of the first file in `names` that was downloaded from a Hugging Face repository before; None without one."""
     for name in names:
         cached = try_to_load_from_cache(owner, name)
         if isinstance(cached, str) and Path(cached).is_file():
@@ -366,7 +366,7 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
 
 
 def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
-    """Path of the first of the files `names` that a Hugging Face repository has; it is downloaded if necessary."""
+    """Path of the first file in `names` that a Hugging Face repository has, downloaded unless it is on disk."""
     if file := hub_file_on_disk(owner, names):
         return file
     check_reachable(hf_hub_url(owner, names[0]), what, form)
@@ -383,7 +383,7 @@ def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM
 def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
     """The error to raise after a failed download of `what`.
 
-    form: how to name an encoder whose weights are in a local folder, which the message suggests.
+    form: form of an encoder's name that loads weights from a local folder; the message suggests it.
     """
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__

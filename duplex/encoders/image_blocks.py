@@ -26,7 +26,7 @@ TowerBlocks = list[nn.Sequential]
 
 @dataclass(frozen=True)
 class TowerLayout:
-    """Where the image towers of one architecture have their blocks, and which layers follow these."""
+    """Tells where the image towers of one architecture keep their blocks, and which layers follow the blocks."""
 
     blocks: Callable[[Any], TowerBlocks]  # tower -> its blocks in order; a module between two belongs to the later one
     end: Callable[[Any, Tensor], Tensor]  # tower, output of the last block -> output of the tower [B, w]
@@ -36,7 +36,7 @@ class TowerLayout:
 
 @dataclass(frozen=True)
 class LastBlocks:
-    """An image tower's own last blocks and the layers after them: [B, T, w] or [B, C, H, W] to features [B, d]."""
+    """The last blocks of an image tower (its own modules); a call maps their inputs to features [B, d]."""
 
     blocks: TowerBlocks
     end: Callable[[Tensor], Tensor]  # output of the last block -> features [B, d]
@@ -50,7 +50,7 @@ class LastBlocks:
 
 
 def last_blocks(encoder: Any, count: int) -> LastBlocks:
-    """The last `count` blocks of an encoder's image tower and the layers after them, as one callable."""
+    """The last `count` blocks of an encoder's image tower, followed by the layers after them, as one callable."""
     trunk, layout = _trunk(encoder)
     blocks, rest = select_blocks(encoder, count), _without_blocks(trunk)
     project = encoder.visual.head if trunk is not encoder.visual else nn.Identity()
@@ -58,7 +58,7 @@ def last_blocks(encoder: Any, count: int) -> LastBlocks:
 
 
 class BlockReached(Exception):
-    """Raised to stop an image tower before its first block; its argument is what would enter that block."""
+    """Raised to stop an image tower before its first block; its argument is that block's input."""
 
 
 class Stop(nn.Module):
@@ -67,7 +67,7 @@ class Stop(nn.Module):
 
 
 def stem(encoder: Any) -> Callable[[Tensor], Tensor]:
-    """A function that runs only the layers before the image tower's first block, on pixels [B, 3, R, R] uint8."""
+    """A function from pixels [B, 3, R, R] uint8 to the input of the image tower's first block."""
     first = select_blocks(encoder, block_count(encoder))[0][0]
     [path] = [name for name, module in encoder.visual.named_modules() if module is first]
     tower = _with_part(encoder.visual, path.split("."), Stop())
@@ -92,9 +92,9 @@ def _with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Mo
 
 
 def cached_blocks(encoder: Any, record: Mapping[str, str]) -> int:
-    """How many last blocks can run on a cache's content: all on pixels, else those whose inputs it holds.
+    """How many of the image tower's last blocks can be computed from a feature cache.
 
-    record: identity of the cache, which says what it holds.
+    All can if the cache holds pixels; else those whose inputs it holds. `record` is the cache's identity.
     """
     return block_count(encoder) if "pixels" in record else int(record["block_inputs"])
 
@@ -116,7 +116,7 @@ def capture_block_input(encoder: Any, count: int) -> Iterator[list[Tensor]]:
 
 
 def block_input_shape(encoder: Any, count: int) -> tuple[int, ...]:
-    """Shape of what enters the last `count` blocks, for one image: (T, w) or (C, H, W)."""
+    """Shape of one image's activations where they enter the last `count` blocks: (T, w) or (C, H, W)."""
     from PIL import Image
 
     with capture_block_input(encoder, count) as inputs:

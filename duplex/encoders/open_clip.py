@@ -1,10 +1,10 @@
 """CLIP models of open_clip as frozen encoders, from a hub, a folder (with `open_clip_config.json`) or a file.
 
-This module imports open_clip and timm for all others, fast, and also if torch is not the build that torchvision was
-compiled for. A CPU build of torch beside a CUDA build of torchvision cannot load its compiled library, and importing
-torchvision then fails at two unregistered operators; nothing here calls them, so declaring their signatures suffices.
-torchvision and timm import torch's compiler for one function each, two thirds of the time of `import open_clip`; stubs
-replace both. Do not compile timm's NaFlex models in this process.
+Other modules import open_clip and timm from here, because this module speeds the import up and makes it work where
+torchvision was compiled for another build of torch. Such a torchvision cannot load its compiled library, and importing
+it fails at two unregistered operators; nothing here calls them, so declaring their signatures suffices. torchvision and
+timm each import torch's compiler for one function, which takes two thirds of the time of `import open_clip`; stubs
+replace both functions. Do not compile timm's NaFlex models in this process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def torchvision_is_compiled_for_torch() -> bool:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Context manager: inside, stubs stand for torch's compiler, unless the compiler is imported already."""
+    """Context manager that replaces torch's compiler by stubs, unless the compiler has been imported already."""
     names = ("torch._dynamo", "torch._dynamo.utils")
     if names[0] in sys.modules:
         yield
@@ -120,7 +120,7 @@ def open_clip_class(architecture: Config) -> Any:
 
 
 def offline_model_arguments(architecture: Config) -> Config:
-    """Arguments for the open_clip class, changed so that it downloads nothing."""
+    """Arguments with which the open_clip class builds `architecture` without downloading anything."""
     config = copy.deepcopy(architecture)
     config.pop("custom_text", None)
     if "timm_model_name" in config["vision_cfg"]:
@@ -163,7 +163,7 @@ def preprocess_of(name: str, architecture: Config, tag: str) -> Config:
 
 
 def is_torchscript(path: Path) -> bool:
-    """Whether a weights file is a TorchScript archive, as OpenAI's are; such a file holds code."""
+    """Whether a weights file is a TorchScript archive, which holds code as well as weights; OpenAI's files are."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -210,9 +210,9 @@ def _tags(name: str) -> str:
 
 
 def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = None) -> EncoderSource:
-    """Convert a weights file or TorchScript archive to a folder for `local-dir:FOLDER`, and load it once as a check.
+    """Convert a weights file or TorchScript archive to a folder to be named `local-dir:FOLDER`; loads it as a check.
 
-    tag: published weights whose preprocessing to use; default for a TorchScript archive: "openai".
+    tag: published weights with the same image preprocessing; it may be left out ("openai") for TorchScript archives.
     """
     architecture = open_clip.get_model_config(name)
     if architecture is None or ":" in name:
@@ -247,7 +247,7 @@ def convert_weights(archive: Path, folder: Path, name: str, tag: str | None = No
 
 
 def complete_preprocess(options: Config, architecture: Config) -> Config:
-    """`options` in open_clip's form, with defaults for missing ones and the architecture's image size."""
+    """All preprocessing options in open_clip's form: the given ones, the architecture's image size, and defaults."""
     size = architecture["vision_cfg"].get("image_size", 224)
     merged: Config = json.loads(json.dumps(merge_preprocess_dict({**vars(PreprocessCfg())}, {**options, "size": size})))
     return merged
@@ -264,14 +264,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def initialised_by(seed: int) -> Iterator[None]:
-    """Context manager: inside, torch's random numbers start from `seed`; afterwards its generator is as before."""
+    """Context manager that seeds torch's random numbers with `seed`, and restores the generator's state at the end."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
 
 
 def weights_on_disk(published: dict[str, Any]) -> Path | None:
-    """Path on this disk of published weights, which are an entry of open_clip's table; None if they are not there."""
+    """Path of published weights (`published`: their entry in open_clip's table) on disk; None if they are not there."""
     url = str(published.get("url", ""))
     if url and (file := DOWNLOADS.expanduser() / url.rsplit("/", 1)[-1]).is_file():
         return file
@@ -280,9 +280,9 @@ def weights_on_disk(published: dict[str, Any]) -> Path | None:
 
 
 def fetch_weights(published: dict[str, Any], what: str) -> Path:
-    """Path of published weights, which are an entry of open_clip's table; they are downloaded if necessary.
+    """Path of published weights (`published`: their entry in open_clip's table), downloaded unless they are on disk.
 
-    what: the weights' name in errors.
+    what: what error messages call the weights.
     """
     if file := weights_on_disk(published):
         return file
@@ -368,7 +368,7 @@ class ClipFamily(EncoderFamily):
 
 
 class ImageTransform:
-    """Resizes and crops an RGB image as open_clip does, to pixels [3, R, R] uint8, a quarter of float32's size."""
+    """Resizes and crops an RGB image as open_clip does, but returns pixels [3, R, R] as uint8, which saves memory."""
 
     def __init__(self, preprocess: dict[str, Any]) -> None:
         steps = image_transform_v2(PreprocessCfg(**preprocess), is_train=False).transforms
@@ -389,7 +389,7 @@ class ImageTransform:
 
 
 class FrozenEncoder:
-    """Base class of encoders; a subclass sets `_visual` and `_text` and defines `encode_patches`."""
+    """Base class of encoders; a subclass sets the towers `_visual` and `_text`, and defines `encode_patches`."""
 
     logit_scale = 0.0
 
@@ -432,7 +432,7 @@ class FrozenEncoder:
         return count, width
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """Uint8 pixels as the image tower expects them, computed as open_clip's ToTensor and Normalize do."""
+        """Convert uint8 pixels to the image tower's input, computed as open_clip's ToTensor and Normalize do."""
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1:] != self._pixel_shape:
             found = f"{list(pixels.shape)} {pixels.dtype}".replace("torch.", "")
             expected = f"[B, {', '.join(map(str, self._pixel_shape))}] uint8"
@@ -483,5 +483,5 @@ class ClipEncoder(FrozenEncoder):
 
 
 def as_tokens(cells: Tensor) -> Tensor:
-    """A feature map [B, w, H, W] reshaped to tokens [B, H*W, w]; tokens stay as they are."""
+    """Reshape a feature map [B, w, H, W] to tokens [B, H*W, w]; tokens are returned unchanged."""
     return cells.flatten(2).transpose(1, 2) if cells.ndim == 4 else cells

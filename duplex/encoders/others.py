@@ -3,8 +3,8 @@
     encoder: {name: "blip:Salesforce/blip-itm-base-coco"}      # a Hugging Face repository, or blip:FOLDER
     encoder: {name: "timm:resnet18", weights: a1_in1k}         # a tag that timm publishes, a file, or random:SEED
 
-BLIP (Li et al., 2022; extra `blip`) means the vision and text models of its image-text retrieval model: features are
-projected class tokens. timm's classifiers, without their heads, encode images alone: word vectors come from a file.
+Of BLIP (Li et al., 2022; extra `blip`), the two towers of its image-text retrieval model are used; features are their
+projected class tokens. timm's classifiers, without their heads, encode only images; word vectors come from a file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
 
 
 class BlipFamily(EncoderFamily):
-    """BLIP models, with the names `blip:FOLDER` or, on the Hugging Face hub, `blip:OWNER/MODEL`."""
+    """BLIP models: `blip:FOLDER` names a local one, `blip:OWNER/MODEL` one on the Hugging Face hub."""
 
     usage = f"blip:OWNER/NAME or blip:FOLDER (needs {install_command('blip')})"
 
@@ -173,7 +173,7 @@ def _build_blip(source: EncoderSource) -> Any:
 
 
 class TimmFamily(EncoderFamily):
-    """timm's classifiers, with the names `timm:MODEL` and weights from a published tag or a file."""
+    """timm's classifiers, named `timm:MODEL`; their weights are a published tag, a file or random."""
 
     usage = "timm:MODEL (images alone)"
     has_text = False
@@ -193,7 +193,7 @@ class TimmFamily(EncoderFamily):
 
     @staticmethod
     def _published(name: str, weights: str | None) -> tuple[Any, Path | None]:
-        """timm's record of the model, and the file of its weights; None for a published tag."""
+        """timm's configuration of the model, and the path of local (or random) weights; None for a published tag."""
         model = name.removeprefix(TIMM_PREFIX)
         if not timm.is_model(model):
             raise UsageError(f"unknown encoder {name!r}: timm has no model {model!r}")

@@ -1,14 +1,14 @@
-"""Prefix tree of prompts, to encode a common prefix once: under a causal mask, its hidden states are always the same.
+"""Prefix tree of prompts, to encode common prefixes once: under a causal mask, they have the same hidden states.
 
-A prompt is a sequence of *lexicon rows* (token embeddings); a node is one distinct prefix, its depth the position of
-its last token. Nodes are numbered depth first, so that consecutive nodes share most ancestors: one *block* of queries
-shares one set of keys under a mask, and all blocks are small matrix products of one size.
+A prompt is a list of *lexicon rows*, row numbers of a table of token embeddings. A node of the tree is one distinct
+prefix; its depth is the position of its last token. Nodes are numbered depth first, so consecutive nodes share most
+ancestors. Queries are divided into *blocks*; each has one set of keys and a mask, and all blocks have the same size.
 
     o_i = Σ_{j ∈ A(i)} p_ij v_j,    p_i = softmax_j(q_i·k_j / √e)      A(i): node i and its ancestors; e: head's width
 
-This is causal attention for that token in every prompt that contains the node. The backward pass saves only the inputs
-and `p`, and sums gradients of shared keys in a fixed order: `embedding_dense_backward` sorts instead of adding
-atomically.
+So a node's output is that of causal attention in every prompt that contains the node. Only inputs and `p` are saved for
+the backward pass. It sums the gradients of shared keys in a fixed order, as `embedding_dense_backward` sorts them
+instead of adding atomically.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCK = 16  # queries per block, about: larger blocks waste products, smaller on
 
 
 def pad_prompts(sequences: Prompts) -> Ints:
-    """Prompts of different lengths as one array `[P, L]` of lexicon rows, filled up with `PAD`."""
+    """P prompts as one array `[P, L]` of lexicon rows; shorter prompts are filled up with `PAD`."""
     if isinstance(sequences, np.ndarray):
         rows = sequences.astype(np.int64, copy=False)
     else:
@@ -59,7 +59,7 @@ def check_length(tokens: int, context_length: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PromptTree:
-    """Prefix tree of `P` prompts, whose `T` nodes are in depth-first order."""
+    """Prefix tree of `P` prompts; its `T` nodes, the distinct prefixes, are numbered in depth-first order."""
 
     rows: Ints  # [T] lexicon row of each node's token
     depths: Ints  # [T] position of each node's token
@@ -86,7 +86,7 @@ class PromptTree:
 
     @property
     def tokens(self) -> int:
-        """Number T of nodes, which is the number of tokens to encode."""
+        """The number T of nodes, each of which is one token to encode."""
         return len(self.rows)
 
     @property
@@ -99,7 +99,7 @@ class PromptTree:
 
     @cached_property
     def ancestors(self) -> Ints:
-        """Ancestors of each node [T, L]: the node itself, its parent and so on to the first token, then -1."""
+        """The path from each node to the root [T, L]: the node, its parent, ..., the first token; filled up with -1."""
         table = np.full((self.tokens, self.length), -1, np.int64)
         node = np.arange(self.tokens)
         for column in table.T:
@@ -117,7 +117,7 @@ class PromptTree:
 
 
 def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTree]]:
-    """Yield blocks of at most `size` prompts that share prefixes, as the prompts' indices and their prefix tree."""
+    """Divide sorted prompts into blocks of `size`; yields each block's prompts (indices) and their prefix tree."""
     rows = pad_prompts(sequences)
     order = np.lexsort(rows.T[::-1])
     for start in range(0, len(order), size):
@@ -126,7 +126,7 @@ def tree_blocks(sequences: Prompts, size: int) -> Iterator[tuple[Ints, PromptTre
 
 
 def attend(states: Tensor, plan: AttentionPlan) -> Tensor:
-    """Attention outputs [Q, width] of the plan's Q query tokens; each attends to itself and its ancestors in the tree.
+    """Attention outputs [Q, width] of Q query tokens; each attends to itself and its ancestors in the prefix tree.
 
     states: query, key and value of each token [R, 3 * width].
     """
@@ -193,9 +193,9 @@ class GatheredQkv:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Index tensors for attention in a prefix tree: `Q` queries in `C` blocks of at most `B`, with `S` keys each.
+    """Index tensors for attention in a prefix tree, of `Q` queries in `C` blocks of `B` queries and `S` keys each.
 
-    States `[R, 3 * width]` hold each token's query, key and value; cut into `H` heads of width `e`: `[R * 3 * H, e]`.
+    Its input `[R, 3 * width]`, each token's query, key and value, is cut into `H` heads of width `e`: `[R * 3 * H, e]`.
     """
 
     heads: int
@@ -258,7 +258,7 @@ class QueryBlocks:
         return cls(queries, keys, mask.reshape(count, size, -1))
 
     def attention(self, states: Ints, heads: int, device: torch.device) -> AttentionPlan:
-        """Index tensors for attention, if node `i` of the tree is row `states[i]` of the tokens' tensor."""
+        """The plan for attention over a tensor of tokens whose row `states[i]` belongs to node `i` of the tree."""
         count, size = self.mask.shape[:2]
         total, head = len(self.queries), np.arange(heads)
         query_states = states[self.queries]

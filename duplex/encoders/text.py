@@ -1,8 +1,8 @@
 """The text tower of an open_clip model (the Duplex paper's Eq. 2 and 7).
 
-Prompts are encoded as a prefix tree: matrix products run once per prefix, attention over each prefix's ancestors, the
-last layer for the end tokens alone. `docs/text.md` has the derivation and timings. The words of prompts (templates,
-names) are in `duplex/methods/prompts.py`.
+Prompts are encoded as a prefix tree: matrix products run once per distinct prefix, attention runs over the prefix's
+ancestors, and the last layer runs only for the prompts' end tokens (derivation and timings: `docs/text.md`). Templates
+and names, from which prompts are made, are in `duplex/methods/prompts.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHILDREN = {"ln_1", "attn", "ls_1", "ln_2", "mlp", "ls_2"}  # of a block whose a
 
 
 class TokenFrame(NamedTuple):
-    """Token ids that a tokenizer puts before a text, after it, and into the padding."""
+    """The token ids that a tokenizer adds: before a text, after it, and as padding."""
 
     opening: tuple[int, ...]
     closing: tuple[int, ...]
@@ -46,7 +46,7 @@ class TokenFrame(NamedTuple):
 
 
 class Vocabulary:
-    """A tokenizer with its embedding table `[V, width]`; raises DuplexError for tokens that were not trained (NaN)."""
+    """A tokenizer and its embedding table `[V, width]`, in which untrained tokens, NaN, raise a DuplexError."""
 
     def __init__(self, table: Tensor, tokenizer: Any = None) -> None:
         self.table = table.detach()
@@ -108,7 +108,7 @@ class Vocabulary:
 
 
 class ClipTextTower:
-    """The text part of an open_clip model as a `TextTower`.
+    """`TextTower` that runs the text part of an open_clip model.
 
     tokenizer: None for CLIP's byte-pair tokenizer.
     precision: number format of matrix products (norms and positions are float32).
@@ -154,7 +154,7 @@ class ClipTextTower:
 
     @property
     def causal(self) -> bool:
-        """Whether a token attends to exactly itself and the tokens before it."""
+        """Whether each token attends to itself and all earlier tokens, and to no others."""
         if self.mask is None or self.cls is not None or self.mask_padding:
             return False
         later = torch.ones_like(self.mask, dtype=torch.bool).triu(1)
@@ -199,10 +199,10 @@ class ClipTextTower:
     def encode_separately(
         self, sequences: Ints, lexicon: Tensor, padding: Tensor | None, checkpoint: bool = False
     ) -> Tensor:
-        """Features [P, dim] of prompts, each encoded by itself; prompts are rows of `lexicon` [P, L], padded with -1.
+        """Encode each prompt by itself, without shared prefixes; returns features [P, dim].
 
-        padding: embedding `[width]` that fills prompts up to the context length; None fills them up to the longest,
-            enough in a causal tower pooled at the end token.
+        sequences: each prompt as row numbers of `lexicon` [P, L], padded with -1.
+        padding: embedding [width] to fill prompts up to the context length; None for causal towers, which need none.
         """
         device = lexicon.device
         rows = torch.from_numpy(sequences).to(device)

@@ -1,6 +1,6 @@
 """The packaged tiny CLIP for the embedded benchmark `shapes`, trained by `benchmarks/train_tiny_encoder.py`.
 
-It embeds only the words of its training captions; texts with other words are refused.
+It has embeddings only for the words of its training captions; texts with other words raise an error.
 """
 
 from __future__ import annotations
