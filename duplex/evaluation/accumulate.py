@@ -1,13 +1,13 @@
-"""Accumulate score statistics: the few numbers per image from which every metric is computed.
+"""Reduce score matrices to score statistics: the few numbers per image from which every metric is computed.
 
 A score matrix has a row per image and a column per composition; it may be added in blocks of any rows and columns.
-Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on the score of an image's
-label and on its best scores among seen and among unseen columns. Unseen columns may be divided into *buckets*, those
-between two feasibility thresholds, so that all thresholds are tried in one pass. Memory is proportional to images times
-*groups*: the seen columns are one group, each bucket another; infeasible columns are left out.
+Calibration adds one bias to the scores of all unseen compositions, so metrics depend only on three things: the score of
+an image's label, its best scores among seen columns, and its best scores among unseen ones. To try all feasibility
+thresholds in one pass, unseen columns are divided into *buckets*, those between two thresholds. The seen columns and
+each bucket are *groups*; memory is proportional to images times groups. Infeasible columns are left out.
 
-Torch's `argmax` is many times slower than NumPy's on a CPU, and importing torch takes longer than evaluating a score
-file; hence NumPy searches arrays.
+On a CPU, NumPy searches the scores: torch's `argmax` is many times slower there, and importing torch takes longer than
+evaluating a score file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 @dataclass(frozen=True)
 class ColumnRun:
-    """Neighbouring columns of one group in a block of scores, after the block's columns were ordered by group."""
+    """Adjacent columns that belong to one group, in a block of scores whose columns were sorted by group."""
 
     group: int
     span: slice  # in the ordered block
@@ -48,7 +48,7 @@ class ColumnRun:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How to read a block of scores: the order of its columns, and the runs of neighbouring columns of one group."""
+    """How to read a block of scores: a new order of its columns, and the runs of adjacent columns of one group."""
 
     order: Ints | None  # [w] permutation that lists the columns group by group; None: leave them in place
     runs: tuple[ColumnRun, ...]  # of the feasible groups
@@ -57,7 +57,7 @@ class ColumnPlan:
 
     @classmethod
     def of(cls, groups: NDArray[Any]) -> ColumnPlan:
-        """The plan for a block, from the group number of each column [w]: 0 seen, 1 and more unseen, -1 infeasible."""
+        """Plan for a block whose w columns belong to `groups`: 0 for seen, 1 and more for unseen, -1 for infeasible."""
         cuts = np.flatnonzero(np.diff(groups)) + 1
         positions, order = np.arange(groups.size), None
         if cuts.size >= 2 * np.unique(groups).size:  # groups alternate often: move the columns
@@ -73,7 +73,7 @@ class ColumnPlan:
 
 
 def checked_mask(values: Any, name: str) -> Bools:
-    """The mask `values` as bools; raises `UsageError` unless each value is true or false, or 1 or 0."""
+    """The mask `values` as a bool array; raises `UsageError` for values other than true, false, 1 and 0."""
     array = np.asarray(values)
     if array.dtype != bool and (array.dtype.kind not in "iuf" or not np.isin(array, (0, 1)).all()):
         raise UsageError(f"{name} must be true or false for each column")
@@ -100,10 +100,10 @@ def group_columns(seen: Bools, bucket: ArrayLike | None, feasible_mask: ArrayLik
 
 
 def topk_per_group(block: NDArray[Any], plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """Each image's label score [b], the `k` best other scores in each run of columns [R, b, k], and the best's place.
+    """Label scores [b], the `k` best other scores in each run of columns [R, b, k], and the place of each best [R, b].
 
-    Label scores are -inf if the position is -1. Scores descend along `k`, filled up with -inf. A place [R, b] counts
-    from the start of its run and is the first of equal scores. NaN counts as the largest, so that callers find it.
+    A label score is -inf if the label's position is -1. The best scores are in descending order, filled up with -inf.
+    A place is a position in its run; of equal scores, the first counts. NaN counts as the largest: callers will see it.
 
     Args:
         block: scores [b, w], which are not changed.
@@ -157,7 +157,7 @@ def _row_slices(rows: int, width: int, scores: int) -> Iterator[slice]:
 
 
 def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, k: int) -> TopK:
-    """The same as `topk_per_group`, for a torch tensor, computed on its device."""
+    """Does for a torch tensor, on its device, what `topk_per_group` does for an array."""
     import torch
 
     device = block.device
@@ -189,16 +189,16 @@ def topk_per_group_torch(block: Tensor, plan: ColumnPlan, label_position: Ints, 
 
 
 class ScoreAccumulator:
-    """Reduces the scores of `N` images for `C` columns (compositions), added in blocks, to what the metrics need.
+    """Collects from blocks of scores, of `N` images and `C` columns (compositions), what the metrics need.
 
-    Raises `UsageError` for invalid arguments. Columns sorted by group need no reordering and are the fastest to read.
+    Raises `UsageError` for invalid arguments. Columns sorted by group (seen ones, then each bucket) are read fastest.
 
     Args:
         target: column of each image's label [N].
         seen: mask of the columns that are seen compositions [C].
         k: the largest k for which top-k accuracy is to be measured.
         feasible_mask: mask of the columns that count [C] (default: all); the others score -inf.
-        bucket: bucket number of each unseen column, from 0 [C] (default: 0), so that `cumulative` can exclude buckets.
+        bucket: number (from 0) of each unseen column's bucket [C] (default: 0); `cumulative` adds one after another.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class ScoreAccumulator:
         Args:
             scores: NumPy array or torch tensor of any real type; it is not changed.
             rows: indices or slice of the block's b images (default: all images).
-            first_column: the block's first column; its w columns are adjacent.
+            first_column: number of the block's first column; its w columns are adjacent ones.
         """
         is_tensor = hasattr(scores, "detach")
         on_device = is_tensor and scores.device.type != "cpu"
@@ -283,12 +283,12 @@ class ScoreAccumulator:
         return self._plans[first, width]
 
     def competitors(self, buckets: int | None = None) -> TopCompetitors:
-        """Score statistics of all images, if only the first `buckets` buckets are candidates; None: all buckets."""
+        """Score statistics of all images; `buckets` limits the candidates to the first of the buckets (None: all)."""
         *_, last = islice(self.cumulative(), None if buckets is None else require_whole(buckets, "buckets", 0) + 1)
         return last
 
     def cumulative(self) -> Iterator[TopCompetitors]:
-        """Yield the score statistics of all images without unseen columns, then with one more bucket of them at a time.
+        """Yield score statistics of all images, first with the seen columns alone, then with one more bucket each time.
 
         Raises `DuplexError` if scores of an image are missing or were added twice.
         """
@@ -321,7 +321,7 @@ class ScoreAccumulator:
 
 
 def checked_columns(values: Any, name: str) -> Ints:
-    """Columns of images' labels as int64; raises `UsageError` unless they are whole numbers."""
+    """The column numbers of the images' labels as int64; raises `UsageError` unless they are whole numbers."""
     array = np.asarray(values)
     kind = array.dtype.kind
     if not (kind in "iu" or (kind == "f" and (np.abs(array) < 2.0**62).all() and (array == np.trunc(array)).all())):
@@ -330,7 +330,7 @@ def checked_columns(values: Any, name: str) -> Ints:
 
 
 def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
-    """One name per score column [C], such as its state; raises `UsageError` unless there are `columns` of them."""
+    """The columns' names (such as their states) as an array; raises `UsageError` unless there are `columns` names."""
     array = np.asarray(values)
     if array.shape != (columns,):
         raise UsageError(f"{noun} has the shape {array.shape}; expected ({columns},), one name per column")
@@ -339,7 +339,7 @@ def checked_names(values: Any, columns: int, noun: str) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class TopCompetitors:
-    """Score statistics of `N` images: the label's score, and the `k` best others among seen and unseen columns."""
+    """Score statistics of `N` images: the label's score, and the `k` best other scores of seen and unseen columns."""
 
     target: Ints  # [N]
     is_seen: Bools  # [N] whether the label is a seen composition
@@ -351,7 +351,7 @@ class TopCompetitors:
     columns: int  # number C of columns
 
     def best_columns(self) -> Ints:
-        """Each image's prediction at bias 0 [N]: the lowest column with its best score; -1 if all scores are -inf."""
+        """Predicted columns at bias 0 [N]: those with the best scores, the lower one if equal; -1 if all are -inf."""
         scores = np.stack([self.label, self.seen[:, 0], self.unseen[:, 0]])
         columns = np.stack([self.target, self.seen_column, self.unseen_column])
         top = scores.max(axis=0)

@@ -1,9 +1,9 @@
 """The exact seen–unseen curve, from the margin of each image.
 
-Chao et al. (2016) trace the curve of seen against unseen accuracy by trying biases on unseen pairs' scores. Here the
-bias `d` at which each image becomes right or wrong, its margin, is computed from its scores, and sorting the margins
-gives every point of the curve. At a bias `b`, an image of a seen pair is right iff `b < d`, one of an unseen pair iff
-`b > d`.
+Chao et al. (2016) trace the curve of seen against unseen accuracy by adding many biases to the scores of unseen pairs.
+Here each image's margin `d`, the bias at which the image becomes right or wrong, is computed from its scores; sorting
+the margins gives every point of the curve. At a bias `b`, an image of a seen pair is right iff `b < d`, an image of an
+unseen pair iff `b > d`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Margins:
-    """The margin of each image: the bias on unseen scores at which it becomes right or wrong; NaN if it is never right.
+    """Margins of images: the bias on unseen scores at which each becomes right or wrong; NaN if it is never right.
 
-    An image is right when fewer than `k` other columns score at least as much as its label. A label that ties for the
-    last place is therefore wrong, and the order of columns cannot matter.
+    An image is right if fewer than `k` other columns score at least as much as its label. So a label that ties for the
+    k-th place is wrong, and the order of columns has no effect.
     """
 
     seen: Floats  # [N_s] +inf: right at every bias
@@ -37,7 +37,7 @@ class Margins:
 
     @classmethod
     def of(cls, competitors: TopCompetitors, k: int = 1) -> Margins:
-        """Compute the margins for top-`k` accuracy; `k` is at most the accumulator's `k`."""
+        """Compute margins for top-`k` accuracy; `k` may not exceed that of the `ScoreAccumulator`."""
         if not (isinstance(k, Integral) and 1 <= k <= competitors.seen.shape[1]):
             raise UsageError(
                 f"k is {shown(k)}; expected 1 to {competitors.seen.shape[1]}, the k of the score accumulator"
@@ -54,7 +54,7 @@ class Margins:
         return cls(d[is_seen], d[~is_seen], is_seen)
 
     def right(self, bias: float = 0.0) -> Bools:
-        """Mask [N] of the images that are right if `bias` is added to the scores of unseen pairs."""
+        """Mask [N]: whether each image is right when `bias` is added to the scores of unseen pairs."""
         right = np.empty(self.is_seen.size, dtype=bool)
         right[self.is_seen] = bias < self.seen
         right[~self.is_seen] = bias > self.unseen
@@ -63,10 +63,10 @@ class Margins:
 
 @dataclass(frozen=True)
 class Curve:
-    """Seen–unseen curve: accuracy on images of seen and of unseen pairs at the points `p = 0 .. P`, by rising bias.
+    """Seen–unseen curve: accuracy on images of seen and of unseen pairs at points 0 to P, in the order of rising bias.
 
     Breakpoints are the P biases at which an image becomes right or wrong; point `p` is the interval of biases between
-    breakpoints `p - 1` and `p`. An image of a seen pair is right at the points up to `seen_until`, one of an unseen
+    breakpoints `p - 1` and `p`. An image of a seen pair is right up to the point `seen_until`, an image of an unseen
     pair from the point `unseen_from` on.
     """
 
@@ -87,7 +87,7 @@ class Curve:
         return cls(breakpoints, np.where(never_seen, -1, seen_until), unseen_from)
 
     def resampled(self, seen: Ints | slice, unseen: Ints | slice) -> tuple[Floats, Floats]:
-        """Seen accuracies [P + 1] of the images at indices `seen`, and unseen accuracies of those at `unseen`."""
+        """Seen and unseen accuracies [P + 1] of a resample, given as indices of seen-pair and unseen-pair images."""
         points = self.breakpoints.size
         return share_right_until(self.seen_until[seen], points), share_right_from(self.unseen_from[unseen], points)
 
@@ -107,7 +107,7 @@ class Curve:
         return harmonic_mean(self.seen_accuracies, self.unseen_accuracies)
 
     def bias(self, point: int) -> float:
-        """A bias at the point number `point`: the middle of its interval; at either end, a value beyond all others."""
+        """A bias within the interval of the point number `point`: its middle; for an end, a value beyond the others."""
         v = self.breakpoints
         if not v.size:
             return 0.0
@@ -121,7 +121,7 @@ class Curve:
         """The curve as a table with the columns `bias, seen, unseen, hm`, accuracies as fractions.
 
         Args:
-            limit: approximate number of points, evenly spread, with the curve's ends and best HM; None: all points.
+            limit: about how many points to keep, evenly spread, with both ends and the best HM; None: all points.
         """
         points = np.arange(self.breakpoints.size + 1)
         if limit is not None and points.size > limit:
@@ -138,13 +138,13 @@ class Curve:
 
 
 def share_right_until(until: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P, if `until` is the last point at which each is (-1: none)."""
+    """Share of images that are right at each point 0..P, if each is right up to the point `until` (-1: at none)."""
     counts = np.bincount(until + 1, minlength=breakpoints + 2)[1:]
     return _share(np.cumsum(counts[::-1])[::-1], until.size)
 
 
 def share_right_from(since: Ints, breakpoints: int) -> Floats:
-    """Share of images that are right at each point 0..P, if `since` is the first point at which each is (or P + 1)."""
+    """Share of images that are right at each point 0..P, if each is right from `since` on (P + 1: at none)."""
     return _share(np.cumsum(np.bincount(since, minlength=breakpoints + 2)[:-1]), since.size)
 
 

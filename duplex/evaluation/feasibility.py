@@ -1,13 +1,13 @@
 """Feasibility thresholds, which exclude implausible unseen compositions in the open world.
 
-Feasibility is a number per composition, larger for more plausible ones (Mancini et al., 2021), such as one computed
-from word vectors in a file of GloVe's format. Unseen compositions below the threshold score -inf. All thresholds are
-tried in one pass: each step to a lower one adds one bucket of compositions to the candidates.
+Feasibility is a number per composition that is larger for more plausible ones (Mancini et al., 2021); it may be
+computed from word vectors. Unseen compositions below the threshold score -inf. All thresholds are tried in one pass:
+each step to a lower threshold adds one bucket of compositions to the candidates.
 
-The threshold is chosen by the AUC over validation images, so its gain on them is optimistic: the real pairs outside of
-validation that it excludes do not show. The gain is therefore cross-fitted: one half of the unseen pairs chooses the
-threshold and the other half measures it, both ways and for many random halves. Leaving out one pair at a time would
-hide the cost, which would show only for the least feasible pair, if the others choose a threshold above it.
+The threshold with the best AUC on validation images is chosen, so its gain on the same images is optimistic: they do
+not show which real pairs outside of validation it excludes. The gain is therefore cross-fitted: the threshold is chosen
+on one half of the unseen pairs and measured on the other, both ways and for many random halves. Leaving out single
+pairs instead would hide the cost: only the least feasible pair could fall below a threshold that the others choose.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ class CrossFitGain:
 
 
 def wins_by_pair(components: Components, pair: Ints, pairs: int) -> Floats:
-    """What each unseen pair contributes to AUC [P]: points that its images win against images of seen pairs.
+    """The contribution of each unseen pair to AUC [P]: the points that its images win against images of seen pairs.
 
-    A win (a bias exists that makes both images right) counts 2 points, a tie 1. Points are whole numbers, hence their
-    sums are exact, and `AUC = points.sum() / (2 N_s N_u)` over N_s images of seen and N_u of unseen pairs.
-    `pair`: index of each unseen image's pair [N_u].
+    An image wins 2 points if some bias makes both it and the image of a seen pair right, 1 point for a tie. Points are
+    whole numbers, so sums are exact: `AUC = points.sum() / (2 N_s N_u)` for N_s images of seen, N_u of unseen pairs.
+    `pair` has the index of each unseen-pair image's pair [N_u].
     """
     won = np.rint(2 * components.seen.size * components.unseen)  # [N_u] 2 N_s V01_j
     return np.bincount(pair, weights=won, minlength=pairs).astype(np.float64)
 
 
 def pair_halves(pairs: int) -> Bools:
-    """100 masks [100, pairs], each of a random half of the pairs; every call returns the same masks."""
+    """100 random halves of the pairs, as masks [100, pairs]; every call returns the same ones."""
     rng = np.random.default_rng(0)
     ranks = np.array([rng.permutation(pairs) for _ in range(HALVINGS)])
     return ranks < pairs // 2
 
 
 def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
-    """The gain in AUC of choosing a feasibility threshold, measured on pairs that had no part in the choice.
+    """The gain in AUC from a feasibility threshold, measured on pairs that had no part in choosing it.
 
     With `t_h` the best threshold of a half `h`, `H_p` the halves without the pair `p`, and `N_u = sum_p n_p`,
 
@@ -70,8 +70,8 @@ def crossfit_gain(wins: Floats, images: Ints, seen_images: int) -> CrossFitGain:
         gain = sum_p g_p / N_u,   SE = sqrt(P / (P - 1) sum_p (g_p - n_p gain)^2) / N_u
 
     Args:
-        wins: points of each unseen pair at each threshold [T, P] (`wins_by_pair`); thresholds ascending, the first
-            excludes nothing. Of equally good thresholds the lowest is chosen.
+        wins: `wins_by_pair` at each threshold [T, P]; thresholds ascend, and the first one excludes nothing. Of
+            equally good thresholds the lowest is chosen.
         images: number n_p of images of each unseen pair [P].
         seen_images: number N_s of images of seen pairs.
     """
@@ -99,14 +99,14 @@ def thresholds(feasibility: Floats, seen: Bools, count: int = 50) -> Floats:
 
 
 def buckets(feasibility: Floats, steps: Floats) -> BucketNumbers:
-    """Number of each composition's bucket [C]: how many of the thresholds `steps`, ascending, exclude it."""
+    """Bucket numbers of compositions [C]: how many of the ascending thresholds `steps` exclude each one."""
     kind = np.min_scalar_type(-steps.size - 1)
     return np.asarray(kind.type(steps.size) - np.searchsorted(steps, feasibility, side="right").astype(kind))
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The chosen feasibility threshold, all thresholds tried with their validation AUC, and the cross-fitted gain."""
+    """The chosen feasibility threshold with its cross-fitted gain, and the validation AUC of all thresholds tried."""
 
     value: float
     candidates: Floats  # all thresholds tried, ascending
@@ -115,12 +115,12 @@ class Threshold:
 
     @property
     def passing_buckets(self) -> int:
-        """How many buckets hold compositions that reach the chosen threshold."""
+        """The number of buckets whose compositions reach the chosen threshold."""
         return int(self.candidates.size - np.searchsorted(self.candidates, self.value))
 
 
 def choose_threshold(accumulator: ScoreAccumulator, steps: Floats, k: int = 1) -> Threshold:
-    """Choose the threshold with the best **validation** AUC, the lowest of equal ones, from `steps`, which ascend."""
+    """Choose from the ascending `steps` the threshold with the best **validation** AUC, the lowest if several tie."""
     unseen = ~accumulator.seen[accumulator.target]
     _, pair, images = np.unique(accumulator.target[unseen], return_inverse=True, return_counts=True)
     by_cut = []  # with none, one, ... buckets feasible

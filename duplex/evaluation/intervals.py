@@ -1,13 +1,13 @@
-"""95 % confidence intervals: of single metrics, and of differences between two methods on the same images.
+"""95 % confidence intervals of metrics, and of differences in metrics between two methods on the same images.
 
 Over `N_s` images `i` of seen pairs and `N_u` images `j` of unseen pairs with margins `d`, ties counting one half,
 `AUC = #{(i, j): d_i > d_j} / (N_s N_u)`. This is a Mann-Whitney statistic, so its variance follows from one number per
 image (DeLong et al., 1988). S, U and HM are bootstrapped over images, those of seen and of unseen pairs separately,
 because a test set fixes how many of each there are.
 
-With one seed each, two methods' AUC is compared by DeLong's variance; everything else is bootstrapped. Over seeds and
-splits the bootstrap is hierarchical: each round draws splits, and for each of them seeds and images, the same ones for
-both methods, and averages the metrics over the drawn runs.
+The difference in AUC between two runs, one per method, is judged by DeLong's variance, everything else by bootstrap.
+Over several seeds and splits the bootstrap is hierarchical: each round draws splits, then for each drawn split seeds
+and images, the same for both methods, and averages the metrics over the drawn runs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NAMES = ("seen", "unseen", "hm", "auc")
 class Components:
     """Each image's part of AUC; the variance of the parts gives the standard error of AUC (DeLong's method).
 
-    The part of an image of a seen (unseen) pair is the share of the images of unseen (seen) pairs for which some bias
-    makes both images right; ties count one half.
+    Compare an image of a seen pair with all images of unseen pairs (or the other way round): its part is the share of
+    them for which some bias makes both images right; ties count one half.
     """
 
     seen: Floats  # [N_s] V10_i = mean_j (d_i > d_j) + (d_i = d_j) / 2
@@ -75,7 +75,7 @@ class Components:
         return max(0.0, auc - NORMAL_95 * error), min(1.0, auc + NORMAL_95 * error)
 
     def minus(self, other: Components) -> Components:
-        """Each image's part of the difference in AUC between this method and another one on the same images."""
+        """Each image's part of the difference in AUC, this method's minus the other's, on the same images."""
         return Components(self.seen - other.seen, self.unseen - other.unseen)
 
 
@@ -86,7 +86,7 @@ def _rank(among: Floats, values: Floats) -> Floats:
 
 
 def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -> Floats:
-    """Each method's S, U and best HM per bootstrap round [methods, rounds, 3]; all methods have the same images."""
+    """S, U and best HM of each method in each bootstrap round [methods, rounds, 3]; the methods share their images."""
     rng = np.random.default_rng(seed)
     curves = [Curve.of(margins) for margins in methods]
     seen_images, unseen_images = methods[0].seen.size, methods[0].unseen.size
@@ -101,7 +101,7 @@ def bootstrap(methods: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0) -
 
 
 def percentiles(draws: Floats) -> Interval | None:
-    """The interval of the middle 95 % of bootstrap values; None without values or if one of them is NaN."""
+    """The interval that holds the middle 95 % of bootstrapped values; None if there are none or one is NaN."""
     if not draws.size or np.isnan(draws).any():
         return None
     low, high = np.percentile(draws, [2.5, 97.5])
@@ -118,7 +118,7 @@ class Difference:
 
 
 def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0) -> dict[str, Difference]:
-    """Differences `second - first` between two methods on the same images, by metric; undefined ones are left out."""
+    """The difference `second - first` in each metric, for two methods on the same images, without undefined metrics."""
     curves = [Curve.of(margins) for margins in (first, second)]
     ends = np.array([(c.seen_accuracies[0], c.unseen_accuracies[-1], c.harmonic.max()) for c in curves])  # [2, 3]
     draws = bootstrap([first, second], rounds, seed)
@@ -132,7 +132,7 @@ def compare(first: Margins, second: Margins, rounds: int = ROUNDS, seed: int = 0
 
 
 def bootstrap_p(change: Floats) -> float | None:
-    """Two-sided p-value: twice the smaller of the shares of bootstrapped differences `<= 0` and `>= 0`, at most 1."""
+    """Two-sided p-value: twice the share of bootstrapped differences `<= 0`, or `>= 0` if they are fewer; at most 1."""
     if not change.size:
         return None
     tail = min((change <= 0).sum(), (change >= 0).sum())
@@ -150,7 +150,7 @@ def _normal_p(value: float, error: float | None) -> float | None:
 def compare_seeds(
     first: Sequence[Margins], second: Sequence[Margins], rounds: int = ROUNDS, seed: int = 0
 ) -> dict[str, Difference]:
-    """Mean differences `second - first` over seeds (one `Margins` each), by metric; undefined ones are left out."""
+    """Mean difference `second - first` in each metric over seeds (a `Margins` per seed), without undefined metrics."""
     if len(first) != len(second) or not first:
         raise UsageError(f"the methods have {len(first)} and {len(second)} runs; compare the same seeds of both")
     if len(first) == 1:
@@ -162,10 +162,10 @@ def compare_seeds(
 
 
 def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
-    """Values, 95 % intervals and p-values of differences in the metrics `seen, unseen, hm, auc`; NaN is left out.
+    """Join differences in the metrics `seen, unseen, hm, auc` with intervals and p-values; NaN is left out.
 
-    values: the differences [D], for the first D of these metrics.
-    draws: the differences in each bootstrap round [rounds, D].
+    values: the differences [D] in the first D of these metrics.
+    draws: the differences in each bootstrap round [rounds, D], from which intervals and p-values are computed.
     """
     return {
         name: Difference(float(value), percentiles(change), bootstrap_p(change))
@@ -175,12 +175,12 @@ def differences(values: Floats, draws: Floats) -> dict[str, Difference]:
 
 
 def all_indices(runs: Sequence[Margins]) -> tuple[Ints, Ints, Ints]:
-    """Indices of all runs, of all images of seen pairs, and of all images of unseen pairs."""
+    """The indices of all runs, all images of seen pairs, and all images of unseen pairs, for `mean_change`."""
     return np.arange(len(runs)), np.arange(runs[0].seen.size), np.arange(runs[0].unseen.size)
 
 
 def resample(runs: Sequence[Margins], rng: np.random.Generator) -> tuple[Ints, Ints, Ints]:
-    """Draw with replacement, for the bootstrap: indices of runs, of images of seen and of images of unseen pairs."""
+    """Draw indices with replacement for a bootstrap round: of runs, images of seen pairs, images of unseen pairs."""
     drawn, seen, unseen = [rng.integers(0, i.size, i.size) if i.size else i for i in all_indices(runs)]
     return drawn, seen, unseen
 
@@ -202,14 +202,14 @@ def headline_metrics(curve: Curve, seen: Ints, unseen: Ints) -> Floats:
 
 
 def area_under_curve(seen: Floats, unseen: Floats) -> float:
-    """Area under the curve of seen over unseen accuracy, by trapezoids, from unseen accuracy 0 on."""
+    """Area under the curve of seen accuracy (y) over unseen accuracy (x, from 0), by the trapezoidal rule."""
     steps = np.diff(unseen) * (seen[1:] + seen[:-1]) / 2
     return float(steps.sum() + unseen[0] * seen[0])
 
 
 @dataclass(frozen=True)
 class SplitComparison:
-    """Differences between two methods over several splits of a data set, by metric; undefined ones are left out."""
+    """The difference in each metric between two methods over several splits of a data set, without undefined ones."""
 
     difference: dict[str, Difference]  # mean over splits
     by_split: list[dict[str, float]]  # difference of each metric on each split
@@ -219,7 +219,7 @@ class SplitComparison:
 def compare_splits(
     first: Sequence[Sequence[Margins]], second: Sequence[Sequence[Margins]], rounds: int = ROUNDS, seed: int = 0
 ) -> SplitComparison:
-    """Compare two methods over several splits of a data set; each has, per split, one `Margins` per seed."""
+    """Compare two methods over several splits of a data set, given a list of splits, each a list of runs (seeds)."""
     seeds = [len(runs) for runs in first]
     if seeds != [len(runs) for runs in second] or len(seeds) < 2 or 0 in seeds:
         raise UsageError("compare the same seeds of both methods, on the same two or more splits")
@@ -242,7 +242,7 @@ def compare_splits(
 
 
 def in_percentage_points(gains: Mapping[str, Difference]) -> dict[str, dict[str, Any]]:
-    """Differences for JSON: for each metric `value` and `interval` in percentage points, and the p-value `p`."""
+    """Convert differences for JSON: metric -> dict of `value` and `interval` in percentage points, and p-value `p`."""
     return {
         name: {
             "value": 100 * gain.value,

@@ -2,12 +2,12 @@
 
 `measure` computes them exactly, from the margins of `curve` and with the intervals of `intervals`.
 
-Stored metrics are percentages, by the names on the left of `METRICS`; `NAME_low` and `NAME_high` are the ends of the
-interval. A number that is not defined is a dash.
+Files store metrics as percentages under the keys of `METRICS`; `NAME_low` and `NAME_high` are the ends of an interval.
+In tables, a dash stands for an undefined number.
 
-`protocol: sampled` computes them from a sample of about 20 biases, for comparison with published tables; `exact` has
-them too, in the group `sampled`, from the margins. The biases are those of the evaluator of Purushwalkam et al. (2019).
-Of the `n` images of unseen pairs that are right at the bias 1000, the margins `max seen score - label's score - 0.0001`
+`protocol: sampled` computes metrics from about 20 biases, as published tables do; `protocol: exact` also stores them,
+computed from margins, in the group `sampled`. The biases are those of the evaluator of Purushwalkam et al. (2019): of
+the `n` images of unseen pairs that are right at the bias 1000, the margins `max seen score - label's score - 0.0001`
 are sorted, and every `n // 20`-th is used as a bias. Straight lines join the curve's points at these biases and at
 1000. Arithmetic has single precision (for float64 scores double), and `torch.topk` decides between equal scores.
 """
@@ -102,7 +102,7 @@ def measure(
         k: an image is right if its pair is among the best k.
         states: state of each column [C], for the accuracy of states.
         objects: object of each column [C], for the accuracy of objects.
-        rounds: resamples of images for the intervals of S, U and HM; 0: no intervals.
+        rounds: number of bootstrap resamples for the intervals of S, U and HM; 0: no intervals.
         seed: seed of these resamples.
     """
     rounds, seed = require_whole(rounds, "rounds", 0), require_whole(seed, "seed", 0)
@@ -141,10 +141,10 @@ def _primitive_accuracy(competitors: TopCompetitors, names: ArrayLike | None, no
 
 
 def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping[str, Bools]) -> pd.DataFrame:
-    """Table with a line per frequency group (head, medium, tail, unseen): compositions, images, accuracies in percent.
+    """Table with a row per frequency group (head, medium, tail, unseen): compositions, images, accuracies in percent.
 
-    train, test: compositions of the training and of the test images.
-    right: for each column of accuracies, its name and a mask of the test images that are right.
+    train, test: composition of each training image and of each test image.
+    right: name of a column of accuracies -> mask of the test images that count as right in it.
     """
     import pandas as pd
 
@@ -163,10 +163,10 @@ def group_table(groups: FrequencyGroups, train: Ints, test: Ints, right: Mapping
 def sampled_metrics(
     blocks: BlockSource, target: ArrayLike, seen: ArrayLike, feasible_mask: ArrayLike | None = None, k: int = 1
 ) -> Metrics:
-    """Metrics at about 20 sampled biases, as in published tables.
+    """Compute metrics from about 20 sampled biases, as published tables do (described at the top of this module).
 
     Args:
-        blocks: returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
+        blocks: function that returns all scores in blocks `(slice of images, scores [b, C])`; it is called twice.
         target: column of each image's label [N].
         seen, feasible_mask: masks of the columns [C] (default: all feasible).
     """
@@ -208,9 +208,9 @@ def sampled_metrics(
 
 
 def sampled_from_margins(margins: Margins) -> Metrics:
-    """Metrics at the sampled biases of `sampled_metrics`, from exact margins: no other pass over the scores is needed.
+    """Compute the metrics of `sampled_metrics` from margins, which needs no further pass over the scores.
 
-    They differ from those of `sampled_metrics` where scores are equal or nearly equal in single precision.
+    The results differ where scores are equal or nearly equal in single precision.
     """
     chosen = np.sort(margins.unseen[margins.unseen < FAR]) - EPSILON
     biases = [*chosen[:: max(chosen.size // POINTS, 1)].tolist(), FAR]
@@ -267,7 +267,7 @@ def interval_text(values: Mapping[str, Any], name: str = "auc", form: str = ".1f
 
 
 def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
-    """A metric as a line of text such as `auc       12.34   [11.00, 13.70]   p = 0.012`; missing parts are left out."""
+    """A line of text for one metric, such as `auc       12.34   [11.00, 13.70]   p = 0.012`, without missing parts."""
     line = f"{name}{number(estimate['value']):>6}"
     if estimate["interval"] is not None:
         low, high = estimate["interval"]
@@ -279,7 +279,7 @@ def estimate_line(name: str, estimate: Mapping[str, Any]) -> str:
 
 
 def headline(values: Mapping[str, Any]) -> str:
-    """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; in the open world, `all pairs 7.10` too."""
+    """A line such as `S 41.30  U 20.00  HM 18.20  AUC 6.90 [6.10, 7.80]`; the open world adds `all pairs 7.10`."""
     line = "  ".join(f"{title} {number(values.get(name))}" for name, title in METRICS.items())
     if (ends := interval_of(values)) is not None:
         line += f" [{ends[0]:.2f}, {ends[1]:.2f}]"
@@ -287,7 +287,7 @@ def headline(values: Mapping[str, Any]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text as lines with aligned columns; no text is wrapped or cut."""
+    """Join rows of cells to lines of text with aligned columns; no text is wrapped or cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
     return "\n".join(lines)

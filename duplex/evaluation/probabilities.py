@@ -1,19 +1,19 @@
-"""Calibrated probabilities of a method's answers, and how reliable the answers of labelled images are.
+"""Calibrate the probabilities that methods give to their answers, and measure how reliable they are.
 
-With `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated probability is
+From `l_c = log p(c|x)`, a method's log probability of pair `c` for image `x`, the calibrated probability is
 
     q(c|x) = exp(l_c / T + log prior(c)) / Z,    prior(c) = r e^k / n_u  if c is unseen,  (1 - r) / n_s  if it is seen,
 
 `T` is the temperature, `Z` the sum over candidates, `n_u` and `n_s` the numbers of unseen and seen candidates, and `r`
-the share of images of unseen pairs that is expected in use. Methods trained on seen pairs alone prefer them in
-`p(c|x)`; `k` (log-odds) undoes that. Each seen validation image has the weight (1 - r) / N_s and each unseen one
-r / N_u, with N_s and N_u their numbers. With these weights w_i and the labels c_i, the fit is
+the expected share of unseen-pair images among the images to recognise. Methods trained on seen pairs prefer these in
+`p(c|x)`; the log-odds `k` correct for that. The N_s validation images of seen pairs have the weight (1 - r) / N_s each,
+the N_u of unseen pairs r / N_u. With these weights w_i and the labels c_i, T and k minimise
 
     min  -sum_i w_i log q(c_i|x_i)    over a = 1 / T and k
 
-It is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the minimum, the mean
-probability of unseen pairs is `r`, because the derivative by `k` is their difference. For another share than `r`, only
-`r` is replaced.
+This is convex, as `q` is an exponential family with the statistics `(l_c, [c unseen])`. At the minimum, the mean
+probability of unseen pairs equals `r`, because the derivative with respect to `k` is their difference. If another share
+is expected later, `r` alone is replaced.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Confidence:
     new_share: Annotated[float, Field(gt=0, lt=1)] = NEW_SHARE  # r, expected share of images of unseen pairs
 
     def log_prior(self, seen: Bools, feasible: Bools) -> Floats:
-        """Log prior [C] of candidates, from masks of the seen and of the plausible ones; -inf for implausible ones."""
+        """The candidates' log prior [C], from masks of seen and of feasible candidates; -inf for infeasible ones."""
         prior = np.where(seen, np.log1p(-self.new_share), np.log(self.new_share) + self.unseen_log_odds)
         for group in (seen & feasible, ~seen & feasible):
             prior[group] -= math.log(max(1, group.sum()))
@@ -63,15 +63,15 @@ UNFITTED = Confidence()  # leaves the probabilities of a method as they are, bes
 
 
 def log_probabilities(probabilities: Callable[[Tensor], Tensor], scores: Tensor) -> Tensor:
-    """Log probabilities [B, C] of a method's scores, in float64; at least log 1e-300, so that all are finite."""
+    """Apply a method's `probabilities` to scores; returns logarithms [B, C] in float64, no less than log 1e-300."""
     return probabilities(scores.double()).clamp(min=LEAST).log()
 
 
 def fit_probabilities(log_p: Tensor, target: Any, seen: Bools, new_share: float = NEW_SHARE) -> Confidence:
     """Fit the temperature and the log-odds of unseen pairs to labelled images, by weighted maximum likelihood.
 
-    The log-odds are 0 unless there are images of both seen and unseen pairs. The loss of overconfident scores is flat
-    far from its minimum, where Newton's method could end; hence the best of several starts, and short or halved steps.
+    The log-odds are 0 unless there are images of both seen and unseen pairs. Far from its minimum, the loss of
+    overconfident scores is flat and could stop Newton's method: it takes the best of several starts, and short steps.
 
     Args:
         log_p: log probabilities of the candidates [N, C], in float64.
@@ -130,7 +130,7 @@ def _loss(
 
 @dataclass(frozen=True)
 class Reliability:
-    """A model's answers sorted into B equally wide bins of probability, to compare probability with accuracy."""
+    """Compares probability with accuracy: a model's answers, sorted by probability into B bins of equal width."""
 
     images: Ints  # [B]
     weight: Floats  # [B] share of the images' weight
@@ -139,7 +139,7 @@ class Reliability:
 
     @classmethod
     def of(cls, probability: Floats, right: Bools, weight: Floats) -> Reliability:
-        """Sort answers into bins by their probability, given whether each is `right` [N] and the weight of each [N]."""
+        """Sort N answers into bins by `probability`, given whether each is `right` and each one's `weight`."""
         place = np.minimum((probability * BINS).astype(int), BINS - 1)
         share = weight / weight.sum()
         mass = np.bincount(place, share, BINS).astype(np.float64)
@@ -150,12 +150,12 @@ class Reliability:
 
     @property
     def calibration_error(self) -> float:
-        """Expected calibration error, a fraction: the sum of `weight |accuracy - probability|` over the bins."""
+        """Expected calibration error, a fraction: sum over the bins of `weight * |accuracy - probability|`."""
         return float(np.nansum(self.weight * np.abs(self.accuracy - self.probability)))
 
 
 def image_weights(is_seen: Bools, new_share: float) -> Floats:
-    """Weights of images [N] with the sum 1, those of unseen pairs with the sum `new_share`; equal without one kind."""
+    """Weights [N] of images that sum to 1, those of unseen pairs to `new_share`; equal if all are seen or unseen."""
     unseen = int((~is_seen).sum())
     if unseen in (0, len(is_seen)):
         return np.full(len(is_seen), 1 / max(1, len(is_seen)))
@@ -164,7 +164,7 @@ def image_weights(is_seen: Bools, new_share: float) -> Floats:
 
 @dataclass(frozen=True)
 class AnsweredImages:
-    """Labelled images with a model's answer to each: the composition that it finds most probable."""
+    """Labelled images, each with a model's answer: the composition that the model finds most probable."""
 
     labels: LabelSpace
     rows: Ints  # [N] rows of the manifest
@@ -205,6 +205,6 @@ class AnsweredImages:
         return Reliability.of(self.probability, self.right, image_weights(self.is_seen, self.new_share))
 
     def matrix(self, part: Callable[[Ints], Ints], size: int) -> Ints:
-        """Image counts by label (row) and answer (column) [size, size], of the words that `part` returns numbers of."""
+        """Confusion matrix [size, size]: image counts by label (row) and answer (column), each mapped by `part`."""
         cells = part(self.target) * size + part(self.answer)
         return np.bincount(cells, minlength=size * size).reshape(size, size)

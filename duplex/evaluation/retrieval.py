@@ -20,15 +20,15 @@ def unit(vectors: Vectors) -> Floats:
 
 
 def nearest(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Rows of the `k` gallery vectors [N, d] nearest to each query [Q, d], and their cosines, both [Q, min(k, N)].
+    """Rows of the k vectors in `gallery` [N, d] nearest to each query [Q, d], and their cosines, both [Q, min(k, N)].
 
-    The largest cosine comes first; of equal cosines, the lower row comes first.
+    The largest cosine comes first; of equal cosines, the one with the lower row number.
     """
     return most_similar(unit(queries), unit(gallery), k)
 
 
 def most_similar(queries: Vectors, gallery: Vectors, k: int) -> tuple[Ints, Floats]:
-    """Like `nearest`, for vectors that already have unit length; cosines are computed in the vectors' own precision."""
+    """Like `nearest`, for vectors that already have unit length; cosines have the precision of the vectors."""
     k = min(k, len(gallery))
     nearest_rows = np.empty((len(queries), k), dtype=np.int64)
     cosines = np.empty((len(queries), k), np.result_type(queries, gallery))
@@ -54,5 +54,5 @@ def _largest(similar: Floats, k: int) -> Ints:
 
 
 def precision(rows: Ints, labels: Ints, wanted: Ints) -> float:
-    """Share of retrieved items `rows` [Q, k] whose entry in `labels` is the label `wanted` [Q]; NaN without items."""
+    """Share of the retrieved items `rows` [Q, k] whose label equals the query's, `wanted` [Q]; NaN without items."""
     return float((labels[rows] == wanted[:, None]).mean()) if rows.size else float("nan")

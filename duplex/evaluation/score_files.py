@@ -1,8 +1,8 @@
-"""Read score files: `.npz` or `.h5` files with `scores [N, C]`, `target [N]` (column of each label) and `seen [C]`.
+"""Read score files: `.npz` or `.h5` files with arrays `scores [N, C]`, `target [N]` (label's column) and `seen [C]`.
 
-Optional arrays: `feasible_mask [C]` (the other columns score -inf), `k` (one or more, for top-k accuracy), `state [C]`
-and `object [C]` (of each column, as numbers or text). Files with further arrays are refused. An `.h5` file is read in
-blocks, so it may exceed memory.
+Optional arrays: `feasible_mask [C]` (columns outside of it score -inf), `k` (one or more numbers, for top-k accuracy),
+`state [C]` and `object [C]` (each column's state and object, as numbers or text). Files with further arrays are
+refused. An `.h5` file is read in blocks, so it may be larger than memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ScoreFile:
 
     @property
     def steps(self) -> range:
-        """Index of the first image of each block in which the scores are read."""
+        """The range of the indices at which the blocks of images, in which scores are read, begin."""
         return range(0, self.target.size, max(1, BLOCK // self.seen.size))
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[Any]]]:
@@ -57,7 +57,7 @@ class ScoreFile:
 
 
 def require_same_columns(first: ScoreFile, second: ScoreFile) -> None:
-    """Raise `UsageError` unless two files have the same labels and columns, and the same names if both have names."""
+    """Raise `UsageError` unless two files have equal `target` and `seen`, and equal `state` and `object` if both do."""
     for name, field in (("target", "target"), ("seen", "seen"), ("state", "states"), ("object", "objects")):
         a, b = getattr(first, field), getattr(second, field)
         if a is not None and b is not None and not np.array_equal(a, b):

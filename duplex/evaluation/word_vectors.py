@@ -20,7 +20,7 @@ LISTED = 10  # names in an error message
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Word vectors of states or objects, one per name, and the words for which the file has no vector."""
+    """Word vectors of states or objects, one per name, and those of their words for which the file has no vector."""
 
     vectors: Floats  # [names, w]
     missing: tuple[str, ...]
@@ -29,8 +29,8 @@ class WordVectors:
 def read_word_vectors(path: Path, names: Sequence[str]) -> WordVectors:
     """Read one vector per state or object: the mean over the words of its name (`Faux.Fur`: faux, fur).
 
-    A hyphenated word that the file lacks counts as its parts, other missing words are skipped; a name of which the file
-    has no word raises `DuplexError`.
+    A hyphenated word that the file lacks is replaced by its parts; other missing words are skipped. If the file has no
+    word of a name, `DuplexError` is raised.
     """
     words = [prompt_name(name).split() for name in names]
     wanted = set(chain.from_iterable(words))
