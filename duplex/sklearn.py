@@ -1,4 +1,4 @@
-"""`CompositionClassifier`: a scikit-learn estimator of states and objects in closed form.
+"""`CompositionClassifier`: a scikit-learn classifier of states and objects, fitted in closed form.
 
     from duplex.sklearn import CompositionClassifier
     from sklearn.pipeline import make_pipeline
@@ -8,7 +8,7 @@
     model.fit(X, y)                                                # X [n, d], y [n, 2]: state and object of each image
     model.predict(X_new)                                           # [n, 2], unseen pairs among them
 
-The model is linear discriminant analysis; means of unseen pairs are composed (duplex/methods/gaussian.py):
+The model is linear discriminant analysis with composed means of unseen pairs (duplex/methods/gaussian.py):
 
     log p(c|x) = g_c(x) + bias [c is unseen] - log Z
 
@@ -57,7 +57,7 @@ class EstimatorOptions(Options):
 
 
 class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """Classifier of states and objects by class means in closed form; it also predicts pairs without training images.
+    """Classifier of state–object pairs by class means in closed form; it also predicts pairs without training images.
 
     Features are not normalised: put `Normalizer()` before the classifier for CLIP features. With a single column of
     labels, it is linear discriminant analysis with shrunken means.
@@ -167,17 +167,17 @@ class CompositionClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         return np.unique(_composition_numbers(_two_columns(listed), names))
 
     def composition_scores(self, X: Any) -> Floats:
-        """Log probability of each candidate pair for each row of `X` [n, C], in the order of `candidates_`."""
+        """Log probabilities [n, C] of the C candidate pairs, in the order of `candidates_`, for the n rows of `X`."""
         return self._by_blocks(X, lambda scores: scores.log_softmax(-1))
 
     def predict(self, X: Any) -> Array:
-        """State and object [n, 2] of the likeliest candidate pair for each row of `X`."""
+        """State and object [n, 2] of the most probable candidate pair for each row of `X`."""
         best = self._by_blocks(X, lambda scores: scores.argmax(-1))
         labels: Array = self.candidates_[best]
         return labels[:, 0] if self.single_column_ else labels
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of states [n, M] and objects [n, N] for the rows of `X`; one array for one column of labels."""
+        """Probabilities of states [n, M] and objects [n, N] for the rows of `X`; one array if there is one label."""
         check_is_fitted(self)
         states, objects = map(len, self.names_)
         m, n = self.candidate_numbers_ // objects, self.candidate_numbers_ % objects

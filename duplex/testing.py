@@ -1,4 +1,4 @@
-"""Checks for authors of methods: `check_method(MyMethod)` tests that training, evaluation and export can use a class.
+"""Checks for authors of methods: `check_method(MyMethod)` tests that training, evaluation and export work with it.
 
     check_method(MyMethod, {"width": 32})
 

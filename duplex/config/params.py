@@ -1,18 +1,18 @@
-"""params.yaml and datasets/NAME.yaml as frozen, typed objects; a mistake is an error of one line that gives its key.
+"""Read params.yaml and datasets/NAME.yaml as frozen, typed objects; errors are one line and give the key at fault.
 
-The last functions edit the files of data sets and, in params.yaml, the line of `run.datasets` alone. An edit is checked
-as a whole before anything is written.
+The last functions edit data sets' files and, in params.yaml, only the line `run.datasets`. The edited settings are
+checked as a whole before anything is written.
 
-A data set is an entry of `datasets:`, a file datasets/NAME.yaml with the same keys, or both: then keys of the file
-replace those of the entry. Its `methods:` are options of methods on this data set.
+A data set is an entry under `datasets:`, a file datasets/NAME.yaml with the same keys, or both; a key of the file then
+replaces that of the entry. Its key `methods:` sets options of methods on this data set only.
 
-Entries of `methods:` have a method's class (`kind`), worlds, options of the class and of training:
+An entry under `methods:` gives a method's class (`kind`), its worlds, and options of the class and of training:
 
     duplex_open:
       {extends: duplex, world: open, shown_as: duplex, training: {epochs: 20}, per_dataset: {cgqa: {momentum: 0.99}}}
 
-`extends` takes kind, options, `training`, `finetune` and `per_dataset` from another entry. `world` is closed, open, or
-by default both. `shown_as` is the method's name in result tables. All other keys are options of the kind.
+`extends` copies kind, options, `training`, `finetune` and `per_dataset` from another entry. `world` is closed, open or
+both (the default). `shown_as` is the method's name in result tables. All other keys are options of the kind.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Table = Mapping[str, Any]
 
 
 def is_name(text: str) -> bool:
-    """Whether a data set or a method may have this name; it becomes part of paths and of DVC's stages."""
+    """Whether `text` may name a data set or a method; such names become part of paths and of DVC's stage names."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*", text) is not None
 
 
@@ -104,7 +104,7 @@ class ParamsSection(BaseModel):
 
 
 class RunParams(ParamsSection):
-    """Section `run:`. `dvc repro` trains and evaluates every combination of data set, method and seed."""
+    """Section `run:`. `dvc repro` trains and evaluates every combination of its data sets, methods and seeds."""
 
     datasets: tuple[Name, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
@@ -129,7 +129,7 @@ def _auto_as_table(value: Any) -> Any:
 
 
 class MethodChanges(ParamsSection):
-    """What changes in a method on one data set: options of its kind, and the tables `training` and `finetune`."""
+    """Changes to a method for one data set: options of its kind, and the tables `training` and `finetune`."""
 
     model_config = ConfigDict(extra="allow")
     training: dict[str, Any] = {}  # overrides training options of the data set
@@ -148,7 +148,7 @@ class MethodChanges(ParamsSection):
 
 
 class MethodEntry(MethodChanges):
-    """One method under `methods:`, completed by the method that it extends."""
+    """One method under `methods:`, with the settings that it copies from the method in its `extends`."""
 
     kind: str = "duplex"  # a name that `duplex methods` lists, or module:Class
     world: Literal["closed", "open", "both"] = "both"  # both: one model, trained for the closed world, scored in each
@@ -157,7 +157,7 @@ class MethodEntry(MethodChanges):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Methods whose runs are combined by this method, a product (its option `of`)."""
+        """The methods whose runs this method, a product, combines (its option `of`); empty for other methods."""
         return tuple(self.options.get("of", ()))
 
     @property
@@ -169,15 +169,15 @@ class MethodEntry(MethodChanges):
         return "open" if self.world == "open" else "closed"
 
     def options_for(self, dataset: str | None) -> dict[str, Any]:
-        """The method's options on a data set, as they are in the file, not checked."""
+        """The method's options on a data set, as written in params.yaml and datasets/NAME.yaml, not yet checked."""
         return {**self.options, **self._changes(dataset).options}
 
     def training_for(self, dataset: str | None) -> dict[str, Any]:
-        """The training options that the method sets on a data set; they override the data set's own."""
+        """The training options that the method itself sets on a data set; they override those of the data set."""
         return {**self.training, **self._changes(dataset).training}
 
     def finetune_for(self, dataset: str | None) -> dict[str, Any]:
-        """The options for fine-tuning the image tower on a data set, as they are in the file, not checked."""
+        """The method's options for fine-tuning the image tower on a data set, as written in the files, unchecked."""
         changes = self._changes(dataset).finetune
         is_auto = [table.get("blocks") == "auto" for table in (self.finetune, changes)]
         replaces = "blocks" in changes and is_auto[0] != is_auto[1]  # `auto` and a number have different options
@@ -218,7 +218,7 @@ class ExtractionParams(ParamsSection):
 
 
 class StreamParams(ParamsSection):
-    """Section `evaluation.stream:`. Runs that adapt to the unlabelled test images, which come one after the other."""
+    """Section `evaluation.stream:`. How runs adapt to unlabelled test images that arrive one after the other."""
 
     adapter: str = "tomcat"  # a name that entry points of `duplex.stream_adapters` have
     orders: Count = 5  # random orders of the images, for mean and spread
@@ -263,7 +263,7 @@ class Params(ParamsSection):
         return self.datasets[require(name, self.datasets, "data set")]
 
     def block_inputs(self, dataset: str) -> int:
-        """For how many last image-tower blocks a data set's cache stores inputs; these blocks can be fine-tuned."""
+        """Number of last image-tower blocks whose inputs a data set's cache stores, so that they can be fine-tuned."""
         count = self.dataset(dataset).encoder.block_inputs
         return self.extraction.block_inputs if count is None else count
 
@@ -277,7 +277,7 @@ class Params(ParamsSection):
         return self.methods[require(name, self.methods, "method")]
 
     def method_for_world(self, name: str, world: World) -> str:
-        """The method whose results are shown as `name` in a world; raises UsageError if there is none."""
+        """Name of the method whose results are shown as `name` in a world; raises UsageError if there is none."""
         if world in self.entry(name).worlds:
             return name
         for other, entry in self.methods.items():
@@ -310,13 +310,13 @@ class Params(ParamsSection):
             return TrainingOptions.from_dict({**base.to_dict(), **self.entry(name).training_for(dataset)})
 
     def finetune(self, name: str, dataset: str | None = None) -> FinetuneOptions | AutoFinetune | None:
-        """A method's options under `finetune:`; `AutoFinetune` if validation chooses them, None if there are none."""
+        """A method's options under `finetune:`: `AutoFinetune` if validation is to choose, None if there are none."""
         record = self.entry(name).finetune_for(dataset)
         with self._located(name, dataset, ".finetune"):
             return finetune_options(record)
 
     def check_entries(self) -> None:
-        """Raise UsageError if a method of params.yaml has an option that is not allowed, on any data set."""
+        """Raise UsageError if any method of params.yaml has an invalid option, in general or on one data set."""
         for name, entry in self.methods.items():
             for dataset in (None, *entry.per_dataset):
                 self.method(name, dataset)
@@ -325,7 +325,7 @@ class Params(ParamsSection):
                 self.training(dataset, name)
 
     def check_run(self) -> None:
-        """Raise UsageError if a name under `run:` is unknown, or if a name or value is listed twice."""
+        """Raise UsageError if settings do not fit together, such as an unknown name or a value listed twice."""
         for name in self.run.datasets:
             require(name, self.datasets, "data set in params.yaml, run.datasets:")
         for name in self.run.methods:
@@ -367,7 +367,7 @@ class Params(ParamsSection):
             values = {**entry.options_for(dataset), **entry.training_for(dataset), **entry.finetune_for(dataset)}
             if undecided := [key for key, value in values.items() if value == "?"]:
                 keys = " and ".join(undecided)
-                raise UsageError(f"no publication says {keys}; decide it in {DATASETS}/{dataset}.yaml, methods.{name}")
+                raise UsageError(f"no publication gives {keys}; set it in {DATASETS}/{dataset}.yaml, methods.{name}")
 
     def _check_stage_names(self) -> None:
         for methods in (self.run.methods, self.run.products):
@@ -440,7 +440,7 @@ def dataset_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Params:
-    """Check params.yaml's content `record` and that of data sets' files, and make it `Params`; errors name `path`."""
+    """Check params.yaml's content `record` and that of data sets' `files`; returns `Params`. Errors name `path`."""
     datasets = _tables(path, record, "datasets")
     for name, table in files.items():
         datasets[name] = {**datasets.get(name, {}), **table}
@@ -470,7 +470,7 @@ def parse_params(record: Table, files: Mapping[str, Table], path: Path) -> Param
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML 1.2 file as plain data for JSON; raises UsageError for a file that cannot be read or is no table."""
+    """Read a YAML 1.2 file as JSON-compatible data; raises UsageError if it is unreadable or not a table."""
     try:
         content = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         content = json.loads(json.dumps(content, default=str, ensure_ascii=False).encode())
@@ -533,7 +533,7 @@ def _with_base(place: str, record: Table, methods: Table, path: tuple[str, ...])
 
 
 def shipped_project() -> Path:
-    """Folder of the dvc.yaml and params.yaml that ship with the package."""
+    """Folder that holds the dvc.yaml and params.yaml shipped with the package."""
     for folder in (PACKAGE / "shipped", PACKAGE.parent):  # in a wheel (setup.py), in a clone
         if (folder / "dvc.yaml").is_file():
             return folder
@@ -541,7 +541,7 @@ def shipped_project() -> Path:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of params.yaml, for editors that complete keys and mark mistakes; options of kinds are free."""
+    """JSON schema of params.yaml, for editors that complete keys and mark mistakes; options of kinds are unchecked."""
     schema, parts = Params.model_json_schema(), {}
     for options in (TrainingOptions, FinetuneOptions, AutoFinetune):
         parts[options] = {**TypeAdapter(options).json_schema(), "required": [], "additionalProperties": False}
@@ -569,7 +569,7 @@ def check_name(name: str) -> None:
 
 
 def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
-    """Set keys in datasets/NAME.yaml, whose other keys and comments stay; with `run`, list it in `run.datasets`."""
+    """Set `entry`'s keys in datasets/NAME.yaml, keeping all else; with `run`, add the data set to `run.datasets`."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     files[name] = {**files.get(name, {}), **entry}
     listed = record["run"]["datasets"]
@@ -587,7 +587,7 @@ def write_dataset(name: str, entry: Mapping[str, Any], *, run: bool) -> None:
 
 
 def set_method(params: Params, name: str, dataset: str, settings: Mapping[str, Any]) -> None:
-    """Set a method's options and training options in a data set's file, under `methods:`; other options there stay."""
+    """Set a method's (training) options for a data set in datasets/NAME.yaml, keeping the other options there."""
     before = params.entry(name).per_dataset.get(dataset, MethodChanges())
     known = {field.name for field in fields(TrainingOptions)}
     training = {**before.training, **{key: value for key, value in settings.items() if key in known}}
@@ -598,7 +598,7 @@ def set_method(params: Params, name: str, dataset: str, settings: Mapping[str, A
 
 
 def remove_dataset(name: str) -> None:
-    """Delete datasets/NAME.yaml and its name in `run.datasets`; raises UsageError if params.yaml still needs it."""
+    """Delete datasets/NAME.yaml and its name from `run.datasets`; raises UsageError if params.yaml still needs it."""
     record, files = read_yaml(PARAMS_FILE), dataset_files(PARAMS_FILE)
     require(name, load_params().datasets, "data set")
     if name in record.get("datasets", {}):

@@ -1,8 +1,8 @@
 """Hashes of the code that results depend on.
 
-The code of a stage is that of the modules and folders in `STAGES`. A method and the encoder's family count with their
-own module and what it imports from `methods/` and `encoders/`, a plug-in with its whole top-level package. Syntax trees
-without docstrings are hashed: edits of comments, docstrings and formatting change no hash.
+`STAGES` lists the modules and folders that belong to a stage. For a method or an encoder family, the hash covers its
+module and what that imports from `methods/` and `encoders/`; for a plug-in, its whole top-level package. Syntax trees
+without docstrings are hashed, so edits of comments, docstrings and formatting change no hash.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Files = dict[str, Path]  # by their paths below the folder in which their packag
 
 
 def code_hash(*stages: str, modules: Iterable[str] = ()) -> str:
-    """Hash of the code of stages (keys of `STAGES`) and of modules, such as those of a method and an encoder family."""
+    """Hash of the code of `stages` (keys of `STAGES`) and `modules`, such as those of a method and encoder family."""
     return _digest(code_files(*stages, modules=modules))
 
 
@@ -59,7 +59,7 @@ def code_files(*stages: str, modules: Iterable[str] = ()) -> Files:
 
 
 def plugin_hash(module: str) -> str | None:
-    """Hash of a plug-in's own code; None for a module of this package."""
+    """Hash of a plug-in's own code, `UNKNOWN_CODE` if it has no file; None for a module of this package."""
     if module.partition(".")[0] == PACKAGE.name:
         return None
     files = plugin_files(module)
@@ -67,7 +67,7 @@ def plugin_hash(module: str) -> str | None:
 
 
 def plugin_files(module: str) -> Files:
-    """The files of a plug-in's package, and modules beside it that it imports if it is not an installed package."""
+    """Python files of a plug-in's package and, unless it is in site-packages, of modules beside it that it imports."""
     places = _places(module.partition(".")[0])
     folders = [place.parent for place in places if not {"site-packages", "dist-packages"}.intersection(place.parts)]
 
@@ -81,7 +81,7 @@ def plugin_files(module: str) -> Files:
 
 
 def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
-    """`files` with the files of all that they import, directly or not; `find` gives the files of a module's name."""
+    """`files` and the files of all modules that they import, directly or not; `find` maps a module's name to files."""
     waiting = list(files.values())
     while waiting:
         for name in _parse(waiting.pop().read_bytes())[1]:
@@ -92,7 +92,7 @@ def _with_imports(files: Files, find: Callable[[str], Files]) -> Files:
 
 
 def _room_file(module: str) -> Files:
-    """The file of a module of this package in one of the rooms `FOLLOWED`."""
+    """The file of a module of this package in one of the rooms `FOLLOWED`; empty for any other module."""
     package, *parts = module.split(".")
     if package != PACKAGE.name or not parts or parts[0] not in FOLLOWED:
         return {}

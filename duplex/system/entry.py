@@ -1,4 +1,4 @@
-"""How commands and the scripts of pipeline/ begin and end: their arguments, errors as one line on stderr, exit codes.
+"""Start and end commands and the scripts of pipeline/: check arguments, print errors as one line, set exit codes.
 
 Exit codes: 0 success, 1 failure, 2 bad usage, 130 stopped by Ctrl-C, 143 by SIGTERM, 141 closed pipe. With
 `DUPLEX_DEBUG=1`, the traceback is printed too.
@@ -28,13 +28,13 @@ LARGEST_SEED = 2**63 - 1  # the largest that every random generator accepts
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised when SIGTERM is received; like Ctrl-C, it lets scratch files be removed."""
+    """Raised when SIGTERM is received, so that scratch files are removed as after Ctrl-C."""
 
 
 def run_script(usage: str, work: Callable[..., object]) -> None:
-    """Call `work` with a script's command-line arguments if these match `usage`; else end with exit code 2.
+    """Call `work` with the script's command-line arguments if they match `usage`; otherwise exit with code 2.
 
-    In `usage`, lower-case words stand for themselves, capitals for any value, `|` separates alternatives.
+    In `usage`, a lower-case word stands for itself, a word in capitals for any value; `|` separates alternatives.
     """
     words = sys.argv[1:]
     patterns = [alternative.split() for alternative in usage.split("|")]
@@ -51,7 +51,7 @@ def _word_matches(word: str, name: str) -> bool:
 
 
 def run_command(work: Callable[[], object]) -> None:
-    """Call `work()`; an error that a user can fix becomes one line and an exit code, other errors are raised."""
+    """Call `work()`. An error that a user can fix is printed as one line and sets the exit code; others are raised."""
     keep_freed_memory()
     atexit.register(gc.freeze)  # or the interpreter's last collection visits every object of torch: 0.4 s per command
     signal.signal(signal.SIGTERM, _raise_terminated)
@@ -82,7 +82,7 @@ def report_errors() -> Iterator[None]:
 
 
 def escape_unprintable(text: str) -> str:
-    r"""`text` with control characters, and bytes that are no text, written as escapes such as `\x1b`."""
+    r"""`text` with control characters and undecodable bytes replaced by escapes such as `\x1b`."""
     return "".join(repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") else c for c in text)
 
 

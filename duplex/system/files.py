@@ -28,14 +28,14 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # error numbers of a full disk
 
 
 def checked_path(path: object, noun: str) -> Path:
-    """A user's path with `~` expanded; raises `UsageError`, which calls it `noun`, if it is empty or no path."""
+    """A user's path with `~` expanded; raises `UsageError`, which calls it `noun`, if it is empty or not a path."""
     if not isinstance(path, str | os.PathLike) or not str(path) or "\0" in str(path):
         raise UsageError(f"{noun} is {shown(path)}; expected a path")
     return Path(path).expanduser()
 
 
 def refuse_existing(path: Path, *, force: bool = False) -> None:
-    """Raise `UsageError` if an output outside of artifacts/ exists and is no empty folder, unless `force`."""
+    """Raise `UsageError` if an output outside artifacts/ exists and is not an empty folder, unless `force`."""
     if os.path.lexists(path) and not force and not (path.is_dir() and not any(path.iterdir())):
         raise UsageError(f"{path} exists; move it, choose another place, or replace it with --force (force=True)")
 
@@ -44,8 +44,8 @@ def refuse_existing(path: Path, *, force: bool = False) -> None:
 def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """Context manager that yields a scratch path; the file written there is renamed to `path` at the end.
 
-    If the block fails, `path` stays as it was. A link is replaced by the file: its target, which may be DVC's cache, is
-    never written to. `sync=False` is for many small files that can be written again: a power cut may leave them empty.
+    If the block fails, `path` stays as it was. A symbolic link is replaced: its target, which may lie in DVC's cache,
+    is not changed. `sync=False` is faster for many small files, but a power cut may leave them empty.
     Raises `DuplexError` for any `OSError`.
     """
     with report_write_errors(path):
@@ -71,7 +71,7 @@ def replace_file(path: Path, *, sync: bool = True) -> Iterator[Path]:
 def replace_folder(path: Path) -> Iterator[Path]:
     """Context manager that yields a scratch folder, which replaces the folder `path` at the end.
 
-    A process killed between the two renames leaves the old folder to get its name back at the next call.
+    If the process is killed between the two renames, the next call first gives the old folder its name back.
     """
     scratch = path.with_name(f"{path.name}.{os.getpid()}{SCRATCH}")
     with report_write_errors(path):
@@ -138,7 +138,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 @contextmanager
 def report_write_errors(path: Path) -> Iterator[None]:
-    """Context manager: turn any `OSError` while the file or folder `path` is written into a `DuplexError`."""
+    """Context manager for code that writes the file or folder `path`: its `OSError`s are raised as `DuplexError`."""
     try:
         yield
     except OSError as error:
@@ -161,7 +161,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """The same as `sha256`, but computed once per process while the file's size and time of change stay the same."""
+    """Like `sha256`, but within a process a file is read again only if its size or modification time has changed."""
     status = path.stat()
     return _sha256_of_state(path, status.st_size, status.st_mtime_ns)
 
@@ -172,7 +172,7 @@ def _sha256_of_state(path: Path, size: int, changed: int) -> str:
 
 
 def json_digest(record: object) -> str:
-    """The sha256 of a value's JSON text; the order of keys has no effect."""
+    """SHA-256 of a value's JSON text; the order of keys has no effect."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -207,10 +207,10 @@ def is_running(process: int) -> bool:
 def sole_writer(path: Path, work: str, instead: str = "") -> Iterator[None]:
     """Context manager: hold the lock for writing `path`; raises `DuplexError` if another process holds it.
 
-    The system releases this record lock when the process ends; decoding workers that outlive a killed parent for a
-    moment would keep a lock on an inherited descriptor.
+    The lock is a record lock, which ends with this process. Another kind would be kept by decoding workers that outlive
+    a killed parent for a moment.
 
-    work: what writers of the file do, such as "extraction". instead: what the user can do instead of waiting.
+    work: what the other process does, for the message, such as "extraction". instead: what to do other than wait.
     """
     lock = path.with_name(path.name + ".lock.partial")
     with report_write_errors(lock):

@@ -11,7 +11,7 @@ from duplex.errors import DuplexError
 
 
 def installed_plugins(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name, sorted; a built-in one has priority over others of its name."""
+    """The entry points of a group, sorted by name; of several with one name, a built-in one has priority."""
     points = sorted(entry_points(group=group), key=lambda point: (not _is_built_in(point), point.value))
     return dict(sorted({point.name: point for point in reversed(points)}.items()))
 
@@ -25,7 +25,7 @@ def module_of(point: EntryPoint) -> str:
 
 
 def provider(point: EntryPoint) -> str:
-    """Name and version of the distribution that an entry point belongs to or, if unknown, its module's name."""
+    """Name and version of the distribution that an entry point belongs to; its module's name if that is unknown."""
     return f"{point.dist.name} {point.dist.version}" if point.dist else module_of(point)
 
 
@@ -34,8 +34,8 @@ def load_plugin(
 ) -> Any:
     """Import an entry point's class; raises `error` if that fails, or if the class is not a subclass of `base`.
 
-    A name that two distributions other than this package use for different classes is refused. For messages, `kind` is
-    what the entry point is, such as "encoder family", and `advice` what else the user can do.
+    It also raises `error` if two other packages use the same name for different classes. In messages, `kind` says what
+    the entry point is, such as "encoder family", and `advice` what else the user can do.
     """
     name = f"{kind} {point.name!r} of {provider(point)}"
     others = [each for each in entry_points(group=point.group, name=point.name) if each.value != point.value]

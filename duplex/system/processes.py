@@ -1,6 +1,6 @@
-"""Worker processes that each create one callable object and call it, and progress bars on stderr (hidden in files).
+"""Worker processes that each create one callable object and call it; progress bars on stderr, if it is a terminal.
 
-Each worker is a `ProcessPoolExecutor` of its own: a pool of several processes is lost when one of them dies. Workers
+Each worker has its own `ProcessPoolExecutor`, since a pool of several processes breaks if one of them dies. Workers
 ignore Ctrl-C and SIGTERM, which their parent handles, and exit when it exits.
 """
 
@@ -35,8 +35,8 @@ class ProcessFailed(DuplexError):
 class WorkerProcess:
     """A spawned process that makes a callable object by `create()` and calls it as often as requested.
 
-    `create` is pickled; it runs at the first call, after the variables of `environment` are set. A forked process would
-    inherit torch's threads and locks, and could not use a GPU.
+    `create` must be picklable; it runs at the first call, with the variables of `environment` set. The process is not
+    forked, since it would inherit torch's threads and locks and could not use a GPU.
     """
 
     def __init__(self, create: Callable[[], Callable[..., Any]], environment: Mapping[str, str] | None = None) -> None:
@@ -55,10 +55,10 @@ class WorkerProcess:
         return 0 if process is None else process.pid or 0
 
     def submit(self, *args: Any) -> Future[Any]:
-        """Schedule a call of the worker's object with `args`; without arguments, the object is only created.
+        """Schedule a call of the worker's object with `args`, or only its creation if there are no arguments.
 
         The future raises `BrokenProcessPool` if the process dies during the call, and `ProcessFailed` if the object
-        could not be created. A process that has died before is replaced first.
+        could not be created. If the process died before, a new one is started.
         """
         try:
             return self._executor.submit(_call, *args)
@@ -95,7 +95,7 @@ class _Process(SpawnProcess):
 
 
 class _RecordingContext(SpawnContext):
-    """A context that keeps the process it started, whose exit code is wanted later."""
+    """A context that keeps the process it started, so that its exit code can be read later."""
 
     process: _Process | None = None
 

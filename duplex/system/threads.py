@@ -1,8 +1,8 @@
-"""The state of a process that torch computes in: freed memory, peak memory, precision, threads and modes.
+"""Settings of the process that torch computes in: reuse of freed memory, peak memory, precision, threads and modes.
 
 By default glibc returns large freed blocks to the kernel, which clears their pages again for the next layer's output;
-keeping them makes convolutional encoders on a CPU up to three times faster. Sums are split among CPU threads, so their
-number affects the last bits. torch is imported in functions: every command imports this module.
+keeping them makes convolutional encoders on a CPU up to three times faster. Sums are split among CPU threads, so the
+number of threads affects their last bits. Functions import torch themselves: every command imports this module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ USER_SETTINGS = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNA
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory for reuse, which is faster; returns False if the library is not glibc."""
+    """Let glibc keep freed memory for faster reuse; returns False without glibc, or if the user has set this."""
     if platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in USER_SETTINGS):
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -98,7 +98,7 @@ def threads(wanted: Threads) -> Iterator[None]:
 
 @contextmanager
 def initial_modes() -> Iterator[None]:
-    """Context manager or decorator: gradients on, autocast off, new tensors float32 on the CPU."""
+    """Context manager or decorator: turn gradients on and autocast off; new tensors are float32 on the CPU."""
     import torch
 
     dtype = torch.get_default_dtype()
