@@ -31,7 +31,7 @@ MODULES = ["data", "features", "runs", "report", "model"]
 
 
 def _completed(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """The completion of a name in a shell, or of the last of several names with commas between them."""
+    """Return a function for the shell that completes a name, or the last of several names separated by commas."""
 
     def complete(incomplete: str) -> list[str]:
         before = incomplete[: incomplete.rfind(",") + 1]
@@ -55,8 +55,8 @@ encoder_option = partial(Option, autocompletion=_completed(_encoder_names))
 Dataset = Annotated[str, Option("--dataset", "-d", help="A data set of params.yaml.", autocompletion=DATASETS)]
 DatasetName = Annotated[str, Argument(help="A data set of params.yaml.", autocompletion=DATASETS)]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-Force = Annotated[bool, Option("--force", help="Replace what exists at the place of the output.")]
-ImageFolder = Annotated[Path | None, Option("--images", help="For a table: the folder of its image paths.")]
+Force = Annotated[bool, Option("--force", help="Replace an existing output.")]
+ImageFolder = Annotated[Path | None, Option("--images", help="For a table: the folder that image paths start from.")]
 Weights = Annotated[str | None, Option(help="Weights of the encoder: a published tag, a file, or random:SEED.")]
 Engine = Annotated[
     str,
@@ -92,7 +92,7 @@ def log(text: str) -> None:
 
 
 def issue_lines(name: str, issues: Iterable[DataIssue], notes: dict[str, int], differences: Iterable[str]) -> str:
-    """Result of checking a data set, as text; `notes` are counts of what was left out while reading it."""
+    """Result of checking a data set, as text; `notes` gives the number of lines left out while reading, by reason."""
     lines = [f"{'problem' if issue.problem else 'remark'}: {issue}" for issue in issues]
     lines += [f"note: {note}: {count:,}" for note, count in notes.items()]
     lines += [f"differs from the published table: {line}" for line in differences]

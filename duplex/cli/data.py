@@ -84,7 +84,7 @@ def stats(name: Name, root: Root = None, as_json: AsJson = False) -> None:
 
 @group.command()
 def check(name: Name, root: Root = None, as_json: AsJson = False) -> None:
-    """Open every image of a data set and check its lists, labels and splits. Exits with 1 if there is a problem."""
+    """Open every image of a data set; check pair lists, labels and splits. Exits with 1 if there is a problem."""
     from duplex.data.check import check_dataset
     from duplex.data.sources import ensure_images
     from duplex.data.tables import count_dataset, published_differences
@@ -164,13 +164,13 @@ def add(
     test_images: Annotated[float | None, _share("seen pairs' images for test", SplitOptions.test_images)] = None,
     encoder: Annotated[str | None, encoder_option(help=f"Encoder [{ENCODER}]; none: unknown, for --features.")] = None,
     weights: Weights = None,
-    features: Annotated[Path | None, Option(help="Features from elsewhere: .npy, row by row, or .npz by name.")] = None,
-    finetune: Annotated[str | None, Option(help="auto: fine-tune the last blocks that validation favours.")] = None,
+    features: Annotated[Path | None, Option(help="Features made elsewhere: .npy, row by row, or .npz by name.")] = None,
+    finetune: Annotated[str | None, Option(help="auto: fine-tune as many last blocks as validation favours.")] = None,
     no_run: NoRun = False,
 ) -> None:
     """Check a data set, print its statistics, and write datasets/NAME.yaml.
 
-    In an existing data set only the given options change. Exits with 1 if the data set cannot be trained on.
+    If the data set exists already, only the given options change. Exits with 1 if the data set cannot be trained on.
     """
     from duplex.config.params import check_name, write_dataset
 
@@ -234,7 +234,7 @@ def _print_findings(name: str, dataset: LabelledImages, issues: list[DataIssue])
     print(statistics_text(name, counts))
     if dataset.made_split:
         images = ", ".join(f"{counts.splits[split].images:,} {split}" for split in SPLITS)
-        print(f"made a split: {images} images; a column `split` of a table would set it")
+        print(f"made a split: {images} images; a table can set its own in a column `split`")
     if fatal := next((issue for issue in issues if issue.fatal), None):
         raise DuplexError(f"{name} is not added: {fatal}")
 
@@ -248,7 +248,7 @@ def split(
     """Write datasets/NAME-split1.yaml, datasets/NAME-split2.yaml, …, each with another random choice of unseen pairs.
 
     The new data sets have the images, encoder, options and number of unseen pairs of NAME; features are copied if
-    they exist. In an existing re-split, only a changed `source` of NAME is copied.
+    they exist. If a re-split exists already, only a changed `source` of NAME is copied to it.
     """
     from duplex.config.params import check_name, write_dataset
     from duplex.data.sources import load_source
@@ -258,7 +258,7 @@ def split(
     params = load_params()
     base = params.dataset(name)
     if base.source.resplit is not None:
-        raise UsageError(f"{name} is itself a re-split; name the data set that it was made from")
+        raise UsageError(f"{name} is itself a re-split; give the data set that it was made from")
     check_name(split_name(name, splits))
     for number in range(1, splits + 1):
         existing = params.datasets.get(split_name(name, number))
@@ -297,7 +297,7 @@ def remove(
     name: DatasetName,
     results: Annotated[bool, Option("--results", help="Also delete artifacts/NAME: features, runs, results.")] = False,
 ) -> None:
-    """Delete datasets/NAME.yaml, and the data set's part of the report. Images are never deleted."""
+    """Delete datasets/NAME.yaml and the data set's part of the report. Images are never deleted."""
     import shutil
 
     from duplex.artifacts import ArtifactPaths
@@ -317,7 +317,7 @@ def remove(
 def _encoder_entry(
     name: str | None, weights: str | None, known: DatasetParams | None, features: Path | None
 ) -> dict[str, Any]:
-    """The command's options, then the existing entry, then the default, the Duplex paper's encoder."""
+    """The encoder of the command's options or else of the existing entry; the default is the Duplex paper's encoder."""
     from duplex.encoders.base import is_random
     from duplex.features.file import IMPORTED
 
@@ -426,7 +426,7 @@ def _encoder_issues(encoder: dict[str, Any], labels: LabelSpace) -> Iterator[Dat
         if is_reachable(missing.address):
             yield DataIssue("weights will be downloaded", 1, (address,), False)
         else:
-            hint = "; download them elsewhere, or name a folder with weights as --encoder local-dir:FOLDER"
+            hint = "; download them elsewhere, or give a folder with weights as --encoder local-dir:FOLDER"
             yield DataIssue("weights are neither on disk nor reachable", 1, (address + hint,), True)
 
 
@@ -495,7 +495,7 @@ def relabel(
     hint = f"`duplex {command} {target} --images {labelled.root}` uses it"
     log(f"wrote {target} with {result.changed} corrected labels; {hint}")
     if result.outdated:
-        why = f"{name} has other labels for them than the list was made from"
+        why = f"their labels in {name} have changed since the list was made"
         log(f"{len(result.outdated):,} images keep their labels, since {why}: {', '.join(result.outdated[:SHOWN])}")
     if result.new:
         log(f"new states or objects, perhaps misspelt: {', '.join(result.new)}")

@@ -25,7 +25,7 @@ app.add_typer(encoders, name="encoders")
 @app.command()
 def extract(
     dataset: Dataset,
-    limit: Annotated[int | None, Option(min=1, help="Encode only this many images, the first ones.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Encode only the first images, up to this number.")] = None,
     shard: Annotated[str | None, Option(help="k/N: encode only shard k of N, counted from 0.")] = None,
     out: CacheFile = None,
     fresh: Annotated[bool, Option("--fresh", help="Encode all images again instead of keeping finished ones.")] = False,
@@ -33,16 +33,16 @@ def extract(
     shards: Annotated[int, Option(min=1, help="Number of shards that the Ray engine extracts in parallel.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Encode a data set's images once and write its feature cache, by the settings of params.yaml.
+    """Encode a data set's images once, with the settings of params.yaml, and write its feature cache.
 
-    A data set whose manifest is missing or outdated is prepared first, as by `duplex prepare`.
-    An interrupted extraction is resumed by the same command.
+    If the data set's manifest is missing or outdated, it is written first, as by `duplex prepare`.
+    The same command resumes an interrupted extraction.
     """
     from duplex.project import stages as stage
 
     _check_shards(engine, shard, shards)
     if limit is not None and out is None:
-        raise UsageError("--limit writes a cache of the first rows only; name another file with --out")
+        raise UsageError("--limit writes a cache of the first rows only; give another file with --out")
     params = load_params()
     stage.ensure_prepared(params, dataset)
     options: dict[str, Any] = {"limit": limit, "fresh": fresh}
@@ -73,7 +73,7 @@ def info(path: CachePath, as_json: AsJson = False) -> None:
 @cache.command()
 def verify(
     path: CachePath,
-    dataset: Annotated[str | None, dataset_option("Data set of the cache; default: found by its place.")] = None,
+    dataset: Annotated[str | None, dataset_option("Data set of the cache; default: the one of its path.")] = None,
     sample: Annotated[int, Option(min=1, help="Number of random images to encode again and compare.")] = 32,
     seed: Annotated[int, seed_option("Seed of the random choice of images.", "--seed")] = 0,
     as_json: AsJson = False,
@@ -97,7 +97,7 @@ def join(out: Annotated[Path, Argument(help="Cache file to write, in the folder 
 
 @encoders.command("list")
 def list_encoders(as_json: AsJson = False) -> None:
-    """List every encoder: feature width, number of published weights, weights on disk."""
+    """List every encoder with its feature width, number of published weights, and weights on disk."""
     from duplex.encoders.base import all_families
 
     families = all_families()

@@ -1,4 +1,4 @@
-"""`duplex fit`, `update`, `predict`, `export` and `serve`: models of labelled folders and of runs, at work."""
+"""`duplex fit`, `update`, `predict`, `export` and `serve`: make models from labelled images or runs, and use them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def fit(
     weights: Weights = None,
     out: Annotated[Path | None, Option(help="Model folder to write; default: SOURCE-model.")] = None,
     minutes: Annotated[float, Option(help="Time limit of training, in minutes; encoding is not counted.")] = 30.0,
-    log_as: Annotated[str, Option("--log", help="Log the trainings: dvclive, tensorboard, wandb or mlflow.")] = "none",
+    log_as: Annotated[str, Option("--log", help="Log training to dvclive, tensorboard, wandb or mlflow.")] = "none",
     force: Force = False,
 ) -> None:
     """Fit a model to labelled images and export it; no project is needed.
 
     Checks and encodes the images, then trains more and more of the model as long as validation AUC improves. OUT.cache
-    stores unfinished training: the same command resumes an interrupted fit. Features are kept in the user's cache, and
-    no image is encoded again after labels are corrected. The printed metrics are measured before the final fit, which
+    stores unfinished training, so the same command resumes an interrupted fit. Features are kept in the user's cache,
+    so correcting labels does not trigger re-encoding. The printed metrics are measured before the final fit, which
     uses all images.
     """
     from duplex.recognition.fit import fit_folder
@@ -73,7 +73,7 @@ def update(
 ) -> None:
     """Add labelled images to a model without training it again; they may show new states and objects.
 
-    Visual prototypes are computed again, in closed form; learned prompts and fine-tuned blocks stay as they are.
+    Visual prototypes are recomputed in closed form; learned prompts and fine-tuned blocks stay as they are.
     """
     from duplex.recognition.update import update_model
     from duplex.system.files import with_own_name
@@ -118,7 +118,7 @@ def predict(
 ) -> None:
     """Name the state and object in each image. Without --model, use the run with the best validation AUC.
 
-    Files that are not images get a line with the reason; the exit code is then 3.
+    For a file that is not a readable image, the output has a line with the reason, and the exit code is 3.
     """
     from duplex.recognition.recognizer import list_images
     from duplex.system.files import refuse_existing
@@ -150,7 +150,7 @@ def load_model(
     compositions: Path | None,
     new_share: float | None = None,
     *,
-    hint: str = "name a model with --model",
+    hint: str = "give a model with --model",
 ) -> Recognizer:
     """Load a model, by default the project's best run; candidates are added from `add` and from a CSV file."""
     from duplex.labels import WORLDS
@@ -310,7 +310,7 @@ def serve(
     device: Device = "auto",
     max_megabytes: Annotated[int, Option(min=1, help="Largest request, in megabytes.")] = Limits.bytes // 2**20,
     max_images: Annotated[int, Option(min=1, help="Largest number of images in a request.")] = Limits.images,
-    workers: Annotated[int | None, Option(min=1, max=64, help="Processes with the model; 2, or 1 with a GPU.")] = None,
+    workers: Annotated[int | None, Option(min=1, max=64, help="Worker processes; default: 2, or 1 with a GPU.")] = None,
     seconds: Annotated[float, Option(min=0.1, help="Time limit to receive and answer a request.")] = Limits.seconds,
 ) -> None:
     """Serve a model over HTTP until stopped: POST /predict, /labels, /health, /metrics, /docs, and a page at /."""
@@ -322,7 +322,7 @@ def serve(
         raise UsageError(f"the server needs further packages ({error.name}); {install_command('serve')}") from error
     if not math.isfinite(seconds):
         raise UsageError(f"--seconds is {seconds}; expected a finite number")
-    hint = "name it after `duplex serve`"
+    hint = "give it after `duplex serve`"
     recognizer = load_model(model, world, device, add or [], compositions, new_share, hint=hint)
     limits = Limits(bytes=max_megabytes * 2**20, images=max_images, seconds=seconds)
     neighbours = _training_images(recognizer)
@@ -352,7 +352,7 @@ def serve(
 
 
 def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) -> Recognizer:
-    """Load the model in a worker process, unless it changed since the server started."""
+    """Load the model in a worker process; raises an error if it changed since the server started."""
     recognizer = load_model(where, *options)
     if recognizer.trained.fingerprint != loaded[0]:
         raise DuplexError(f"{where} holds another model than it did when the server started; start the server again")
@@ -362,7 +362,7 @@ def _load_same(loaded: tuple[str, tuple[Pair, ...]], where: str, *options: Any) 
 
 
 def _processes(workers: int | None, device: torch.device) -> tuple[int, int]:
-    """Worker processes, and torch threads in each. Two overlap Python code with encoding."""
+    """Number of worker processes, and of torch threads in each. With two, one encodes while the other runs Python."""
     import torch
 
     cores = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""`duplex report`, `retrieve`, `init` and `doctor`: what runs show, and the project itself."""
+"""`duplex report`, `retrieve`, `init` and `doctor`: show results of runs; start and check a project."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Seed = Annotated[int | None, seed_option("Seed of the run; default: the first of
 @app.command()
 def report(
     show: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
-    dataset: Annotated[str | None, dataset_option("Instead, write a page on the best run of this data set.")] = None,
+    dataset: Annotated[str | None, dataset_option("Write a page on this data set's best run instead.")] = None,
 ) -> None:
     """Write the report of all evaluated runs, or the page of one data set, and print its path.
 

@@ -1,6 +1,6 @@
 """`duplex params`, `methods`, `prepare`, `train`, `evaluate`, `metrics`: single steps of the pipeline, without DVC.
 
-`duplex sweep`, `tune`, `compare` and `score` make many runs, search for settings, and compare runs or scores.
+`duplex sweep` and `reproduce` make many runs, `tune` searches settings, `compare` and `score` compare results.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Method = Annotated[str, method_option("--method", "-m", help="A method of params.yaml.")]
 Methods = Annotated[str | None, method_option(help="Methods, comma-separated; default: run.methods of params.yaml.")]
-Seed = Annotated[int, seed_option("Seed of the run: of initial values, batches and dropout.")]
+Seed = Annotated[int, seed_option("Seed of the run, for initial values, batches and dropout.")]
 Jobs = Annotated[int | None, Option(min=1, help="Worker processes; default: one per GPU, or cores / threads per run.")]
 
 
@@ -112,7 +112,7 @@ def prepare(dataset: Dataset) -> None:
 def train(dataset: Dataset, method: Method = "duplex", seed: Seed = 0) -> None:
     """Train a method on cached features and write the checkpoint of its best epoch by validation AUC.
 
-    An interrupted training is resumed by the same command.
+    The same command resumes an interrupted training.
     """
     from duplex.artifacts import ArtifactPaths
     from duplex.project.train import train_stage
@@ -128,7 +128,7 @@ def evaluate(
     dataset: Dataset,
     method: Method = "duplex",
     seed: Seed = 0,
-    stream: Annotated[bool, Option("--stream", help="Also adapt the run to the test images, unlabelled.")] = False,
+    stream: Annotated[bool, Option("--stream", help="Also adapt the run to the unlabelled test images.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a trained method on the test split, and write and print its metrics with 95 % intervals."""
@@ -188,8 +188,8 @@ def sweep(
 ) -> None:
     """Train and evaluate all missing runs (data set × method × seed) in parallel, and commit them to DVC.
 
-    Writes the same files as `dvc repro`, byte for byte, so `dvc repro` repeats no run. An interrupted sweep is
-    resumed by the same command. A failed run does not stop the others; failures are listed at the end, and the command
+    Writes the same files as `dvc repro`, byte for byte, so `dvc repro` repeats no run. The same command
+    resumes an interrupted sweep. A failed run does not stop the others; failures are listed at the end, and the command
     exits with 1.
     """
     from dataclasses import asdict
@@ -209,16 +209,16 @@ def sweep(
 @app.command()
 def reproduce(
     dataset: Annotated[str, Argument(help="A data set of ablations/params.yaml.")] = "shapes",
-    methods: Annotated[str | None, Option(help="Published methods, comma-separated, to run by their recipes.")] = None,
-    seeds: Annotated[str | None, Option(help="Seeds, or a range; default: run.seeds there, or 0-4 of recipes.")] = None,
+    methods: Annotated[str | None, Option(help="Published methods to run by their recipes, comma-separated.")] = None,
+    seeds: Annotated[str | None, Option(help="Seeds, or a range; default: run.seeds, or 0-4 with --methods.")] = None,
     jobs: Jobs = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only print the plan: rows, stages left, GB, hours.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only print what is to run: rows, stages, GB, hours.")] = False,
 ) -> None:
-    """Run the rows that the paper's tables have for a data set, from images to a page with the paper's claims.
+    """Reproduce the rows of the paper's tables for a data set, and write a page that judges the paper's claims.
 
-    The rows are methods of ablations/params.yaml. The data set is prepared and extracted, and the rows are trained and
-    evaluated by the exact and the published protocol. An interrupted command is resumed by the same command. With
-    `--methods`, the rows are published methods by their recipes, on a data set of params.yaml.
+    Each row is a method of ablations/params.yaml. The command prepares the data set, extracts its features, and trains
+    and evaluates the rows by the exact and the published protocol; the same command resumes it. With `--methods`, the
+    rows are published methods, trained by their recipes on a data set of params.yaml.
     """
     from duplex.artifacts import ArtifactPaths
     from duplex.project.reproduce import PROJECT, PUBLISHED, plan_reproduction, published_params
@@ -331,7 +331,7 @@ def tune(
 
 
 def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Read texts such as `learning_rate=3e-4,1e-3` as settings and lists of their values, as in params.yaml."""
+    """Read texts such as `learning_rate=3e-4,1e-3`, with values as in params.yaml; returns each setting's values."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
 
@@ -345,13 +345,13 @@ def parse_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
         if not parsed:
             raise UsageError(f"--grid is {text!r}; expected a setting and its values, such as learning_rate=3e-4,1e-3")
         if name in choices:
-            raise UsageError(f"--grid names {name} twice; give all its values at once")
+            raise UsageError(f"--grid has {name} twice; give all its values at once")
         choices[name] = parsed
     return choices
 
 
 def tuning_table(rows: Sequence[TuningRow], best: Sequence[TuningRow]) -> str:
-    """Results of tuning as a table of text, in which the rows in `best` are marked with *."""
+    """Results of `duplex tune` as a text table that marks the rows in `best` with *."""
     lines = [["", "method", "settings", "val AUC", "±", "all pairs", "epoch", "seconds"]]
     for row in rows:
         record = row.to_dict()
@@ -383,9 +383,9 @@ def compare(
     """Print how far the second method's S, U, HM and AUC exceed the first's, in percentage points.
 
     Each difference has a 95 % interval and a p-value, which cover variance over test images, seeds and re-splits (other
-    random choices of unseen pairs). METHOD+stream is a method as it adapted in the first order of `duplex evaluate
-    --stream`. Margins, the biases at which images turn right or wrong, are read from the runs'
-    predictions.csv with nine digits; equal margins count as ties.
+    random choices of unseen pairs). METHOD+stream is a method while it adapts to the test images, in the first order of
+    `duplex evaluate --stream`. Margins, the biases at which images become right or wrong, are read from predictions.csv
+    with nine digits; equal margins count as ties.
     """
     from duplex.data.tables import split_name
     from duplex.evaluation.intervals import compare_seeds

@@ -84,7 +84,7 @@ def test_joining_writes_extraction_json(folder: Path, command: Command) -> None:
         (["extract", "-d", "pics", "--shard", "2"], 2, "expected k/N"),
         (["extract", "-d", "pics", "--engine", "spark"], 2, "known: local, ray"),
         (["extract", "-d", "absent"], 2, "known: pics"),
-        (["extract", "-d", "pics", "--limit", "5"], 2, "name another file with --out"),
+        (["extract", "-d", "pics", "--limit", "5"], 2, "give another file with --out"),
         (["cache", "info", "absent.h5"], 1, "does not exist"),
         (["cache", "info", "params.yaml"], 1, "cannot be opened as HDF5 file"),
         (["cache", "verify", "params.yaml"], 2, "--dataset"),
