@@ -1,7 +1,7 @@
 """Decode image files and encode them in batches.
 
-Worker processes decode image files to batches of pixels, in order, a few batches ahead of the encoder. On a GPU, the
-next batch is encoded while the current one is used. Encoder outputs have the names of the cache's HDF5 data sets.
+Worker processes decode image files into batches of pixels, in order, a few batches ahead of the encoder. On a GPU, the
+next batch is encoded while the current one is written. Encoder outputs are named like the cache's HDF5 data sets.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class OutputSpec:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str], patches: bool, finetuned: bool) -> OutputSpec:
-        """What a model reads, by the encoder `record` in its checkpoint: patch tokens, inputs of `finetuned` blocks."""
+        """The outputs that a model reads: `patches`, and block inputs or pixels if it is `finetuned` (see `record`)."""
         pixels = finetuned and PIXELS in record
         blocks = int(record["block_inputs"]) if finetuned and not pixels else 0
         return cls(patches, blocks, int(record.get("bits", 16)), pixels)
 
     def row_shapes(self, encoder: Encoder) -> dict[str, tuple[int, ...]]:
-        """Names of the HDF5 data sets for these outputs and their shapes per image, found by encoding a blank image."""
+        """HDF5 data set -> shape of one image's values, for these outputs; found by encoding a blank image."""
         if not (self.patches or self.block_inputs or self.pixels):
             return {}
         blank = encoder.image_transform(Image.new("RGB", (8, 8)))[None].to(encoder.device)
@@ -95,9 +95,9 @@ class LaunchedBatch:
     def launch(
         cls, encoder: Encoder, outputs: OutputSpec, start: int, pixels: Tensor, decoded: Tensor, contents: Tensor
     ) -> LaunchedBatch:
-        """Start encoding pixels [B, 3, R, R] uint8 of images from row `start` on; on a CPU, this waits for the result.
+        """Start encoding B images, the first of which has the row `start`; on a CPU, this waits for the result.
 
-        decoded: status of each image [B]: whether it could be read. contents: sha256 of each image's file [B, 32].
+        pixels: [B, 3, R, R] uint8. decoded: status of each file after decoding [B]. contents: their sha256 [B, 32].
         """
         device = encoder.device
         asynchronous = device.type == "cuda"
@@ -122,17 +122,17 @@ class LaunchedBatch:
         return cls(start, statuses, {**values, **kept, CONTENTS: contents}, done)
 
     def result(self) -> tuple[int, Statuses, Values]:
-        """Wait for the device; returns the first image's row, statuses [B], and outputs [B, ...] by name."""
+        """Wait until the device is done; returns the first image's row, statuses [B], and name -> outputs [B, ...]."""
         if self.done is not None:
             self.done.synchronize()
         return self.start, self.statuses.numpy(), {name: value.numpy() for name, value in self.values.items()}
 
 
 def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dict[str, Tensor]:
-    """Encode preprocessed images, pixels [B, 3, R, R] uint8; returns the chosen outputs [B, ...] by name.
+    """Encode preprocessed images, pixels [B, 3, R, R] uint8; returns the chosen `outputs` as name -> values [B, ...].
 
-    `cls` has one feature per image, `patch` one per image patch; `block_inputs` are the activations that enter the
-    image tower's last blocks.
+    `cls` has one feature per image and `patch` one token per image patch; `block_inputs` are the activations that
+    enter the image tower's last blocks.
     """
     with capture_block_input(encoder, outputs.block_inputs) as inputs:
         if outputs.patches:
@@ -146,7 +146,7 @@ def encode_outputs(encoder: Encoder, pixels: Tensor, outputs: OutputSpec) -> dic
 
 
 def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelBatch]:
-    """Append black images to each batch, to a multiple of `multiple`, so that features do not depend on batch size."""
+    """Pad batches with black images to a multiple of `multiple`, so that features do not depend on the batch size."""
     for start, pixels, statuses, contents in batches:
         missing = -len(pixels) % multiple
         yield (
@@ -160,7 +160,7 @@ def pad_batches(batches: Iterable[PixelBatch], multiple: int) -> Iterator[PixelB
 def encode_batches(
     encoder: Encoder, batches: Iterable[PixelBatch], outputs: OutputSpec
 ) -> Iterator[tuple[int, Statuses, Values]]:
-    """Encode batches in order and yield each `LaunchedBatch.result`; on CUDA, only after the next one was launched."""
+    """Encode batches in order and yield their results; on CUDA, the next batch is started before each is yielded."""
     in_flight = int(encoder.device.type == "cuda")
     pending: list[LaunchedBatch] = []
     for batch in batches:
@@ -178,11 +178,11 @@ AHEAD = 2  # batches that a worker may be ahead
 
 @dataclass(eq=False)
 class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
-    """Torch data set that decodes image files: item i is the i-th image's pixels [3, R, R] uint8, status, and content.
+    """Torch data set that decodes image files; item i is the i-th image's pixels [3, R, R] uint8, status and content.
 
-    The content is the sha256 of the decoded bytes, [32] uint8; zero for a file without readable bytes. An unreadable
-    image becomes black, with the reason as its status, so that batches keep their size. The status `RETRY` marks an
-    image that could not be read because of the machine.
+    The content is the sha256 of the file (and crop), [32] uint8; zero if it cannot be read. An image that cannot be
+    decoded becomes black, with the reason as its status, so that batches keep their size. The status `RETRY` marks an
+    image whose reading failed because of the machine (memory, disk); it is to be tried again.
     """
 
     images: Sequence[str]
@@ -202,7 +202,7 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
             return self.black, RETRY, UNREAD
 
     def read(self, row: int) -> tuple[Tensor, int, Tensor]:
-        """Read one image: its pixels, status (read, or why not), content; `MachineFault` if memory or disk fails."""
+        """Read one image; returns pixels, status and content. Raises `MachineFault` if memory or disk fails."""
         path = self.root / self.images[row]
         content = UNREAD
         try:
@@ -218,7 +218,7 @@ class ImageRows(Dataset[tuple[Tensor, int, Tensor]]):
 
 
 def decoding_workers(wanted: int | Literal["auto"]) -> int:
-    """How many processes decode images; "auto": one per available core, except one for the encoder."""
+    """The number of processes that decode images; "auto" leaves one of the available cores to the encoder."""
     if wanted != "auto":
         return wanted
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -232,11 +232,10 @@ def split_rows(rows: Sequence[int], size: int) -> list[Sequence[int]]:
 def decode_batches(
     images: ImageRows, batches: Sequence[Sequence[int]], num_workers: int, *, pinned: bool
 ) -> Iterator[PixelBatch]:
-    """Decode images ahead in worker processes (0: in this one); yields a batch for each sequence of rows, in order.
+    """Decode images in worker processes (0: in this one); yields a batch per sequence of rows in `batches`, in order.
 
-    `pinned` memory is for a GPU. Without one, the workers run at a lower priority than the encoder on the same cores:
-    one preempted thread of a matrix product delays all of them. At the lowest, other users' jobs would starve the
-    workers.
+    `pinned` memory is for a GPU. Without a GPU, workers share cores with the encoder and run at a lower priority, as a
+    preempted thread delays a whole matrix product; not at the lowest, at which other users' jobs could starve them.
     """
     loader: DataLoader[tuple[Tensor, int, Tensor]] = DataLoader(
         images,
@@ -256,8 +255,8 @@ def decode_batches(
 def report_shortages(batch_size: int, kept: str = "finished rows are kept: ") -> Iterator[None]:
     """Context manager: raise `DuplexError` if memory for encoding runs out, or if a process that decodes images dies.
 
-    The `with` block must hold all code that uses the batches: torch reports a death from a signal handler, wherever the
-    main process is at that moment. `kept` begins the advice.
+    The `with` block must contain all code that uses the batches, because torch reports a dead process from a signal
+    handler, wherever the main process is at that moment. `kept` says in the message which work is not lost.
     """
     again = f"{kept}run the same command again with a smaller"
     try:

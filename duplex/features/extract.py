@@ -1,15 +1,15 @@
 """Write the features of images to a feature cache: encode them, or find them in other caches by content.
 
-Images are always grouped into the same batches, on which the last bits of features depend: a resumed extraction gives
-the same features. Shards, files with a part of a cache's rows each, can be encoded apart and are then joined to the
-whole. Images encoded before are found by the content of their files, in caches of the same encoder. Outside
-of a project, all data sets share a folder of caches:
+The last bits of a feature depend on its batch. Images are therefore always grouped into the same batches, and a resumed
+extraction gives the same features. An extraction can be divided into shards, files that hold a part of the rows each,
+which are joined at the end. Images encoded before are found in caches of the same encoder by their files' content.
+Outside of a project, all data sets share a folder of caches:
 
-    FOLDER/features-KEY/LIST.h5    KEY stands for an encoder, LIST for the images and for what is stored of them
+    FOLDER/features-KEY/LIST.h5    KEY is a hash of the encoder, LIST one of the images and the stored outputs
 
-A cache there that has all wanted images is used as it is. Otherwise one with these images is written, with rows from
-the others where possible, and those that it makes superfluous are removed. So code that needs features later keeps a
-`SharedFeatures`, which finds the images again, instead of a path.
+A cache there that has all wanted images is used as it is. Otherwise a new one is written, into which rows of the others
+are copied, and caches that are then superfluous are removed. As a cache may disappear in this way, code that needs
+features later keeps a `SharedFeatures`, which searches for the images again, instead of a path.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class ExtractionReport:
-    """What an extraction did: the number of rows in the cache file, how many were there before, and bad images."""
+    """What an extraction did: number of rows in the cache, how many of them were encoded before, and bad images."""
 
     path: Path
     rows: int
@@ -162,21 +162,21 @@ def extract(
 ) -> ExtractionReport:
     """Encode images into the feature cache `out`.
 
-    A finished cache of the same settings is kept, and an unfinished one resumed; of these, only images whose files have
-    changed are encoded again. Rows of other caches of the same encoder with the same images are copied: of an earlier
-    cache at `out`, and of those in `reuse`. Unreadable images keep their row, with the reason as its status.
+    A finished cache with the same settings is kept, an unfinished one is resumed, except for images whose files have
+    changed. Images that are found in a cache of the same encoder, an earlier one at `out` or one in `reuse`, are copied
+    from there. Unreadable images keep their row; its status is the reason.
 
     Args:
         images: paths relative to `root`, in the order of the manifest.
-        num_workers: number of decoding processes; auto: one per core, less one; 0: decode in this process.
-        recorded_root: name of the images' folder that the cache records, such as `root` in params.yaml.
+        num_workers: number of decoding processes; auto: one fewer than cores; 0: decode in this process.
+        recorded_root: the images' folder as the cache should record it, such as `root` in params.yaml.
         tokens: "patch" also stores patch tokens; "none" does not.
-        block_inputs: also store what enters the last `block_inputs` blocks of the image tower, to train these.
-        bits: 16 or 8 bits per number of the block inputs.
-        pixels: also store the images as they enter the encoder, to train any number of its blocks.
+        block_inputs: number of last blocks of the image tower whose input is stored, too, so that they can be trained.
+        bits: bits per number of the block inputs, 16 or 8.
+        pixels: also store the images as they enter the encoder, so that any number of its blocks can be trained.
         shard: (k, n) encodes only the k-th of n shards, counted from 0, into a file beside `out`.
         max_bad: share of unreadable images above which `DuplexError` is raised; the unfinished cache stays.
-        fresh: encode all images, whatever was encoded before.
+        fresh: encode all images, even those that were encoded before.
     """
     require(tokens, TOKENS, "tokens")
     require(str(bits), BITS, "bits")
@@ -226,7 +226,7 @@ def extract(
 
 
 def _read_if_finished(path: Path, job: ExtractionJob) -> tuple[Statuses, Contents] | None:
-    """The statuses and contents of a finished, sound cache of the job; otherwise None, and why on stderr."""
+    """Statuses and contents of the job's cache if it is finished and sound; otherwise prints why not, returns None."""
     if not path.exists():
         return None
     try:
@@ -262,7 +262,7 @@ def _open_or_create(job: ExtractionJob) -> PartialCache:
 
 
 def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | None) -> None:
-    """Mark the rows of changed images as pending, and copy rows that other caches have."""
+    """Mark the rows of changed images as pending, and copy pending rows from caches that have them."""
     sources = [path for path in (job.path, *job.reuse) if path.exists()]
     if not sources and not cache.done:
         return
@@ -301,7 +301,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
 
 
 def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> None:
-    """Raise `DuplexError` if a larger share than `max_bad` of `total` images has no features."""
+    """Raise `DuplexError` if the images without features (`bad`) are more than the share `max_bad` of `total`."""
     if len(bad) <= max_bad * total:
         return
     listed = "; ".join(f"{image.image} ({image.reason})" for image in bad[:LISTED_BAD])
@@ -318,10 +318,10 @@ def _bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage]:
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:
-    """Rows of the shard (k, n), the k-th of n counted from 0, and the path of its file; None: all rows, and `out`.
+    """Rows and file of the shard (k, n), the k-th of n counted from 0; for None, all rows and the file `out`.
 
-    A shard begins where a batch begins, so that its features equal those of an extraction without shards. Raises
-    `UsageError` for a shard that does not exist and for more shards than batches.
+    Shards begin where batches begin, so their features equal those of an extraction without shards. Raises `UsageError`
+    if k is not below n, or if there are more shards than batches.
     """
     if total == 0:
         raise UsageError("there is no image to extract: the manifest is empty, or --limit is 0")
@@ -361,7 +361,7 @@ def find_shards(out: Path) -> list[Path]:
 
 
 def join_shards(out: Path) -> int:
-    """Join all shards of the cache `out` to a file with the bytes of an extraction without shards; returns its rows."""
+    """Join all shards into the cache `out`, byte for byte that of an extraction without shards; returns its rows."""
     paths = find_shards(out)
     identity: Identity = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -396,15 +396,15 @@ def join_shards(out: Path) -> int:
 
 
 def image_contents(root: Path, images: Sequence[str]) -> Contents:
-    """The sha256 of each image file below `root`, as bytes [N, 32]; zero for files that are missing or unreadable."""
+    """Raw sha256 of each image file below `root` [N, 32]; zeros for a file that is missing or unreadable."""
     digests = [bytes.fromhex(digest) or bytes(SHA256) for digest in file_digests(root, images)]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, SHA256)
 
 
 def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    """Whether a cache with this identity stores all that one with the identity `wanted` does, by the same encoder.
+    """Whether a cache with this `identity` could replace one with the identity `wanted`, apart from the images.
 
-    Those are CLS features, patch tokens and block inputs; the images may differ.
+    It must be by the same encoder, and have the patch tokens, block inputs and pixels that the wanted one has.
     """
     same_encoder = all(identity.get(key) == wanted.get(key) for key in {*identity, *wanted} - set(OWN))
     needed = [key for key in ("tokens", "block_inputs", PIXELS) if key in wanted]
@@ -414,9 +414,9 @@ def has_outputs_of(identity: Mapping[str, str], wanted: Mapping[str, str]) -> bo
 
 
 def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False) -> dict[bytes, int]:
-    """Row of each encoded image in a cache, by the sha256 of its file; with `bad`, also of images without features.
+    """File's sha256 -> row, for each encoded image in a cache; with `bad`, also for images without features.
 
-    Empty if the cache lacks something that a cache with the identity `wanted` stores, or cannot be read.
+    Empty if the cache cannot be read, or does not store all outputs of a cache with the identity `wanted`.
     """
     try:
         with open_cache(path) as file:
@@ -431,9 +431,9 @@ def rows_by_content(path: Path, wanted: Mapping[str, str], *, bad: bool = False)
 
 
 def copy_equal_rows(cache: PartialCache, contents: Contents, sources: Iterable[Path]) -> None:
-    """Fill pending rows of an unfinished cache with rows of other caches that have the same images.
+    """Fill pending rows of an unfinished cache with copies from `sources`, other caches that have the same images.
 
-    contents: sha256 [N, 32] of the cache's images.
+    contents: sha256 of the file of each image in `cache` [N, 32].
     """
     keys = [content.tobytes() for content in contents]
     for source in sources:
@@ -460,7 +460,7 @@ def _copy(cache: PartialCache, contents: Contents, places: list[int], source: Pa
 
 
 def user_cache() -> Path:
-    """The default folder of feature caches: `duplex` in XDG_CACHE_HOME, else in ~/Library/Caches or ~/.cache."""
+    """The default folder of feature caches: `duplex` in XDG_CACHE_HOME; if unset, in ~/Library/Caches or ~/.cache."""
     home = Path.home()
     default = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or default) / "duplex"
@@ -468,16 +468,16 @@ def user_cache() -> Path:
 
 @dataclass(frozen=True)
 class SharedFeatures:
-    """Finds the features of given images in a folder of caches, wherever they are then."""
+    """Finds the features of given images in a folder of caches, whichever cache has them at the time of the call."""
 
     folder: Path  # of one encoder
     identity: Identity  # the encoder, and what a cache of the images must store
     digests: tuple[str, ...]  # sha256 of each image file; "" for a missing one
 
     def find(self) -> tuple[Path, Ints] | None:
-        """Path of a cache that has all images, and each image's row in it (-1 for a missing file).
+        """Path of a cache that has all images, and the row of each image in it (-1 for a missing image file).
 
-        None if no single cache has them all.
+        Returns None if no single cache has all of them.
         """
         wanted = [bytes.fromhex(digest) for digest in self.digests]
         for path in sorted(self.folder.glob("*.h5")):
@@ -487,7 +487,7 @@ class SharedFeatures:
         return None
 
     def require(self) -> tuple[Path, Ints]:
-        """Like `find`, but raises `DuplexError` if no cache has all images, for example in an emptied folder."""
+        """Like `find`, but raises `DuplexError` if no cache has all images, such as after the folder was emptied."""
         if found := self.find():
             return found
         raise DuplexError(f"{self.folder} no longer has the features of all images; encode them again")
@@ -505,10 +505,10 @@ def encode_shared(
     bits: int = 16,
     max_bad: float = 0.01,
 ) -> tuple[SharedFeatures, list[BadImage]]:
-    """Encode those images that no cache in the folder has; returns the features of all and the images without features.
+    """Encode images that no cache in the folder has; returns where all features are, and the images without features.
 
     Options are those of `extract`; `digests` has the sha256 of each image file, "" for a missing one. Raises
-    `DuplexError` if too many images cannot be read, or one changed while it was being encoded.
+    `DuplexError` if too many images cannot be read, or if one changed while it was being encoded.
     """
     place = folder / f"features-{json_digest(encoder.identity.to_dict())[:16]}"
     paths = {digest: image for digest, image in zip(digests, images, strict=True) if digest}
@@ -548,7 +548,7 @@ def encode_shared(
 
 
 def find_encoded(folder: Path, digests: Sequence[str]) -> Features | None:
-    """CLS features of images (sha256 of each file) in the cache of a folder that has most of them; None without any."""
+    """CLS features of images, given by sha256, from the cache that has most of them; None if no cache has any."""
     best, rows = None, np.full(len(digests), -1)
     for path in sorted(folder.glob("features-*/*.h5"), key=lambda path: -path.stat().st_mtime):
         with open_cache(path) as file:
@@ -570,7 +570,7 @@ def _reason(statuses: Statuses, row: int) -> str:
 
 
 def _remove_superfluous(cache: Path, others: Sequence[Path]) -> None:
-    """Remove those of the other caches of an encoder, finished or not, of which `cache` has all rows and data sets."""
+    """Remove those of the `others`, finished or not, whose images and outputs the cache `cache` has completely."""
     with open_cache(cache) as file:
         identity = read_identity(file)
     kept = rows_by_content(cache, identity)

@@ -9,16 +9,16 @@ pixels              [N, 3, R, R] uint8, optional: the images after the encoder's
 status              [N] uint8: 0 pending, 1 encoded, 2 + i bad because of REASONS[i]
 checksums           [N, K] uint32: CRC-32 of each row of the K data sets of features and tokens, in the order of
                     `DATASETS`; the one of `cls` also covers the row's status
-contents            [N, 32] uint8: sha256 of each image file, by which a row is found for another cache; zero for a
+contents            [N, 32] uint8: sha256 of each image file, by which other caches find rows to copy; zero for a
                     file that was missing, and for imported features
 
-N images, features of width d, T tokens of width w, or feature maps of C channels. The attributes `start`, `stop` and
-`total` say which rows of the manifest the file holds: all, or those of one shard. The attributes of the group
-`identity` are the settings with which the file was made: encoder, manifest, options.
+N: number of images; d: width of features; T, w: number and width of tokens; C: channels of feature maps. The attributes
+`start`, `stop` and `total` say which rows of the manifest the file holds: all, or those of one shard. The attributes of
+the group `identity` are the settings with which the file was made: encoder, manifest, options.
 
-An unfinished cache is `NAME.partial` beside its final path. Its layout is complete before the first row is encoded, so
-that rows are plain writes at fixed offsets and a process killed at any moment leaves a file that opens. The bytes of a
-finished file depend neither on time nor on the number of attempts.
+An unfinished cache is the file `NAME.partial` beside its final path. It has its complete layout before the first row is
+encoded, so rows are written at fixed offsets, and a process killed at any moment leaves a file that can be opened. The
+bytes of a finished file depend neither on the time nor on how often the extraction was interrupted.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ Half = NDArray[np.float16]
 
 
 class DamagedCache(Exception):
-    """Raised for a file that is no sound feature cache; callers add the file's name and advice."""
+    """Raised for a damaged feature cache; callers add the file's name and what to do to the message."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """The part of a manifest that a cache file holds: rows `start` to `stop` (excluded) of `total` rows."""
+    """The rows of a manifest that a cache file holds: `start` up to but not including `stop`, of `total` rows."""
 
     start: int
     stop: int
@@ -128,7 +128,7 @@ def row_bytes(name: str, row: tuple[int, ...]) -> int:
 
 
 def cache_shapes(dim: int, token_shapes: Mapping[str, tuple[int, ...]] | None = None) -> dict[str, tuple[int, ...]]:
-    """Shape per image of each HDF5 data set in a cache with features of width `dim` and the given tokens."""
+    """HDF5 data set -> shape of one image's values, for features of width `dim` and the tokens in `token_shapes`."""
     shapes = {"cls": (dim,), "status": (), CONTENTS: (SHA256,), **(token_shapes or {})}
     shapes[CHECKSUMS] = (len(value_names(shapes)),)
     return {name: shapes[name] for name in DATASETS if name in shapes}
@@ -143,7 +143,7 @@ Checksums = NDArray[np.uint32]
 
 
 def row_checksums(block: NDArray[Any], statuses: Statuses | None = None) -> Checksums:
-    """CRC-32 of each row of an array [B, ...]; if `statuses` [B] are given, each also covers the row's status."""
+    """CRC-32 of each row of an array [B, ...], and of the row's status as well if `statuses` [B] are given."""
     rows = np.ascontiguousarray(block).reshape(len(block), int(np.prod(block.shape[1:]))).view(np.uint8)
     begins = [0] * len(rows) if statuses is None else [zlib.crc32(bytes([status])) for status in statuses]
     return np.array([zlib.crc32(row.data, begin) for row, begin in zip(rows, begins, strict=True)], np.uint32)
@@ -156,14 +156,14 @@ def stored_checksums(file: Any, name: str, rows: Any = slice(None)) -> Checksums
 
 
 def contents_digest(file: Any, rows: NDArray[np.int64] | slice = slice(None)) -> str:
-    """One sha256 for rows of an open cache: of their CLS features, and of which images were unreadable."""
+    """A sha256 that changes if, in `rows` of an open cache, a CLS feature or an image's readability changes."""
     return hashlib.sha256(stored_checksums(file, "cls")[rows].tobytes()).hexdigest()
 
 
 def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
-    """Read rows (a slice, or ascending numbers); raises `DamagedCache` if one does not match its checksum.
+    """Read rows (a slice or ascending numbers) of the HDF5 data set `name`, and check all that are not pending.
 
-    Rows whose image has not been encoded yet are not compared.
+    Raises `DamagedCache` if a row does not match its checksum.
     """
     values: NDArray[Any] = file[name][rows]
     statuses: Statuses = file["status"][rows]
@@ -173,7 +173,7 @@ def read_rows(file: Any, name: str, rows: Any = slice(None)) -> NDArray[Any]:
 
 
 def read_blocks(file: Any, name: str) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield an open cache's HDF5 data set `name` in blocks: range of rows, and values as `read_rows` reads them."""
+    """Read the HDF5 data set `name` of an open cache in blocks; yields slices of rows with what `read_rows` returns."""
     data = file[name]
     step = max(1, BLOCK * len(data) // max(1, data.nbytes))
     for start in range(0, len(data), step):
@@ -189,7 +189,7 @@ def check_values(file: Any) -> None:
 
 
 def refuse_wrong(name: str, rows: NDArray[np.int64], wrong: NDArray[np.bool_]) -> None:
-    """Raise `DamagedCache`, naming the first of the row numbers `rows` [B] that the mask `wrong` [B] marks, if any."""
+    """Raise `DamagedCache` if the mask `wrong` [B] marks any of the row numbers `rows` [B]; it names the first one."""
     if wrong.any():
         raise DamagedCache(f"row {rows[wrong.argmax()]} of {name!r} does not match its checksum")
 
@@ -217,10 +217,10 @@ DISPLAY_NAMES = {  # in messages, compared in this order: what others follow fro
 
 
 def check_identity(stored: Mapping[str, str], expect: Mapping[str, str | None], path: Path) -> None:
-    """Raise `DuplexError`, with the first difference, unless a cache was made with the expected settings.
+    """Raise `DuplexError`, which names the first difference, unless a cache was made with the expected settings.
 
-    Versions of libraries may differ. Of imported features only the manifest and the width are compared: the rest is
-    unknown. A cache that records no folder of images fits any. A setting whose expected value is None must be absent.
+    Versions of libraries may differ. Of imported features only manifest and width are compared, as the rest is unknown.
+    If a cache records no folder of images, folders are not compared. An expected None means that a setting is absent.
     """
     imported = stored.get("encoder") == IMPORTED
     others = sorted(set(expect) - set(DISPLAY_NAMES) - set(LIBRARIES))
@@ -244,7 +244,7 @@ def cache_identity(
     root: str | None = None,
     pixels: bool = False,
 ) -> Identity:
-    """The settings that a cache's bytes depend on, without those at their defaults; `root`: the images' folder."""
+    """Identity of a cache: all settings that its bytes depend on, except defaults; `root` is the images' folder."""
     options = {
         ROOT: root,
         "tokens": tokens if tokens != "none" else None,
@@ -257,7 +257,7 @@ def cache_identity(
 
 
 def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> str | None:
-    """Name of the first setting in which two identities differ, as messages call it; None if they are equal.
+    """What messages call the first setting in which two identities differ; None if they are equal.
 
     Folders of images are compared only if both caches record one.
     """
@@ -270,7 +270,7 @@ def first_difference(stored: Mapping[str, str], expect: Mapping[str, str]) -> st
 
 
 def repair_hint(path: Path) -> str:
-    """End of an error message: the command that writes a cache or shard again."""
+    """Text to end an error message with: the command that writes a cache or shard again."""
     command = extract_command(path)
     if shard := SHARD.fullmatch(path.name):
         whole = path.with_name(shard["stem"] + (shard["suffix"] or ""))
@@ -305,9 +305,9 @@ HEAD = 1 << 16  # bytes within which every cache names its format
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise `DuplexError` if writing a cache to `path` would overwrite a file of another kind.
+    """Raise `DuplexError` if writing a cache to `path` would overwrite a file that is not a feature cache.
 
-    Caches of any version may be overwritten, even damaged or unfinished ones, and so may empty files.
+    Caches of any version may be overwritten, even damaged or unfinished ones; so may empty files.
     """
     for file, signature in ((path, FORMATS.encode()), (partial_path(path), HDF5_SIGNATURE)):
         if not os.path.lexists(file):
@@ -325,7 +325,7 @@ def refuse_foreign(path: Path) -> None:
 
 @contextmanager
 def open_cache(path: Path) -> Iterator[Any]:
-    """Context manager: open a finished cache or shard; raises `DuplexError` for a wrong layout or damaged rows."""
+    """Context manager: open a finished cache or shard; raises `DuplexError` for a wrong layout or row."""
     require_cache_file(path)
     try:
         file = h5py.File(path, "r", locking="best-effort")
@@ -353,7 +353,7 @@ def require_cache_file(path: Path) -> None:
 
 
 def read_format(file: Any) -> str:
-    """The format that an open HDF5 file says it has; empty if it says nothing."""
+    """The attribute `format` of an open HDF5 file; empty if there is none."""
     return bytes(file.attrs.get("format", b"")).decode(errors="replace")
 
 
@@ -366,7 +366,7 @@ def read_row_span(file: Any) -> Span:
 
 
 def check_layout(file: Any) -> None:
-    """Check that an open file has all data sets of a cache, of the right types and shapes, each in one block."""
+    """Raise `DamagedCache` unless an open file has a cache's data sets, with fitting types, shapes and storage."""
     missing = [name for name in (*REQUIRED, "identity") if name not in file]
     if missing:
         raise DamagedCache(f"there is no {missing[0]!r}")
@@ -424,14 +424,14 @@ def read_features(path: Path | str, expect: Mapping[str, str | None] | None = No
 
 
 def read_contents_digest(path: Path) -> str:
-    """A digest of the features in a finished cache; computed from stored checksums, which is fast."""
+    """A digest of the features in a finished cache, computed quickly from the stored checksums."""
     with open_cache(path) as file:
         return contents_digest(file)
 
 
 @contextmanager
 def claim_cache(path: Path) -> Iterator[None]:
-    """Context manager: hold the lock for writing a cache; `DuplexError` if another process holds it."""
+    """Context manager that holds the lock for writing a cache; raises `DuplexError` if another process holds it."""
     refuse_foreign(path)
     with sole_writer(path, "extraction", "or give this one another --out"):
         yield
@@ -441,7 +441,7 @@ class PartialCache:
     """An unfinished feature cache that rows are written to; the caller must hold the cache's lock (`claim_cache`)."""
 
     def __init__(self, path: Path) -> None:
-        """Open the unfinished file of the cache `path`; raises `DamagedCache` if it has another format or layout."""
+        """Open the unfinished file of the cache `path`; raises `DamagedCache` if it cannot be continued."""
         self.path = path
         self.partial = partial_path(path)
         try:
@@ -469,7 +469,7 @@ class PartialCache:
 
     @property
     def done(self) -> int:
-        """Number of finished rows, those of unreadable images included."""
+        """Number of finished rows; rows of unreadable images count, too."""
         return int((self.statuses != PENDING).sum())
 
     @classmethod
@@ -481,7 +481,7 @@ class PartialCache:
         dim: int,
         token_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> PartialCache:
-        """Create a cache's unfinished file, for features of width `dim` and tokens of the given shapes per image."""
+        """Create an unfinished cache for features of width `dim`; `token_shapes` has the shape of an image's tokens."""
         with report_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         shapes = cache_shapes(dim, token_shapes)
@@ -505,10 +505,10 @@ class PartialCache:
         return cls(path)
 
     def write(self, rows: int | Sequence[int] | NDArray[np.int64], statuses: Statuses, **values: NDArray[Any]) -> None:
-        """Write rows of images (ascending, or the first of consecutive ones); they count as finished after `commit`.
+        """Write the rows of B images; they count as finished only after `commit`.
 
-        statuses: whether each image [B] was encoded, or why not.
-        values: arrays [B, ...] by HDF5 data set; `contents` may be left out.
+        rows: ascending row numbers, or the number of the first row if they are consecutive.
+        statuses, values: per image, whether it was encoded or why not [B], and arrays [B, ...] by HDF5 data set.
         """
         places = np.arange(rows, rows + len(statuses)) if isinstance(rows, int) else np.asarray(rows, np.int64)
         blocks = {name: np.ascontiguousarray(values[name], DATASETS[name][1]) for name in self.names}
@@ -526,7 +526,7 @@ class PartialCache:
         self._uncommitted.append((places, statuses))
 
     def commit(self) -> None:
-        """Flush written rows to disk, and only then mark them as finished: after a crash, no marked row is missing."""
+        """Flush written rows to disk, then mark them as finished; in this order, a crash loses no marked row."""
         if not self._uncommitted:
             return
         self._sync()
@@ -536,7 +536,7 @@ class PartialCache:
         self._uncommitted.clear()
 
     def finish(self) -> None:
-        """Write everything to disk and rename the file to the cache's final name."""
+        """Commit all rows, then rename the unfinished file to the cache's final name."""
         self.commit()
         copied = np.flatnonzero(self.statuses == COPIED)
         self._put("status", copied, np.full(len(copied), ENCODED, np.uint8))

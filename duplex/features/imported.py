@@ -1,9 +1,9 @@
-"""Features that a user computed elsewhere: files, checks, and their import into a feature cache.
+"""Read, check and import files of image features that a user computed elsewhere.
 
     numpy.save("X.npy", features)                                # [rows, width], rows in the order of the data set
     numpy.savez("X.npz", features=features, images=names)        # in any order: rows are found by name
 
-A file is checked against its data set and against the encoder that is said to have computed it.
+A file must fit its data set and the encoder that the user says has computed it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FEATURES = ("features", "features")  # singular and plural, for messages
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """A user's .npy or .npz file of image features, opened; rows of a .npy file are read on demand."""
+    """An open .npy or .npz file of a user's image features; rows of a .npy file are read from disk when needed."""
 
     path: Path
     values: NDArray[Any]  # [rows, width], floats
@@ -45,9 +45,9 @@ class FeatureFile:
 
     @classmethod
     def open(cls, path: Path) -> FeatureFile:
-        """Open a file of image features and check its arrays' types and shapes.
+        """Open a file of image features and check the types and shapes of its arrays.
 
-        Raises UsageError if there is no such file or it holds other arrays, DuplexError if it is damaged.
+        Raises UsageError if the file does not exist or holds other arrays, DuplexError if it is damaged.
         """
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is not a file; expected a .npy file")
@@ -77,10 +77,10 @@ class FeatureFile:
         return int(self.values.shape[1])
 
     def rows_of(self, images: Sequence[str], *, ordered: bool = True) -> Ints:
-        """Each image's row in the file: by name if the file has image names, else 0, 1, 2, … in order.
+        """The row of each image in the file, found by name; in a file without image names, the rows in order.
 
-        Raises UsageError if the file lacks an image, or if, without names, it has another number of rows or the images
-        are not `ordered`, as the lines of a table are.
+        Raises UsageError if an image is missing, or, in a file without names, if the number of rows differs or the
+        images have no fixed order (`ordered` is false; lines of a table have one).
         """
         if self.names is None and not ordered:
             raise UsageError(
@@ -104,7 +104,7 @@ class FeatureFile:
         return np.array([place[image] for image in images], dtype=np.int64)
 
     def unusable(self, rows: Ints) -> NDArray[np.bool_]:
-        """Mask of `rows` that have NaN or infinity, or only zeros in float16; raises UsageError beyond its range."""
+        """Mask [n] of the n `rows` with NaN, infinity or only zeros in float16; UsageError if float16 overflows."""
         bad = np.empty(len(rows), dtype=bool)
         for start in range(0, len(rows), CHUNK):
             block = np.asarray(self.values[rows[start : start + CHUNK]])
@@ -117,7 +117,7 @@ class FeatureFile:
         return bad
 
     def keys(self, images: Sequence[str], rows: Ints) -> list[str]:
-        """One key per image; images with equal features have equal keys, unusable features a key of their own."""
+        """One key per image, equal for images with equal features; an image with unusable features has its own key."""
         unusable = self.unusable(rows)
         keys: list[str] = []
         for start in range(0, len(rows), CHUNK):
@@ -126,7 +126,7 @@ class FeatureFile:
 
 
 def feature_keys(path: Path | None, source: SourceOptions) -> Callable[[Sequence[str]], list[str]] | None:
-    """A function that gives images equal keys if their features in the file `path` are equal; None without `path`."""
+    """A function from images to keys, equal for images with equal features in the file `path`; None without a file."""
     if path is None:
         return None
 
@@ -162,12 +162,12 @@ def import_features(
 ) -> Identity:
     """Write the feature cache `out` from a user's .npy or .npz file of features.
 
-    Images whose features are zero or not finite count as unreadable. The rows of a file with names are found by
-    `images`. Returns the cache's identity, which names only the file and the manifest, since the encoder is unknown.
+    Images whose features are zero or not finite count as unreadable. If the file has names, rows are found by `images`.
+    Returns the cache's identity, which records the file and the manifest but no encoder, as that is unknown.
 
     Raises:
         UsageError: the file lacks an image, has another number of rows, or has values that float16 cannot hold.
-        DuplexError: more than the share `max_bad` count as unreadable; an existing cache stays as it is.
+        DuplexError: more than the share `max_bad` of images count as unreadable; an existing cache stays as it is.
     """
     file = FeatureFile.open(source)
     if images is None and file.names is not None:
@@ -206,10 +206,10 @@ def import_features(
 def check_features(
     path: Path, data: LabelledImages, is_table: bool, encoder: str, weights: str | None, max_bad: float
 ) -> Iterator[DataIssue]:
-    """Check a user's file of image features; yields its issues: rows that are unusable, equal, or of no image.
+    """Check a user's file of image features; yields issues about rows that are unusable, equal, or without an image.
 
-    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: unknown). A file without names can
-    follow the order of a data set only if `is_table`. At most the share `max_bad` of rows may be unusable.
+    Raises UsageError unless the file fits the data set and the encoder (IMPORTED: not checked). A file without names
+    needs a data set in a fixed order, a table (`is_table`). A larger share of unusable rows than `max_bad` is fatal.
     """
     file = FeatureFile.open(path)
     images = data.manifest["image"].tolist()
@@ -226,7 +226,7 @@ def check_features(
 
 
 def refuse_other_width(file: FeatureFile, encoder: str, weights: str | None) -> None:
-    """Raise `UsageError` if the features in `file` have another width than the encoder's."""
+    """Raise `UsageError` if the width of the features in `file` differs from that of the encoder's features."""
     if encoder == IMPORTED:
         return
     width = next((entry.dim for entry in find_family(encoder).catalog() if entry.name == encoder), None)
@@ -243,7 +243,7 @@ SHORTEST = 1e-12  # length of a feature below which `torch.nn.functional.normali
 
 
 def as_numpy(value: Any) -> Any:
-    """A tensor as a NumPy array, floats in float32 (NumPy has no bfloat16); other values unchanged.
+    """Convert a tensor to a NumPy array, floats to float32 (NumPy has no bfloat16); other values are returned as given.
 
     Raises UsageError for a NumPy array with masked numbers.
     """

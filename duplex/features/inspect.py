@@ -1,4 +1,4 @@
-"""Inspect a feature cache: count its rows, and compare a random sample of its rows with images encoded again."""
+"""Inspect a feature cache: describe its rows, and compare a random sample of them with images encoded again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SMALL = 1e-12  # divisor for vectors of zeros
 
 
 def inspect(path: Path) -> dict[str, Any]:
-    """Describe a cache: settings, shapes, norms, and how many rows are pending, unreadable, NaN, zero or duplicate."""
+    """Describe a cache for JSON: settings, shapes, norms, and counts of pending, bad, NaN, zero and duplicate rows."""
     with open_cache(path) as file:
         identity = read_identity(file)
         span = read_row_span(file)
@@ -81,14 +81,14 @@ def verify(
     sample: int = 32,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Check that a feature cache fits its images; raises `DuplexError` for the first row that does not.
+    """Check that a feature cache belongs to its images; raises `DuplexError` for the first row that does not.
 
-    All rows are compared with their checksums. A random `sample` of images is encoded again: outputs must agree with
-    the stored ones in direction (cosine), and the same images must be unreadable.
+    All rows are compared with their checksums. A random `sample` of images is read and encoded again: new and stored
+    outputs must have nearly the same direction (cosine), and unreadable images must be the same ones.
 
     Returns:
-        The number of images `checked`, the `worst_cosine` and, if block inputs are stored, their mean relative
-        `block_inputs_error`.
+        A dict with the number of images `checked`, the `worst_cosine` and, if block inputs are stored, their mean
+        relative error `block_inputs_error`.
     """
     with open_cache(path) as file:
         identity = read_identity(file)

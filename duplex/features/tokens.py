@@ -1,8 +1,8 @@
-"""Cached features joined with labels, which training and evaluation work on, and the tokens of a cache.
+"""Read tokens from a feature cache, and join features with labels to the examples that are trained and evaluated on.
 
-Tokens are patch tokens, or what fine-tuned blocks are computed from: block inputs or pixels. They are in memory if they
-fit, else read from the disk on demand: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then
-gets `DiskTokens` in place of a tensor; training reads images in shuffled groups and announces the next ones.
+*Tokens* here are patch tokens, block inputs or pixels; fine-tuned blocks are computed from the last two. Tokens that do
+not fit into memory stay on disk: MIT-States at ViT-L/14 has 53,753 x 256 x 1,024 x 2 B = 28 GB. A method then gets
+`DiskTokens` instead of a tensor; training reads images in shuffled groups and announces the next ones to the system.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ CPU = torch.device("cpu")
 def read_tokens(
     path: Path, name: str = "patch", limit: int = IN_MEMORY, rows: Ints | None = None
 ) -> NDArray[Any] | DiskTokens | None:
-    """Read one kind of tokens of a cache's images, [N, ...]; None if the cache does not have them.
+    """The tokens of a cache's images [N, ...], of the kind `name`; None if the cache does not store this kind.
 
-    The kinds are "patch" and "block_inputs" in float16, and "pixels" in uint8. Tokens are zero for images that could
-    not be read. Up to `limit` bytes are read into memory; more stay on the disk. `rows`: of the images; None: all.
+    Kinds are "patch" and "block_inputs" (float16), and "pixels" (uint8). Images that could not be read have zeros. Up
+    to `limit` bytes are read into memory; more stay on disk. `rows` selects images; None: all.
     """
     with open_cache(path) as file:
         names = stored_names(file, name)
@@ -69,19 +69,19 @@ def read_tokens(
 
 
 def stored_names(file: Any, name: str) -> tuple[str, ...]:
-    """Names of the HDF5 data sets with one kind of tokens: one in float16, two in 8 bits (codes, scales), or none."""
+    """Names of the HDF5 data sets with tokens of the kind `name`: none, one, or two for 8 bits (codes and scales)."""
     if name in file:
         return (name,)
     return (CODES, SCALES) if name == "block_inputs" and CODES in file else ()
 
 
 def read_stored(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """Tokens from the values of the HDF5 data sets `stored_names`; 8-bit codes become float16."""
+    """Tokens from the values of the HDF5 data sets that `stored_names` lists; 8-bit codes become float16."""
     return dequantize(values[0], values[1]) if len(values) == 2 else values[0]
 
 
 class MappedRows:
-    """The rows of one array in a cache file; the operating system loads a row from the disk when it is read."""
+    """One array of a cache file, mapped into memory: the operating system loads a row from disk when it is read."""
 
     def __init__(self, file: Any, name: str, mapped: mmap.mmap) -> None:
         self.name = name
@@ -96,7 +96,7 @@ class MappedRows:
         return self._rows.shape
 
     def read(self, rows: Ints) -> NDArray[Any]:
-        """Copies of rows; raises `DamagedCache` if a row that is read for the first time has another checksum."""
+        """Copy rows; raises `DamagedCache` if one that is read for the first time does not match its checksum."""
         values = self._rows.take(rows, axis=0)
         self._mapped.madvise(mmap.MADV_DONTNEED)  # the system caches the pages, not this process
         unread = self._unread[rows]
@@ -119,9 +119,9 @@ class MappedRows:
 
 @dataclass(frozen=True, eq=False)
 class DiskTokens:
-    """Tokens of n images that stay on the disk; indexing by a slice or by positions reads them, as from a tensor.
+    """Tokens of n images that stay on disk; indexing with a slice or positions, as in a tensor, reads some of them.
 
-    The file stays open, and readable if it is replaced meanwhile, until the last object made from it is deleted.
+    The file stays open until the last object made from it is deleted; it stays readable even if it is replaced.
     """
 
     path: Path
@@ -131,7 +131,7 @@ class DiskTokens:
 
     @classmethod
     def open(cls, path: Path, name: str = "patch") -> DiskTokens:
-        """Open one kind of tokens, as in `read_tokens`, of all images of a feature cache that stores them."""
+        """Open the tokens of all images in a feature cache, of a kind `name` that it stores (see `read_tokens`)."""
         with open_cache(path) as file:
             mapped = mmap.mmap(file.id.get_vfd_handle(), 0, access=mmap.ACCESS_READ)
             stored = tuple(MappedRows(file, each, mapped) for each in stored_names(file, name))
@@ -145,7 +145,7 @@ class DiskTokens:
         return (len(self.rows), *self.stored[0].shape[1:])
 
     def at(self, places: Ints) -> DiskTokens:
-        """The same store limited to the images at `places`, in that order; no token is read from disk yet."""
+        """The tokens of the images at the positions `places` alone, in that order; nothing is read from disk yet."""
         return replace(self, rows=self.rows[places])
 
     def to(self, device: torch.device) -> DiskTokens:
@@ -167,9 +167,9 @@ class DiskTokens:
         return values.to(self.device)
 
     def shuffled_rows(self, generator: torch.Generator) -> Tensor:
-        """Positions of all images in a random order in which a disk reads their tokens fast.
+        """The positions of all images in an order that is nearly random and yet lets a disk read their tokens fast.
 
-        Blocks of neighbouring images are drawn at random, and images are mixed within every `WINDOW` blocks.
+        Blocks of adjacent images are put into a random order, and images are shuffled within every `WINDOW` blocks.
         """
         size = max(1, BLOCK // (int(np.prod(self.shape[1:])) * 2))
         blocks = torch.arange(len(self)).split(size)
@@ -186,7 +186,7 @@ ROWS = 4096  # dequantised at once
 
 
 def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise tokens to 8 bits: codes q (int8) and one scale s (float16) per token, with y ≈ s q.
+    """Quantise tokens y ≈ s q to 8 bits; returns the codes q (int8) and a scale s (float16) per token.
 
     y: tokens [B, T, w] or feature maps [B, C, H, W], in float16. q has the shape of y; s is [B, T] or [B, H, W].
     """
@@ -198,7 +198,7 @@ def quantize(y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(q: NDArray[np.int8], s: Half) -> Half:
-    """Tokens s q in float16, from the codes q and scales s of `quantize`."""
+    """The tokens s q in float16, computed from the codes q and scales s that `quantize` returned."""
     axis = 1 if q.ndim == 4 else 2
     y = np.empty(q.shape, np.float16)
     for start in range(0, len(q), ROWS):
@@ -231,9 +231,9 @@ class Examples:
 
 
 def join(manifest: pd.DataFrame, labels: LabelSpace, inputs: Arrays, bad: np.ndarray) -> dict[str, Examples]:
-    """Join features with labels; returns the examples of each split, without unreadable images (mask `bad` [N]).
+    """Join features with labels; returns the examples of each split, without the unreadable images (mask `bad` [N]).
 
-    Raises `DuplexError` if feature cache and manifest differ in length.
+    Raises `DuplexError` if feature cache and manifest have different numbers of rows.
     """
     if len(manifest) != len(bad):
         raise DuplexError(
