@@ -253,6 +253,9 @@ def export(
     world: World = None,
     onnx: Annotated[bool, Option("--onnx", help="Add trained.onnx, which scores image features.")] = False,
     onnx_encoder: Annotated[bool, Option("--onnx-encoder", help="Add the tower, encoder.onnx, and see.py.")] = False,
+    page: Annotated[
+        Path | None, Option(help="Add page/, for any web host; name onnxruntime-web's folder dist.")
+    ] = None,
     push: Annotated[str | None, Option(help="Upload to the Hugging Face hub as OWNER/NAME.")] = None,
     licence: Annotated[str, Option("--licence", help="Licence of the model: mit, cc-by-4.0, …")] = "other",
     name: Annotated[str | None, Option(help="Title of the model card; default: OWNER/NAME or the run.")] = None,
@@ -277,7 +280,7 @@ def export(
     facts = model_card_facts(Path(run), name=name, licence=licence, repository=push)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "export" if out is None else out
-        add_onnx = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder)
+        add_onnx = partial(_add_onnx, recognizer.trained, scores=onnx or onnx_encoder, tower=onnx_encoder, page=page)
         export_folder.export(recognizer.trained, chosen, folder, facts, add_onnx, force=force)  # type: ignore[arg-type]
         if out is not None:
             log(f"exported {run} to {out}")
@@ -285,17 +288,20 @@ def export(
             log(f"uploaded to {export_folder.upload(folder, push)}")
 
 
-def _add_onnx(trained: TrainedModel, folder: Path, tensors: dict[str, Any], scores: bool, tower: bool) -> None:
+def _add_onnx(
+    trained: TrainedModel, folder: Path, tensors: dict[str, Any], scores: bool, tower: bool, page: Path | None
+) -> None:
+    from duplex.recognition.export import write_page, write_scores, write_tower
+
     if trained.finetuned is not None and not tower:
         names = "recognize.py and trained.onnx read" if scores else "recognize.py reads"
         log(f"{names} features of the fine-tuned image tower; --onnx-encoder exports this tower")
-    if not scores:
-        return
-    from duplex.recognition.export import write_scores, write_tower
-
-    write_scores(folder, tensors, trained.backbone.dim)
+    if scores:
+        write_scores(folder, tensors, trained.backbone.dim)
     if tower:
         write_tower(folder, trained)
+    if page is not None:
+        write_page(folder, tensors, trained, page)
 
 
 @app.command()

@@ -4,6 +4,7 @@ model.safetensors         tensors, labels, encoder and calibration: a model file
 README.md                 the model card
 recognize.py              scores features with numpy alone, by score_formula.py
 trained.onnx, encoder.onnx, see.py    the same in ONNX, if asked for
+page/                     a page that answers in the browser without a server, if asked for
 fit.json                  of `duplex fit`: the recipes (settings) tried and the one chosen, test metrics, counts of the
                           data, digests of the images
 statistics.safetensors    of `duplex fit`: number and sum of the features of all labelled images, by pair, and their
@@ -34,6 +35,7 @@ from duplex.features.file import PIXELS
 from duplex.labels import World
 from duplex.methods import portable, score_formula
 from duplex.methods.gaussian import ClassStatistics, FitSettings, FittedStatistics
+from duplex.methods.layers import unit
 from duplex.recognition import numpy_example
 from duplex.recognition.trained import MODEL, TrainedModel, code_changed, first_line
 from duplex.system.files import refuse_existing, replace_folder, sha256, sole_writer, write_json, write_text
@@ -257,7 +259,8 @@ README = "README.md"
 EXAMPLE, FORMULA = "recognize.py", "score_formula.py"
 TRAINED, TOWER = "trained.onnx", "encoder.onnx"
 ONNX_EXAMPLE = "see.py"
-NAMES = {MODEL, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__"}
+PAGE = "page"  # a folder
+NAMES = {MODEL, README, EXAMPLE, FORMULA, TRAINED, TOWER, ONNX_EXAMPLE, FIT, STATISTICS, "__pycache__", PAGE}
 
 
 def export(
@@ -385,38 +388,110 @@ class OnnxImageTower(nn.Module):
             self.register_buffer(name, torch.tensor(preprocess[name]).view(3, 1, 1))
 
     def forward(self, pixels: Tensor) -> Tensor:
+        return self.both(pixels)[1]
+
+    def both(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """The frozen tower's features and, if there are fine-tuned blocks, theirs, else the same again."""
         with capture_block_input(self._encoder, self._depth) as block_inputs:
             outputs = self.visual((pixels.float() / 255 - self.mean) / self.std)
-        if self.finetuned is not None:
-            return self.finetuned.features(block_inputs[0] if self._reads_pixels else block_inputs[0].half())
         pooled = outputs[0] if isinstance(outputs, tuple) else outputs
-        features: Tensor = pooled.float().half().float()
-        return features
+        frozen = pooled.float().half().float()
+        if self.finetuned is None:
+            return frozen, frozen
+        return frozen, self.finetuned.features(block_inputs[0] if self._reads_pixels else block_inputs[0].half())
+
+
+class OnnxAnswers(nn.Module):
+    """A whole model: pixels [B, 3, R, R] uint8 to probabilities [B, C] and the distance to the nearest pair [B]."""
+
+    def __init__(self, tower: OnnxImageTower, tensors: Mapping[str, Tensor], model: TrainedModel) -> None:
+        super().__init__()
+        self.tower = tower
+        self.scores = OnnxScores(tensors)
+        self._temperature = model.confidence.temperature
+        self._near = model.novelty
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        frozen, features = self.tower.both(pixels)
+        scores = self.scores(features).double()
+        logits = score_formula.answer_logits(self.scores.tensors, scores, self._temperature, torch)
+        return logits.softmax(-1).float(), self._distances(frozen)
+
+    def _distances(self, frozen: Tensor) -> Tensor:  # as of `NoveltyDetector`; ONNX has no cdist
+        if self._near is None:
+            return frozen.new_zeros(len(frozen))
+        whitened = unit(frozen) @ self._near.whitening
+        return (whitened[:, None] - self._near.means).square().sum(-1).amin(1).sqrt()
 
 
 def write_scores(folder: Path, tensors: Mapping[str, Tensor], dim: int) -> None:
     """Write trained.onnx from an export's tensors; it computes scores [B, C] from features [B, dim]."""
-    _write_onnx(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", "scores")
+    _write_onnx(OnnxScores(tensors), torch.zeros(2, dim), folder / TRAINED, "features", ["scores"])
 
 
 def write_tower(folder: Path, model: TrainedModel) -> None:
     """Write encoder.onnx, the image tower in float32 with its fine-tuned blocks, and see.py, a script that uses it."""
-    encoder: Encoder = model.backbone.tower("image")
-    record = model.backbone.record
-    preprocess = json.loads(record["preprocessing"])
-    visual = getattr(encoder, "visual", None)
-    if visual is None or preprocess.get("resize_mode") != "shortest":
-        raise UsageError(f"the image tower of {record['name']!r} cannot be written as ONNX; omit --onnx-encoder")
-    blank = torch.zeros(2, 3, preprocess["size"], preprocess["size"], dtype=torch.uint8)
-    visual.float().cpu()
-    _write_onnx(OnnxImageTower(encoder, preprocess, model), blank, folder / TOWER, "pixels", "features")
+    tower, blank = _portable_tower(model)
+    _write_onnx(tower, blank, folder / TOWER, "pixels", ["features"])
     example = Path(__file__).with_name("onnx_example.py").read_text(encoding="utf-8")  # importing it needs onnxruntime
     for module, name in ((score_formula, "score_formula"), (numpy_example, "recognize")):
         example = example.replace(module.__name__, name)
     (folder / ONNX_EXAMPLE).write_text(example, encoding="utf-8")
 
 
-def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str, output_name: str) -> None:
+def _portable_tower(model: TrainedModel) -> tuple[OnnxImageTower, Tensor]:
+    """The image tower in float32, and blank pixels to trace it with; `UsageError` if ONNX cannot have it."""
+    encoder: Encoder = model.backbone.tower("image")
+    record = model.backbone.record
+    preprocess = json.loads(record["preprocessing"])
+    visual = getattr(encoder, "visual", None)
+    if visual is None or preprocess.get("resize_mode") != "shortest":
+        raise UsageError(
+            f"the image tower of {record['name']!r} cannot be written as ONNX; omit --onnx-encoder and --page"
+        )
+    visual.float().cpu()
+    blank = torch.zeros(2, 3, preprocess["size"], preprocess["size"], dtype=torch.uint8)
+    return OnnxImageTower(encoder, preprocess, model), blank
+
+
+RUNTIME = ("ort.wasm.min.js", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")  # of onnxruntime-web
+LARGEST_PAGE = 40  # MB of the model
+
+
+def write_page(folder: Path, tensors: Mapping[str, Tensor], model: TrainedModel, runtime: Path) -> None:
+    """Write a folder `page` whose index.html answers in the browser; `runtime` is the folder of onnxruntime-web."""
+    if missing := [name for name in RUNTIME if not (runtime / name).is_file()]:
+        raise UsageError(
+            f"{runtime} holds no {missing[0]}; run `npm install onnxruntime-web` and give --page "
+            "node_modules/onnxruntime-web/dist"
+        )
+    page = folder / PAGE
+    page.mkdir()
+    tower, blank = _portable_tower(model)
+    _write_onnx(OnnxAnswers(tower, tensors, model), blank, page / "model.onnx", "pixels", ["probabilities", "distance"])
+    if (size := (page / "model.onnx").stat().st_size / 1e6) > LARGEST_PAGE:
+        raise UsageError(
+            f"the page's model has {size:.0f} MB, more than the {LARGEST_PAGE} MB that a page may load; choose a run "
+            "with a smaller encoder"
+        )
+    preprocess = json.loads(model.backbone.record["preprocessing"])
+    facts = {
+        "states": model.labels.states,
+        "objects": model.labels.objects,
+        **{name: tensors[name].tolist() for name in ("state_of", "object_of", "seen")},
+        **{name: preprocess[name] for name in ("size", "interpolation")},
+        "threshold": None if model.novelty is None else float(model.novelty.threshold),
+    }
+    write_json(page / "model.json", facts)
+    here = Path(__file__).parent
+    scripts = "".join(f'<script src="{name}"></script>\n' for name in (RUNTIME[0], "browser.js"))
+    html = (here / "page.html").read_text(encoding="utf-8")
+    write_text(page / "index.html", html.replace("</html>", f"{scripts}</html>"))
+    for file in (here / "browser.js", *(runtime / name for name in RUNTIME)):
+        shutil.copyfile(file, page / file.name)
+
+
+def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str, output_names: list[str]) -> None:
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -432,7 +507,7 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, input_name: str,
                 (example,),
                 str(path),
                 input_names=[input_name],
-                output_names=[output_name],
+                output_names=output_names,
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 dynamo=True,
                 external_data=False,

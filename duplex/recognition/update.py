@@ -34,6 +34,7 @@ from duplex.methods.prompts import word_vectors
 from duplex.recognition.answers import find_or_append, with_rows
 from duplex.recognition.export import (
     ONNX_EXAMPLE,
+    PAGE,
     README,
     TOWER,
     TRAINED,
@@ -58,7 +59,7 @@ from duplex.training.checkpoint import ModelHeader, read_header, read_tensors
 from duplex.training.scoring import NoveltyDetector
 
 BATCH = 64
-STALE = (TRAINED, ONNX_EXAMPLE)  # what holds or reads the scores of before; encoder.onnx stays as it is
+STALE = {TRAINED: "--onnx", ONNX_EXAMPLE: "--onnx-encoder", PAGE: "--page"}  # hold or read the scores of before
 Say = Callable[[str], None]
 
 
@@ -115,11 +116,11 @@ def _update(model: Path, source: Path, out: Path, images: Path | None, say: Say)
     for line in describe_changes(trained.labels, updated.labels, new.rows):
         say(line)
     before = _right(recognizer, new)
-    stale = [name for name in STALE if (model / name).is_file()]
+    stale = [name for name in STALE if (model / name).exists()]
     write_update(header, out, updated, record, new)
     if stale:
-        option = "--onnx-encoder" if ONNX_EXAMPLE in stale else "--onnx"
-        say(f"not copied, as scores change: {', '.join(stale)}; `duplex export {out} FOLDER {option}` writes new ones")
+        more = f"`duplex export {out} FOLDER` with {', '.join(STALE[name] for name in stale)} writes new ones"
+        say(f"not copied, as scores change: {', '.join(stale)}; {more}")
     after = _right(Recognizer.load(out, exact=True), new)
     say(f"right answers on the {len(new.rows)} added images: {before} before the update, {after} after it")
     return out

@@ -290,16 +290,21 @@ def test_an_update_that_another_would_replace_is_kept(model, drawn, further, tmp
 
 
 @pytest.mark.parametrize(
-    ("names", "option"), [(["trained.onnx", "see.py", "encoder.onnx"], "--onnx-encoder"), (["trained.onnx"], "--onnx")]
+    ("names", "options"),
+    [
+        (["trained.onnx", "see.py", "encoder.onnx"], "--onnx, --onnx-encoder"),
+        (["trained.onnx"], "--onnx"),
+        (["page"], "--page"),
+    ],
 )
-def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_path, names, option):
+def test_onnx_files_with_the_scores_of_before_are_left_out(model, further, tmp_path, names, options):
     place = shutil.copytree(model, tmp_path / "model")
     for name in names:
         (place / name).write_bytes(b"of before")
     lines: list[str] = []
     update_model(place, further, place, say=lines.append)
     stale = [name for name in names if name != "encoder.onnx"]
-    command = f"`duplex export {place} FOLDER {option}`"
+    command = f"`duplex export {place} FOLDER` with {options}"
     assert f"not copied, as scores change: {', '.join(stale)}; {command} writes new ones" in lines
     kept = {path.name for path in model.iterdir()} | set(names) - set(stale)
     assert {path.name for path in place.iterdir()} == kept
