@@ -1,6 +1,6 @@
-"""Results for the report: files of runs, their metrics averaged over seeds, and mean seen–unseen curves.
+"""Read the results of runs for the report, and average metrics and seen–unseen curves over seeds.
 
-A run is a data set, a method and a seed. Metrics are percentages of the closed and the open world.
+A run is one method on one data set with one seed. Metrics are percentages, for the closed and the open world.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Aggregate = dict[str, dict[str, dict[str, dict[str, float]]]]
 def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Aggregate:
     """Average metrics over seeds, as `{data set: {method: {world: {auc: mean, auc_se: .., auc_low: .., seeds: n}}}}`.
 
-    `auc_se` is the standard error over seeds; `auc_low`, `auc_high` are means of the seeds' 95 % intervals. Beside the
-    worlds are `validation`, AUC on validation images and the number of seeds whose best epoch is 0, `untrained`;
-    `terms_...`, the closed world with only these summands of the score; `groups`, accuracies of frequency groups; and
-    `groups_at_ends`, the same at the ends of the curve. Numbers undefined for a seed are left out.
+    `auc_se` is the standard error over seeds; `auc_low`, `auc_high` are means of the seeds' 95 % intervals. Other keys
+    beside the worlds: `validation` (validation AUC, and as `untrained` the number of seeds whose best epoch is 0);
+    `terms_...` (the closed world with only these score terms); `groups` (accuracies of frequency groups); and
+    `groups_at_ends` (the same at the ends of the curve). A number that a seed lacks is left out.
     """
     table: Aggregate = {}
     for (dataset, method), records in runs.items():
@@ -69,9 +69,9 @@ def aggregate(runs: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]) -> Ag
 
 
 def headlines(table: Aggregate) -> Aggregate:
-    """At most fourteen averaged numbers per method, for `dvc metrics diff` and `dvc exp show`.
+    """Select at most fourteen averaged numbers per method, to show in `dvc metrics diff` and `dvc exp show`.
 
-    Validation AUC comes first because options are to be chosen by it, not by test metrics.
+    Validation AUC comes first, since options should be chosen by it and not by test metrics.
     """
     shown: dict[str, tuple[str, ...]] = {"validation": tuple(VALIDATION), "closed": SHOWN, "open": SHOWN}
     return {
@@ -127,7 +127,7 @@ def _summary(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def at_threshold(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A run's open-world metrics with the feasibility threshold by words, used or not; empty without one."""
+    """A run's open-world metrics at the feasibility threshold by words, even if it is not used; empty if none."""
     unused: Mapping[str, Any] = record.get("words", {})
     return record if "threshold" in record else unused
 
@@ -141,7 +141,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any]:
-    """The same as `read_numbers`, but for a missing file raises a `DuplexError` that names the command to write it."""
+    """Like `read_numbers`, but a missing file raises a `DuplexError` that gives the command to write it."""
     metrics = read_numbers(path, command)
     if metrics is None:
         raise DuplexError(f"{path} does not exist; `{command}` writes it")
@@ -149,7 +149,7 @@ def read_metrics(path: Path, command: str = "dvc repro report") -> dict[str, Any
 
 
 def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
-    """Read a JSON file of numbers, in which NaN and infinity become None; None if the file does not exist."""
+    """Read a JSON file of numbers, NaN and infinity as None; returns None if the file does not exist."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None))
     except FileNotFoundError:
@@ -160,7 +160,7 @@ def read_numbers(path: Path, command: str = "dvc repro") -> Tree | None:
 
 @dataclass(frozen=True)
 class MeanCurve:
-    """Seen–unseen curve averaged over seeds: unseen accuracy at G evenly spaced seen accuracies, in percent."""
+    """Seen–unseen curve averaged over seeds: unseen accuracy, with an interval, at evenly spaced seen accuracies."""
 
     seen: Floats
     unseen: Floats
@@ -170,7 +170,7 @@ class MeanCurve:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The content of one run's files (data set, method, seed), and by field, in `files`, the paths of these files."""
+    """What the files of one run contain; `files` gives, by field, the path of the file that it was read from."""
 
     metrics: Tree
     history: pd.DataFrame | None = None
@@ -187,7 +187,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class DatasetResults:
-    """One data set's results for the report: its runs, means over seeds, ablations, and counts of the data."""
+    """One data set's results for the report: runs, means over seeds, ablations, and counts of pairs and images."""
 
     name: str
     summary: Mapping[str, Tree]  # method -> world -> seen, seen_se, ...; -> "groups" -> accuracies
@@ -247,7 +247,7 @@ def read_table(path: Path, advice: str = "`dvc repro -f` writes it again") -> pd
 
 
 def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
-    """The margins of a run's predictions in one world; None if images of seen or of unseen pairs are missing."""
+    """The margins in a run's `predictions` for one world; None if there are no images of seen or of unseen pairs."""
     rows = predictions[predictions["world"] == world]
     is_seen = rows["seen"].to_numpy(dtype=bool)
     margin = rows["margin"].to_numpy(dtype=np.float64)
@@ -259,7 +259,7 @@ def margins_of(predictions: pd.DataFrame, world: str) -> Margins | None:
 def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROUNDS) -> MeanCurve:
     """The seen–unseen curve averaged over seeds, with a bootstrap interval if all seeds have the same test images.
 
-    A bootstrap round draws the same images for all seeds.
+    Each bootstrap round resamples the same images for all seeds.
     """
     curves = [Curve.of(margins) for margins in seeds]
     top = max(float(curve.seen_accuracies[0]) for curve in curves)
@@ -278,6 +278,6 @@ def mean_curve(seeds: Sequence[Margins], points: int = POINTS, rounds: int = ROU
 
 
 def unseen_at(seen: Floats, unseen: Floats, grid: Floats) -> Floats:
-    """A curve's best unseen accuracy where seen accuracy is at least each number in `grid` [G]; 0 if it never is."""
+    """For each seen accuracy in `grid`, a curve's best unseen accuracy at that seen accuracy or more; 0 if none."""
     last = seen.size - np.searchsorted(seen[::-1], grid - 1e-12, side="left") - 1
     return np.where(last >= 0, unseen[last], 0.0)

@@ -1,7 +1,7 @@
 """Parts of a page on a model's answers for test images: examples, confusions, accuracies and probabilities.
 
-`answers` is a table with a line per image: `image` (its name), `label`, `answer`, whether the pair is `seen` in
-training, and whether the answer is `right`. `training` holds the label of each training image, by image.
+`answers` is a table with one line per image: `image` (its name), `label`, `answer`, `seen` (whether the label occurs in
+training) and `right` (whether the answer is the label). `training` maps each training image to its label.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def answers_of(answered: AnsweredImages, manifest: pd.DataFrame) -> pd.DataFrame
 def predicted_parts(
     predictions: pd.DataFrame, source: str, thumbnails: Thumbnails, notes: Sequence[Block], texts: RetrievedTexts
 ) -> list[ReportPart]:
-    """The report's parts `Examples`, below `notes`, and `Errors` of a run; its predictions are in the file `source`."""
+    """The parts `Examples`, headed by `notes`, and `Errors` on a run whose predictions are in the file `source`."""
     answers = predictions[predictions["world"] == "closed"].rename(columns={"top1": "answer"})
     few = min(SHOWN, answers["label"].nunique() // 2)
     tables = [
@@ -85,7 +85,7 @@ def predicted_parts(
 
 
 def example_gallery(answers: pd.DataFrame, thumbnails: Thumbnails, texts: Mapping[int, Sequence[Line]]) -> Gallery:
-    """Gallery of images of seen and unseen pairs, right and wrong, with three answers and, by manifest row, `texts`."""
+    """Gallery of right and wrong answers for seen and unseen pairs, with three answers and `texts` by manifest row."""
     groups = []
     for seen, right in ((True, True), (False, True), (True, False), (False, False)):
         rows = answers[(answers["seen"] == seen) & (answers["right"] == right)].drop_duplicates("label")
@@ -108,7 +108,7 @@ def _example(row: pd.Series, thumbnails: Thumbnails, texts: Sequence[Line]) -> T
 
 
 def most_confused(answers: pd.DataFrame) -> list[tuple[str, str, list[str], int]]:
-    """Pairs of label and wrong answer, the most frequent first, with their images, and the label's number of images."""
+    """Each (label, wrong answer, images, number of images with the label), the most frequent confusion first."""
     images = answers["label"].value_counts()
     wrong = answers[answers["label"] != answers["answer"]]
     groups: list[Any] = sorted(wrong.groupby(["label", "answer"]), key=lambda group: -len(group[1]))
@@ -132,7 +132,7 @@ def pair_accuracy_table(
     best: bool = False,
     train: Mapping[str, int] | None = None,  # number of training images
 ) -> Table:
-    """Table of each pair's accuracy, the lowest (`best`: the highest) first; if equal, that of most images first."""
+    """Table of each pair's accuracy, the lowest first (`best`: the highest); ties: pairs with more images first."""
     pairs = answers.groupby("label").agg(seen=("seen", "first"), images=("right", "size"), share=("right", "mean"))
     shown = pairs.sort_values(["share", "images"], ascending=[not best, False], kind="stable").head(limit)
     rivals: dict[str, str] = {}
@@ -181,7 +181,7 @@ def _overall_table(answered: AnsweredImages) -> Table:
 
 
 def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], Ints], labels: Sequence[str]) -> Table:
-    """Table of the accuracy of each state (`part` is `labels.state_of`) or each object, the lowest first."""
+    """Table of the accuracy of each state or object, the lowest first; `part` is `state_of` or `object_of`."""
     names = [prompt_name(name) for name in labels]
     target = part(answered.target)
     answer = part(answered.answer)
@@ -208,7 +208,7 @@ def primitive_table(kind: str, answered: AnsweredImages, part: Callable[[Ints], 
 def confusion_parts(
     answered: AnsweredImages, answers: pd.DataFrame, training: pd.Series, thumbnails: Thumbnails | None
 ) -> list[ReportPart]:
-    """Confusion matrices of states and of objects, and the most confused pairs, with their images if there are any."""
+    """Confusion matrices of states and of objects, and the most confused pairs, with images if `thumbnails` exist."""
     labels = answered.labels
     kinds = (("States", labels.state_of, labels.states), ("Objects", labels.object_of, labels.objects))
     parts = [
@@ -249,7 +249,7 @@ def _confused_gallery(answers: pd.DataFrame, training: pd.Series, thumbnails: Th
 
 
 def wrong_answers_part(answers: pd.DataFrame, thumbnails: Thumbnails | None) -> ReportPart | None:
-    """A gallery of the wrong answers that were given with the highest probability; None without answers or images."""
+    """A gallery of the most probable wrong answers; None if there are none, or no images to show."""
     wrong = answers[~answers["right"]].sort_values("probability", ascending=False, kind="stable")
     if thumbnails is None or not len(wrong):
         return None

@@ -1,6 +1,6 @@
-"""Building blocks of a page, and how they are drawn and written.
+"""Building blocks of an HTML page, and functions that draw and write them.
 
-A report has sections, these have parts, and these have blocks: tables, figures, notes, galleries of thumbnails and
+A report has sections, a section has parts, a part has blocks: tables, figures, notes, galleries of thumbnails and
 confusion matrices. Colours of line charts are CSS classes (`charts.css`), so that one drawing fits light pages, dark
 pages and print.
 """
@@ -26,7 +26,7 @@ from duplex.system.files import replace_folder, write_json
 
 @dataclass(frozen=True)
 class TableCell:
-    """Cell of a report table; `source` tells where its number is from, such as `metrics.json#/closed/auc`."""
+    """Cell of a report table; `source` cites where its number comes from, such as `metrics.json#/closed/auc`."""
 
     text: str
     value: float | str | None = None  # to sort by
@@ -37,7 +37,7 @@ class TableCell:
 
 
 def json_pointer(file: str, *keys: object) -> str:
-    """The place in a JSON file under the given keys, as `file#/a/b`; `/` and `~` in keys are escaped (RFC 6901)."""
+    """Pointer to the value in a JSON file under the given keys, such as `file#/a/b`; escapes `/` and `~` (RFC 6901)."""
     return file + "#" + "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
@@ -49,12 +49,12 @@ def text_cell(text: str) -> TableCell:
 def number_cell(
     value: float | None, form: str = "{:.1f}", source: str = "", *, spread: str = "", tip: str = ""
 ) -> TableCell:
-    """Cell that shows a number in the given format and is sorted by it; a dash for None."""
+    """Cell that shows a number in the format `form` and is sorted by it; None is shown as a dash."""
     return TableCell(MISSING) if value is None else TableCell(form.format(value), value, source, 0, spread, tip)
 
 
 def count_cell(count: int, source: str = "") -> TableCell:
-    """Cell with a whole number whose thousands are separated."""
+    """Cell with a whole number, such as `12,345`."""
     return number_cell(int(count), "{:,}", source)
 
 
@@ -100,7 +100,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Note:
-    """Paragraph of a report, often about missing results, which the shell command `command`, if any, computes."""
+    """Paragraph of a report; if it is about missing results, `command` is the shell command that computes them."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -109,7 +109,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Line:
-    """Line of text below a thumbnail; `right` says whether the prediction in it is right, None that it has none."""
+    """Line of text below a thumbnail; `right` tells whether the prediction in it is right (None: no prediction)."""
 
     text: str
     right: bool | None = None
@@ -129,7 +129,7 @@ class Thumb:
 
 @dataclass(frozen=True)
 class Strip:
-    """Row of thumbnails in a gallery, with a title."""
+    """One row of thumbnails in a gallery, with its own title."""
 
     title: str
     thumbs: Sequence[Thumb]
@@ -137,7 +137,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class Group:
-    """Several rows of thumbnails in a gallery, under one title."""
+    """Several rows of thumbnails in a gallery, under a common title."""
 
     title: str
     strips: Sequence[Strip]
@@ -152,7 +152,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Confusion matrix of K labels: `counts[i][j]` images with the label `names[i]` were answered with `names[j]`."""
+    """Confusion matrix: `counts[i][j]` is the number of images with the label `names[i]` and the answer `names[j]`."""
 
     kind: ClassVar[str] = "matrix"
     caption: str
@@ -162,7 +162,7 @@ class Matrix:
 
     @property
     def rows(self) -> list[tuple[str, list[tuple[int, float, str]]]]:
-        """Each label's name and cells; a cell is a number of images, its share of the row, and a hover text."""
+        """Each row's label and cells; a cell is (number of images, their share of the row, hover text)."""
         table = []
         for name, counts in zip(self.names, self.counts, strict=True):
             total = max(1, sum(counts))
@@ -221,7 +221,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart; it may have a band around it, and points with hover text."""
+    """A line of a chart, optionally with a band around it and with points that have hover text."""
 
     name: str
     x: Sequence[float]
@@ -246,7 +246,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a chart, with its ticks: maps data linearly to pixels."""
+    """An axis of a chart with ticks; calling it maps a value linearly to pixels."""
 
     start: float
     stop: float
@@ -258,7 +258,7 @@ class Axis:
 
 
 def draw(chart: Chart) -> str:
-    """Draw a line chart as an `<svg>` element for an HTML page, whose style sheet sets the colours."""
+    """Return a line chart as an `<svg>` element for an HTML page; the page's style sheet sets the colours."""
     tones = [place if series.tone is None else series.tone for place, series in enumerate(chart.series)]
     coloured = [(series, f"t{tone % TONES}") for series, tone in zip(chart.series, tones, strict=True)]
     legend, legend_height = _legend(coloured)
@@ -279,7 +279,7 @@ def draw(chart: Chart) -> str:
 
 
 def standalone_svg(svg: str) -> str:
-    """Make an SVG file's content from an `<svg>` element, by adding the style sheet that sets its colours."""
+    """Return the content of an SVG file: the `<svg>` element with the style sheet that sets its colours."""
     style = _package_text("charts.css")
     head, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>\n<style>{escape(style)}</style>{rest}\n'
@@ -372,14 +372,14 @@ def _series(series: Series, x: Axis, y: Axis, colour: str) -> list[str]:
 
 
 def render_page(report: Report) -> str:
-    """The report as one HTML page that contains its styles, script, drawings and images."""
+    """The report as a self-contained HTML page: styles, script, drawings and images are embedded."""
     style = Markup(_package_text("page.css") + "\n" + _package_text("charts.css"))
     template = _environment().get_template("page.html.j2")
     return template.render(report=report, style=style, script=Markup(_package_text("page.js")))
 
 
 def render_notebook(title: str, blocks: Sequence[Block]) -> str:
-    """Tables and figures as HTML for a notebook, with a style sheet of their own."""
+    """Tables and figures as HTML for a notebook, style sheet included."""
     return _environment().get_template("notebook.html.j2").render(title=title, blocks=blocks)
 
 
@@ -388,7 +388,7 @@ def render_markdown(report: Report) -> str:
 
 
 def write_report(report: Report, folder: Path, figures: Path, numbers: Mapping[str, object] | None = None) -> Path:
-    """Write a report and the JSON files `numbers` into `folder`, its drawings into `figures`; returns the page's path.
+    """Write a report and JSON files (`numbers`, by name) to `folder`, drawings to `figures`; returns the page's path.
 
     Both folders are replaced as a whole, because their old files may be links into DVC's cache.
     """
@@ -428,7 +428,7 @@ def _data_uri(figure: Figure) -> str:
 
 
 def plain_markdown(text: object) -> str:
-    """A text on one line, with Markdown's special characters escaped, for paragraphs and table cells."""
+    """Escape Markdown's special characters and join lines, to use a text in a paragraph or table cell."""
     out = str(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for mark in "\\`*_[]|":
         out = out.replace(mark, "\\" + mark)

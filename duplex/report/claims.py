@@ -1,9 +1,9 @@
-"""Which runs are rows of the paper's tables, which numbers are comparable, and verdicts on the claims of claims.yaml.
+"""Find the runs that are rows of the paper's tables, and judge by them the claims that claims.yaml lists.
 
-A run is recognised by its settings in the summary, or by its name if the summary has none. Numbers are compared with
-the paper's if the data set has a benchmark's counts and the encoder is that of the row, whatever their names. The order
-of two rows is compared on any data, if both have the same data, encoder and fine-tuned blocks; whole methods may differ
-in their blocks.
+A run is recognised as a row by its settings in the summary or, if the summary has none, by its name. Its numbers are
+compared with the paper's if its encoder is the row's and its data set has a benchmark's counts, whatever its name. A
+claim that one row is above another is judged on any data, between runs with the same data, encoder and fine-tuned
+blocks; if a claim is about whole methods, their blocks may differ.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ COSTS = {"parameters": "parameters", "peak_bytes": "memory", "seconds_per_epoch"
 
 @lru_cache
 def read_package_yaml(name: str) -> Tree:
-    """Read a YAML file of this package: quoted.yaml or claims.yaml (of the paper), or tables.yaml (of ablations)."""
+    """Read quoted.yaml (published numbers), claims.yaml (the paper's claims) or tables.yaml (tables of ablations)."""
     text = files("duplex.report").joinpath(name).read_text(encoding="utf-8")
     return dict(YAML(typ="safe", pure=True).load(text))
 
 
 @dataclass(frozen=True)
 class Value:
-    """A mean over seeds with its standard error; both error and `seeds` are 0 for a paper's number without error."""
+    """A mean over seeds with its standard error; for a published number without error, `error` and `seeds` are 0."""
 
     mean: float
     error: float | None
@@ -57,7 +57,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Gap:
-    """A difference or other signed sum of values, with its 95 % interval over seeds, if all values have errors."""
+    """A signed sum of values, such as a difference; with a 95 % interval over seeds if all values have errors."""
 
     value: float
     low: float | None = None
@@ -65,7 +65,7 @@ class Gap:
 
     @classmethod
     def of(cls, *terms: tuple[float, Value]) -> Gap:
-        """The sum of factor * value over independent values; the fewest seeds give its degrees of freedom."""
+        """Sum the terms (factor * value), assumed independent; the fewest seeds of any set the degrees of freedom."""
         total = math.fsum(factor * value.mean for factor, value in terms)
         errors = [None if value.error is None else (factor * value.error) ** 2 for factor, value in terms]
         freedom = min((value.seeds for _, value in terms if value.seeds), default=0) - 1
@@ -97,7 +97,7 @@ class Gap:
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, exact to 0.1 %; many degrees of freedom: Cornish and Fisher's expansion."""
+    """The 97.5 % quantile of Student's t to 0.1 %: tabulated, or by the Cornish–Fisher expansion above 5 degrees."""
     if freedom <= len(T_QUANTILES):
         return T_QUANTILES[freedom - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -108,7 +108,7 @@ def t_quantile(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """One method's results on one data set, read from a summary; the method may be a row of the paper's tables."""
+    """One method's results on one data set, read from a summary, to compare with rows of the paper's tables."""
 
     name: str
     dataset: str
@@ -122,7 +122,7 @@ class Measured:
 
     @property
     def untrained(self) -> int | None:
-        """How many seeds have 0 as their best epoch; None if the summary does not say."""
+        """Number of seeds whose best epoch is 0; None if the summary does not tell."""
         count = self.tree.get("validation", {}).get("untrained")
         return None if count is None else int(count)
 
@@ -131,9 +131,9 @@ class Measured:
         return found
 
     def value(self, table: str, metric: str, sampled: bool = False) -> Value | None:
-        """One metric of the method, None if missing; in the open world, that at the published threshold if it has one.
+        """One metric of the method, or None; in the open world, at the feasibility threshold by words if there is one.
 
-        sampled: prefer the published sweep of the bias to the exact curve.
+        sampled: prefer the value by the published protocol, which samples the bias, to that of the exact curve.
         """
         if table == "costs":
             return self._cost(metric)
@@ -163,7 +163,7 @@ class Measured:
 
 
 def measured(results: Results, data: DatasetResults) -> list[Measured]:
-    """All methods measured on a data set: first ablations, which have more seeds, then the main project's methods."""
+    """All methods measured on a data set: the ablations, which have more seeds, then those of the main project."""
     found = [Measured(name, data.name, results.ablations_file, tree) for name, tree in data.ablations.items()]
     for name, tree in data.summary.items():
         found.append(Measured(name, data.name, results.metrics_file, tree, data.runs.get(name, {})))
@@ -171,13 +171,13 @@ def measured(results: Results, data: DatasetResults) -> list[Measured]:
 
 
 def paper_row(name: str) -> Tree:
-    """The entry of a row in claims.yaml; for a published method, an entry made from quoted.yaml."""
+    """The entry of the row `name` in claims.yaml or, for a published method, one made from its entry in quoted.yaml."""
     rows = read_package_yaml("claims.yaml")["rows"]
     return dict(rows[name]) if name in rows else {"quoted": name, **read_package_yaml("quoted.yaml")["entries"][name]}
 
 
 def is_row(settings: Tree, row: Tree) -> bool:
-    """Whether these settings are those of a row in the paper: the same kind, and the options in which rows differ."""
+    """Whether `settings` match a row of the paper: the same kind, and equal options wherever rows differ."""
     if settings["kind"] != row["kind"]:
         return False
     defaults = read_package_yaml("claims.yaml")["defaults"].get(row["kind"], {})
@@ -190,7 +190,7 @@ def _plain(value: Any) -> Any:
 
 
 def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Measured]:
-    """The runs that are a given row of the paper: first those that its list names, then others with its settings."""
+    """The candidates that are a given row of the paper: first those in its list `run`, then others by settings."""
     names = row.get("run", [])
     listed = sorted((each for each in candidates if each.name in names), key=lambda each: names.index(each.name))
     others = [each for each in candidates if each.name not in names and each.settings(tables[0]) is not None]
@@ -198,7 +198,7 @@ def runs_of(row: Tree, candidates: Sequence[Measured], *tables: str) -> list[Mea
 
 
 def _fits(each: Measured, row: Tree, table: str) -> bool:
-    """Whether a run is the row in a table; the paper's open world has a model of its own, trained for it."""
+    """Whether a run is the row in a table; in the open world, the paper's own method must be trained for it."""
     settings = each.settings(table)
     if table == "open" and row["kind"] == "duplex" and (settings is None or settings.get("world") != "open"):
         return False
@@ -206,7 +206,7 @@ def _fits(each: Measured, row: Tree, table: str) -> bool:
 
 
 def counts_of(statistics: Tree | None) -> Tree | None:
-    """Numbers of states, of objects and, per split, of seen pairs, unseen pairs and images, as in benchmarks.yaml."""
+    """Number of states and objects and, per split, of seen pairs, unseen pairs and images, as in benchmarks.yaml."""
     if statistics is None:
         return None
     counts: Tree = {key: statistics.get(key) for key in ("states", "objects")}
@@ -222,7 +222,7 @@ def benchmark_of(counts: Tree | None) -> str | None:
 
 
 def backbone_of(encoder: str) -> str | None:
-    """The paper's name for an encoder (name and weights); None if the paper has no numbers with it."""
+    """The paper's name for `encoder` (a name and weights); None if the paper has no results with it."""
     known = read_package_yaml("claims.yaml")["encoders"]
     trained = [name for name, start in known.items() if f"{encoder} ".startswith(start) and "random:" not in encoder]
     return trained[0] if trained else None
@@ -240,7 +240,7 @@ def obstacle(settings: Tree | None, backbone: str) -> str:
 
 
 def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | None:
-    """The paper's number in one cell of its tables; the standard error is 0 if the paper gives none."""
+    """One number of the paper's tables, None if missing; its standard error is 0 if the paper gives none."""
     numbers = row.get(table, {}).get(benchmark)
     errors: Sequence[float] = ()
     if numbers is None or (isinstance(numbers, Mapping) and metric not in numbers):
@@ -257,7 +257,7 @@ def paper_value(row: Tree, table: str, benchmark: str, metric: str) -> Value | N
 
 
 def published_rows(table: str) -> list[Tree]:
-    """All rows of quoted.yaml, of the paper and of later papers, for a world; a table of another name has none."""
+    """All rows of quoted.yaml, from the paper and later papers, for a world; empty if `table` is not a world."""
     published = read_package_yaml("quoted.yaml")
     backbones = published["backbones"] if table == "closed" else ()
     return [*published[table], *published["later"][table], *backbones] if table in WORLDS else []
@@ -270,7 +270,7 @@ def _quoted(row: Tree, table: str) -> Tree:
 
 @dataclass(frozen=True)
 class Judgement:
-    """Verdict on one claim of the paper in one metric; `reason` tells what was compared, or why nothing was."""
+    """Verdict on one claim of the paper for one metric; `reason` says what was compared, or why nothing was."""
 
     source: str
     text: str
@@ -286,7 +286,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One comparison of a claim: the methods, by their rows in the paper's tables, and each side's table and metric."""
+    """One comparison that a claim makes: the names of its rows, and the table and metric of each of its two sides."""
 
     claim: Tree
     names: tuple[str, ...]
@@ -295,7 +295,7 @@ class Comparison:
 
     @property
     def sides(self) -> list[tuple[float, str, str, str]]:
-        """The comparison as a sum that is above zero if the claim holds: factor, row, table and metric of each term."""
+        """Terms (factor, row, table, metric) of a sum that is above zero if the claim holds."""
         factors = [1.0, -1.0]
         if "gain" in self.claim:
             factors = [1.0, -1.0, -1.0, 1.0]
@@ -321,7 +321,7 @@ class Comparison:
         return " > ".join(dict.fromkeys(self.names))
 
     def paper(self, benchmark: str) -> str:
-        """What the paper's numbers on a benchmark say, such as `21.7 > 20.1`."""
+        """The paper's own numbers for this comparison on a benchmark, as text such as `21.7 > 20.1`."""
         values = [paper_value(paper_row(name), table, benchmark, key) for _, name, table, key in self.sides]
         numbers = [value.mean for value in values if value is not None]
         if len(numbers) < len(values):
@@ -363,7 +363,7 @@ def _names(claim: Tree) -> list[Any]:
 
 
 def judge_all(results: Results, data: DatasetResults) -> list[Judgement]:
-    """Judge every claim of claims.yaml on a data set: once per metric, and per setting in which its rows were run."""
+    """Judge every claim of claims.yaml on a data set, once per metric and per encoder, data and fine-tuned blocks."""
     candidates = measured(results, data)
     benchmark = benchmark_of(counts_of(data.statistics))
     found: list[Judgement] = []
@@ -402,7 +402,7 @@ def _judge(line: Comparison, candidates: Sequence[Measured], benchmark: str | No
 
 
 def _groups(line: Comparison, found: Mapping[str, Sequence[Measured]]) -> list[dict[str, Measured]]:
-    """Runs that can be compared, by row: with equal data, encoder and blocks; whole methods with any blocks."""
+    """Groups (row -> run) of comparable runs: equal data, encoder and blocks (any blocks for whole methods)."""
     groups: dict[str, dict[str, Measured]] = {}
     if line.claim.get("methods"):
         first, *others = found
@@ -420,7 +420,7 @@ def _groups(line: Comparison, found: Mapping[str, Sequence[Measured]]) -> list[d
 
 
 def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measured]:
-    """The first run with each encoder, data and fine-tuned blocks."""
+    """The first run for each combination of encoder, data and fine-tuned blocks."""
     first: dict[str, Measured] = {}
     for each in runs:
         first.setdefault(each.surroundings(line.tables[0]), each)
@@ -428,7 +428,7 @@ def _one_per_setting(line: Comparison, runs: Sequence[Measured]) -> list[Measure
 
 
 def _with_numbers(line: Comparison, name: str, runs: Iterable[Measured]) -> list[Measured]:
-    """The runs that have what the line compares."""
+    """The runs that have every metric which the comparison needs for the row `name`."""
     wanted = [(table, metric) for _, other, table, metric in line.sides if other == name]
     return [each for each in runs if all(each.value(*place) is not None for place in wanted)]
 
@@ -467,7 +467,7 @@ def number_verdict(each: Measured, row: Tree, table: str, metric: str) -> tuple[
 
 
 def _with(used: Iterable[Measured], table: str) -> str:
-    """The runs, seeds and encoder of a comparison, and which runs are untrained."""
+    """Text that gives the runs, seeds and encoder of a comparison, and which runs are untrained."""
     runs = list(used)
     settings = runs[0].settings(table)
     seeds = min(each.seeds for each in runs)

@@ -56,7 +56,7 @@ def slug(*words: str) -> str:
 
 
 def curve_figure(data: DatasetResults, world: str) -> Figure | None:
-    """Figure of all methods' seen–unseen curves in one world; None if no run has predictions."""
+    """Figure of all methods' seen–unseen curves in one world; None if there are no predictions for it."""
     curves = data.curves[world]
     if not curves:
         return None
@@ -77,13 +77,13 @@ def curve_figure(data: DatasetResults, world: str) -> Figure | None:
 
 
 def tones_of(data: DatasetResults) -> dict[str, int]:
-    """The colour number of each method, by its name and by the name shown, so that all figures agree."""
+    """Number of each method's colour, the same in all figures; keys are the method's own name and the name shown."""
     tones = {method: tone for tone, method in enumerate(data.runs)}
     return {data.shown_as.get(method, method): tone for method, tone in tones.items()} | tones
 
 
 def training_figures(data: DatasetResults) -> list[Figure]:
-    """Figures of validation AUC and of the summed losses by epoch, for methods that train; empty if none does."""
+    """Figures of validation AUC and of the total loss by epoch, for methods that train; empty if none does."""
     legend = "Lines: mean over seeds. Bands: lowest to highest seed."
     figures = []
     for title, label, value, caption in (
@@ -123,7 +123,7 @@ def _total_loss(history: pd.DataFrame) -> pd.Series:
 
 
 def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]:
-    """Figures of AUC and HM by lambda, the prototypes' momentum; `places` lists ablations and their lambdas."""
+    """Figures of AUC and HM by lambda, the prototypes' momentum; `places` lists ablations with their lambdas."""
     runs = data.ablations
     points = [(row["value"], row["run"]) for row in places if "closed" in runs.get(row["run"], {})]
     figures = []
@@ -144,7 +144,7 @@ def lambda_figures(data: DatasetResults, places: Sequence[Tree]) -> list[Figure]
 
 @dataclass(frozen=True)
 class Scene:
-    """Test images and prototypes of a trained method, which t-SNE maps show."""
+    """What t-SNE maps show: test images and prototypes of a trained method."""
 
     labels: LabelSpace
     compositions: Ints  # [n] compositions of the test images
@@ -156,12 +156,12 @@ class Scene:
 
 
 def map_count(scene: Scene) -> int:
-    """How many maps there are; it depends on the prototypes that the method has."""
+    """Number of maps that `compute_maps` makes; it depends on the kinds of prototypes that the method has."""
     return sum(1 for _ in _plans(scene))
 
 
 def compute_maps(scene: Scene, tick: Tick) -> pd.DataFrame:
-    """Compute a run's t-SNE maps, as a table with a row per point; `tick` gets the number of finished steps."""
+    """Compute t-SNE maps as a table with a row per point; calls `tick` with the number of finished steps."""
     tables = []
     done = 0
     for name, parts in _plans(scene):
@@ -196,7 +196,7 @@ def _plans(scene: Scene) -> Iterator[tuple[str, list[tuple[str, Ints, Array]]]]:
 
 
 def largest_classes(compositions: Ints) -> tuple[Ints, Ints]:
-    """The compositions with the most test images, and the indices of up to 40 evenly spaced images of each."""
+    """The 20 compositions with the most images, and the indices of up to 40 evenly spaced images of each."""
     names, counts = np.unique(compositions, return_counts=True)
     largest = np.sort(names[np.argsort(-counts, kind="stable")[:CLASSES]])
     picked = []
@@ -233,7 +233,7 @@ def _tsne(vectors: Array, tick: Tick, done: int) -> NDArray[np.float64]:
 
 
 def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[Figure]:
-    """Figures of the maps `names` in a table by `compute_maps`; each caption lists the kinds of points drawn."""
+    """Figures of the maps `names` in a table of `compute_maps`; captions list the kinds of points drawn."""
     figures = []
     for name in names:
         rows = table[table["map"] == name]
@@ -246,7 +246,7 @@ def map_figures(table: pd.DataFrame, data: str, names: tuple[str, ...]) -> list[
 
 
 def draw_map(rows: pd.DataFrame, hue_by: str, alt: str) -> str:
-    """Draw a map as SVG, prototypes above images, with hover text per label; the column `hue_by` sets the hue."""
+    """Draw a map as SVG, prototypes on top of images, with hover text; points with equal `hue_by` share a hue."""
     rows = rows.assign(px=_scaled(rows["x"]), py=SIDE - _scaled(rows["y"]))
     hues = {name: i * GOLDEN % 360 for i, name in enumerate(sorted(rows[hue_by].unique()))}
     out = [

@@ -1,7 +1,7 @@
-"""Parts of the report with test images: those nearest to a method's prototypes, to texts and to swapped factors.
+"""Parts of the report with test images: nearest to a method's prototypes, nearest texts, and swapped factors.
 
 Nearest means the largest cosine, as in the Duplex paper's qualitative figure; the bias on unseen pairs is not used.
-A swap joins the state part of one image's feature with the object part of another's.
+A swap joins the state factor of one image with the object factor of another, and looks for the nearest image.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ Thumbnails = Callable[[str], str | None]  # data URI of an image, by its name in
 
 
 def thumbnails_under(root: Path) -> Thumbnails:
-    """A function from image paths below a folder to thumbnails; it returns None for an unreadable image."""
+    """A function that returns the thumbnail of an image, given its path below `root`; None for an unreadable image."""
     return lambda image: thumbnail(root / image)
 
 
 def missing_images_note(root: Path, images: Sequence[str], dataset: str) -> list[Block]:
-    """A list with one note if none of a data set's images is below `root`, else an empty list."""
+    """A list of one note if none of a data set's images exists in `root`; otherwise an empty list."""
     if any((root / file_of(image)).is_file() for image in images):
         return []
     return [Note(f"The images of {dataset} are not on this machine (expected in {root}); only labels are shown.")]
@@ -69,7 +69,7 @@ class ImageFeatures:
     objects: Array | None  # z^o [n, d]
 
     def in_space_of(self, prototype_kind: str) -> Array:
-        """The features that the method compares with its prototypes of one kind, `semantic` or `visual`."""
+        """The image features that the method compares with its prototypes of the kind `semantic` or `visual`."""
         features = self.text_space if prototype_kind == "semantic" else self.z
         assert features is not None
         return features
@@ -90,7 +90,7 @@ def image_features(method: Inspectable, examples: Examples) -> ImageFeatures:
 
 @dataclass(frozen=True)
 class RetrievalContext:
-    """What retrieval needs: a method with features and prototypes, and the test images with their thumbnails."""
+    """Input of retrieval: a method with its features and prototypes, and the test images with their thumbnails."""
 
     method: Inspectable
     labels: LabelSpace
@@ -112,12 +112,12 @@ class RetrievalContext:
         return self.features.z is not None and bool(has_any)
 
     def prototypes(self, compositions: Ints) -> dict[str, Array]:
-        """Prototypes [C, d] of C compositions, for each kind (`semantic`, `visual`) that the method has."""
+        """Prototypes [C, d] of C compositions, by kind (`semantic`, `visual`), for the kinds that the method has."""
         kinds = {"semantic": self.method.semantic, "visual": self.method.visual}
         return {name: rows(compositions).cpu().numpy() for name, rows in kinds.items() if rows is not None}
 
     def joined(self, states: Array, objects: Array) -> Array:
-        """State and object factors [Q, d] joined by the learned fusion (the Duplex paper's Eq. 11), or concatenated."""
+        """State and object factors [n, d] joined by the learned fusion (the Duplex paper's Eq. 11) or concatenated."""
         if self.method.fuse is None:
             return np.concatenate([states, objects], axis=1)
         return np.asarray(self.method.fuse(torch.from_numpy(states), torch.from_numpy(objects)).cpu())
@@ -125,7 +125,7 @@ class RetrievalContext:
 
 @dataclass(frozen=True)
 class Hit:
-    """A test image found for a query, with its cosine to the query."""
+    """A test image that a search found, with its cosine to the prototype or swap searched for."""
 
     row: int  # among the test images
     image: str
@@ -135,7 +135,7 @@ class Hit:
 
 
 def prototype_hits(context: RetrievalContext, composition: int, top: int) -> dict[str, list[Hit]]:
-    """The `top` test images nearest to each kind of a composition's prototypes; `UsageError` if there is none."""
+    """The `top` test images nearest to a composition's prototypes, by kind; `UsageError` if there are none."""
     if not context.can_retrieve:
         raise UsageError("this method has no prototypes; choose another with --method")
     hits = {}
@@ -174,7 +174,7 @@ def _shares_table(
 
 
 def prototype_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Blocks of the test images nearest to each prototype, and the numbers that they cite from the JSON file `file`."""
+    """Blocks on the test images nearest to prototypes, and the numbers for the JSON `file` that they cite."""
     if not context.can_retrieve:
         return [Note("The method has no prototypes.")], {}
     present = np.unique(context.compositions)
@@ -209,7 +209,7 @@ def _prototype_gallery(context: RetrievalContext, present: Ints) -> Gallery:
 
 @dataclass(frozen=True)
 class RetrievedTexts:
-    """For the report: the texts (semantic prototypes) nearest to each test image; empty if the method has no texts."""
+    """The texts (semantic prototypes) nearest to each test image, for the report; empty if the method has no texts."""
 
     lines: Mapping[int, Sequence[Line]] = field(default_factory=dict)  # by row of the manifest
     blocks: Sequence[Block] = ()
@@ -217,7 +217,7 @@ class RetrievedTexts:
 
 
 def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
-    """The compositions of each test image's three nearest texts [n, 3], and their cosines; None without texts."""
+    """Compositions [n, 3] of the three texts nearest to each test image, and their cosines; None without texts."""
     text_space = context.features.text_space
     if context.method.semantic is None or text_space is None:
         return None
@@ -227,7 +227,7 @@ def nearest_texts(context: RetrievalContext) -> tuple[Ints, Floats] | None:
 
 
 def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
-    """Find the texts nearest to each test image, and count how often they are right; cites the JSON file `file`."""
+    """Find the texts nearest to each test image and the share of right ones; cells cite the JSON file `file`."""
     found = nearest_texts(context)
     if found is None:
         return RetrievedTexts()
@@ -248,9 +248,9 @@ def retrieve_texts(context: RetrievalContext, file: str) -> RetrievedTexts:
 
 
 def swap_blocks(context: RetrievalContext, file: str) -> tuple[list[Block], dict[str, Any]]:
-    """Blocks of swaps between test images, and the numbers that they cite from the JSON file `file`.
+    """Blocks on swaps between test images, and the numbers for the JSON `file` that they cite.
 
-    One swap looks for each test pair, by images that share only its state or only its object.
+    For each test pair, one swap joins the state of an image with only that state, and the object likewise.
     """
     if context.features.states is None or context.features.objects is None:
         return [Note("The method has no state and object factors to swap.")], {}

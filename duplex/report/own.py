@@ -1,21 +1,21 @@
 """The page of one data set: a model's answers, and what more labelled images would bring.
 
-`duplex fit` and `duplex report --dataset` write it. What more images would bring is measured with a closed-form
-classifier on the frozen features: its accuracy on test images by number of training images, which are drawn at random
-within every pair, extrapolated to twice as many.
+`duplex fit` and `duplex report --dataset` write it. To estimate what more images would bring, a closed-form classifier
+on the frozen features is trained on random parts of each pair's training images; its test accuracy by number of images
+is extrapolated to twice as many.
 
 The pairs to label next are ranked by the variance of their mean feature and by their validation errors. In coordinates
-where images spread by 1 about their pair's mean, the mean is `theta_c = u_c . beta + gamma_c`: effects of state and
-object, and an interaction of variance `v` (duplex/methods/gaussian.py). With `n_c` images of pair `c`, `H` the matrix
-of the normal equations for `beta`, and `k = 1/v`,
+where images of a pair vary by 1 about its mean, this mean is `theta_c = u_c . beta + gamma_c`: the effects of its state
+and object, and an interaction of variance `v` (duplex/methods/gaussian.py). With `n_c` images of pair `c`, `H` the
+matrix of the normal equations for `beta`, and `k = 1/v`,
 
     V_c = 1 / (n_c + k) + (k / (n_c + k))^2 u_c' H^-1 u_c        variance of theta_c in every direction
     V_c / (1 + V_c)                                              share by which one more image reduces V_c
-    e_c = (wrong_c + e) / (validated_c + 1)                      share of errors, shrunk to the share e of all pairs
+    e_c = (wrong_c + e) / (validated_c + 1)                      share of errors, shrunk towards e, that of all pairs
     gain_c = e_c V_c / (1 + V_c)
 
-where `wrong_c` of the `validated_c` validation images of the pair are answered wrongly. The order of `gain` is a
-heuristic: it assumes that errors of a pair fall in proportion to the variance of its mean.
+where `wrong_c` of the pair's `validated_c` validation images are answered wrongly. Ranking by `gain` is a heuristic:
+it assumes that the errors of a pair fall in proportion to the variance of its mean.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ FORMULA = (
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """Accuracies in percent after training on several random draws of equally many training images."""
+    """Accuracies in percent of classifiers trained on several random draws of `images` training images."""
 
     images: int
     accuracies: tuple[float, ...]
@@ -97,7 +97,7 @@ class SampleSizeCurve:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> SampleSizeCurve | None:
-        """Measure it with a quarter, half and all of the training images; None if these numbers do not differ."""
+        """Measure accuracy with a quarter, half and all of the training images; None if these are equally many."""
         train = examples["train"].compositions.numpy()
         points = []
         for share in SHARES:
@@ -111,7 +111,7 @@ class SampleSizeCurve:
 
 
 def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
-    """Draw a random share of each pair's images, at least one per pair; returns their indices in ascending order."""
+    """Draw a random share of each pair's images, at least one per pair; returns indices in ascending order."""
     generator = np.random.default_rng(seed)
     rows = []
     for pair in np.unique(compositions):
@@ -121,11 +121,11 @@ def draw_share(compositions: Ints, share: float, seed: int) -> Ints:
 
 
 def extrapolate(images: list[int], accuracies: list[float], measured: int) -> tuple[float, float]:
-    """Fit a power law to the error by number of images: its slope beta, and the accuracy for twice as many images.
+    """Fit a power law to error by number of images; returns its slope beta, and the accuracy for twice as many.
 
         log e(n) = alpha + beta log n,    e = 100 - accuracy, fitted by least squares
 
-    measured: number of test images; e counts as at least half an image.
+    measured: number of test images; an error below half a test image counts as half an image.
     """
     error = np.maximum(100 - np.array(accuracies), 50 / measured)
     beta, alpha = np.polyfit(np.log(images), np.log(error), 1)
@@ -143,7 +143,7 @@ class ClosedFormAnswers:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace, rows: Ints, split: str) -> ClosedFormAnswers:
-        """Fit a classifier to the training images `rows`, calibrate it by validation images, and answer a split."""
+        """Fit a classifier to the training images `rows`, calibrate it on validation images, and predict a split."""
         train = examples["train"]
         chosen = torch.from_numpy(rows)
         shape = len(labels.states), len(labels.objects)
@@ -156,7 +156,7 @@ class ClosedFormAnswers:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy in percent; all images of unseen pairs together have the weight `NEW_SHARE`, 0.1."""
+        """Accuracy in percent, weighted so that images of unseen pairs together count `NEW_SHARE` (0.1)."""
         return 100 * float(image_weights(self.is_seen, NEW_SHARE) @ (self.answer == self.target))
 
 
@@ -194,7 +194,7 @@ class NextImages:
 
     @classmethod
     def of(cls, examples: Mapping[str, Examples], labels: LabelSpace) -> NextImages:
-        """Rank the pairs by their image counts in all splits and by the closed form's errors on validation images."""
+        """Rank the pairs by their images in all splits and by the closed form's errors on validation images."""
         answers = ClosedFormAnswers.of(examples, labels, np.arange(len(examples["train"])), "val")
         model = answers.model
         ridge = model.settings.ridge
@@ -232,11 +232,11 @@ def pair_counts(examples: Mapping[str, Examples], labels: LabelSpace, splits: tu
 
 
 def variances_of_means(counts: Ints, k: float, ridge: float, shape: tuple[int, int]) -> Floats:
-    """Posterior variance of each composition's mean feature [M*N], given the numbers of images.
+    """Posterior variance [M*N] of each composition's mean feature, given its number of images.
 
     Args:
         counts: number of images of each composition [M*N].
-        k: inverse variance of the pairs' interactions (deviations from state + object effect); weighs like k images.
+        k: 1 / variance of interactions (deviations from state + object effect); the prediction is worth k images.
         ridge: penalty on the effects of states and objects.
         shape: (M, N), numbers of states and of objects.
     """
@@ -258,7 +258,7 @@ def variances_of_means(counts: Ints, k: float, ridge: float, shape: tuple[int, i
 
 
 def expected_gain(variance: Floats, wrong: Ints, validated: Ints) -> Floats:
-    """How much one more training image of each pair should lower its error [P], to rank pairs by."""
+    """Expected decrease [P] of each pair's error by one more training image, for ranking pairs only."""
     overall = wrong.sum() / max(1, validated.sum())
     errors = (wrong + overall) / (validated + 1)
     gain: Floats = errors * variance / (1 + variance)

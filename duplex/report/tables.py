@@ -1,7 +1,7 @@
-"""The project's report: a section per data set with tables, figures and examples, and one on where numbers come from.
+"""Build the project's report: a section per data set with tables, figures and examples; claims; and provenance.
 
-Every number of a table cites its source: a JSON file and a pointer into it. The columns of the table of all runs,
-`artifacts/runs.csv`, are `RUN_COLUMNS`.
+Every number in a table cites its source: a JSON file and a pointer into it. `RUN_COLUMNS` are the columns of
+`artifacts/runs.csv`, the table of all runs.
 """
 
 from __future__ import annotations
@@ -112,14 +112,14 @@ RECIPE_NOTE = (
 
 
 def value_at(tree: Any, keys: Sequence[str]) -> Any:
-    """The value in a nested mapping under successive `keys`; None if a key is missing."""
+    """The value at `tree[keys[0]][keys[1]]...` of a nested mapping; None if a key is missing."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
 def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
-    """The rows, with the two largest numbers of each column in `places` marked; equal numbers share a rank."""
+    """Mark the two largest numbers of each column in `places`; returns the rows. Equal numbers share a rank."""
     grid = [list(row.cells) for row in rows]
     for place in places:
         numbers = (line[place].value for line in grid)
@@ -132,7 +132,7 @@ def ranked(rows: Sequence[TableRow], places: Iterable[int]) -> list[TableRow]:
 
 
 def metric_cells(values: Tree, place: Sequence[str], names: Iterable[str] = METRICS) -> list[TableCell]:
-    """One cell per metric, with its standard error over seeds; it cites `place`, a file and keys."""
+    """One cell per metric in `names`, with its standard error over seeds; it cites `place`, a file and keys in it."""
     cells = []
     for name in names:
         value, error = values.get(name), values.get(f"{name}_se")
@@ -155,7 +155,7 @@ def run_cell(
 def mean_cell(
     places: Sequence[tuple[RunRecord, Sequence[str]]], form: str, part: str = "metrics", scale: float = 1.0
 ) -> TableCell:
-    """A cell with the mean over runs of one number, times `scale`; `part` and keys say where a record has it."""
+    """Cell with the mean of one number over runs, times `scale`; `part` and the keys locate the number in a record."""
     values = [value_at(getattr(run, part), keys) for run, keys in places]
     numbers = [value for value in values if isinstance(value, int | float) and math.isfinite(value)]
     if not places or len(numbers) < len(places):
@@ -165,7 +165,7 @@ def mean_cell(
 
 
 def result_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Table of all methods' S, U, HM and AUC in one world, above a benchmark's published ones; None without results."""
+    """Table of all methods' S, U, HM and AUC in one world, then the published ones; None if there are no results."""
     ours = {method: worlds[world] for method, worlds in data.summary.items() if world in worlds}
     if not ours:
         return None
@@ -196,7 +196,7 @@ def result_table(results: Results, data: DatasetResults, world: str) -> Table | 
 
 
 def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow]:
-    """Rows of published results on a benchmark; each ends with `further` empty cells."""
+    """Rows of published results if the data set is a benchmark; each row ends with `further` empty cells."""
     benchmark = benchmark_of(counts_of(data.statistics))
     rows = []
     for row in published_rows(world):
@@ -213,7 +213,7 @@ def quoted_rows(data: DatasetResults, world: str, further: int) -> list[TableRow
 
 
 def published_table(results: Results, data: DatasetResults, world: str) -> Table | None:
-    """Table of measured beside published S, U, HM and AUC on a benchmark; None if no measured method was published."""
+    """Table that compares measured with published S, U, HM and AUC; None if no method here has published results."""
     benchmark = benchmark_of(counts_of(data.statistics))
     entries = read_package_yaml("quoted.yaml")["entries"]
     candidates = [each for each in measured(results, data) if each.file == results.metrics_file and world in each.tree]
@@ -272,7 +272,7 @@ def _gap_cells(gap: Gap | None) -> list[TableCell]:
 
 
 def feasibility_table(data: DatasetResults) -> Table | None:
-    """Table of feasibility thresholds by words, a row per method; None if no run has one."""
+    """Table of each method's feasibility threshold by word vectors, with AUC; None if no method has one."""
     forms = {"threshold": "{:.3f}", "feasible": "{:,.0f}"}
     forms |= dict.fromkeys(("val_auc_all_feasible", "val_auc_at_threshold"), "{:.1f}")
     forms |= {"val_auc_gain": "{:+.2f}", "val_auc_gain_se": "{:.2f}", "auc": "{:.1f}"}
@@ -315,7 +315,7 @@ def _ablation(candidates: Sequence[Measured], names: str | list[str]) -> Measure
 
 
 def _ablation_table(entry: Tree, lines: Sequence[tuple[Tree, Measured]], dataset: str) -> Table:
-    """S, U, HM and AUC, two verdicts, the paper's numbers, and what is recorded of training."""
+    """Table with S, U, HM and AUC, two verdicts, the paper's numbers and, if recorded, validation AUC and settings."""
     texts = entry["columns"]
     whole = lines[-1][1]
     is_recorded = any(each.settings() or "validation" in each.tree for _, each in lines)
@@ -396,7 +396,7 @@ def claims_table(results: Results, data: DatasetResults) -> Table:
 
 
 def term_tables(results: Results, data: DatasetResults) -> list[Block]:
-    """For each method whose score has several summands, a table of metrics by single summands and by sums of them."""
+    """For each method with several score terms, a table of metrics by single terms and by sums of terms."""
     tables: list[Block] = []
     for method, summary in data.summary.items():
         sums = {name.removeprefix(TERMS).replace("+", " + "): name for name in summary if name.startswith(TERMS)}
@@ -413,7 +413,7 @@ def term_tables(results: Results, data: DatasetResults) -> list[Block]:
 
 
 def frequency_table(data: DatasetResults) -> Table | Note:
-    """Table of each method's accuracy on head, medium, tail and unseen pairs, without a bias on unseen pairs."""
+    """Table of each method's accuracy on head, medium, tail and unseen pairs, with a bias of 0 on unseen pairs."""
     methods = {
         method: list(runs.values())
         for method, runs in data.runs.items()
@@ -442,7 +442,7 @@ def frequency_table(data: DatasetResults) -> Table | Note:
 
 
 def graph_table(results: Results, data: DatasetResults) -> Table | None:
-    """Table of accuracies by frequency group, with and without the paper's local graph; None if one is missing."""
+    """Table of accuracies by frequency group with and without the paper's local graph; None if either is missing."""
     cells = {group: _graph_cells(results, data, "groups", group) for group in GROUPS}
     rows = [TableRow([text_cell(group), *numbers]) for group, numbers in cells.items() if numbers]
     if not rows:
@@ -509,7 +509,7 @@ def efficiency_table(results: Results, data: DatasetResults) -> Table:
 
 
 def statistics_table(data: DatasetResults) -> Table | Note:
-    """Table of a data set's counts (states, objects, pairs, images, unreadable images) and of its cache's size."""
+    """Table of a data set's counts (states, objects, pairs, images, unreadable images) and the size of its cache."""
     if data.statistics is None:
         return Note("The data set has no statistics.", f"dvc repro prepare@{data.name}")
     places: dict[str, tuple[str, ...]] = {"states": ("states",), "objects": ("objects",)}
@@ -530,7 +530,7 @@ def statistics_table(data: DatasetResults) -> Table | Note:
 
 
 def run_recipe_tables(data: DatasetResults) -> list[Table]:
-    """For each run with `finetune: auto`, a table of the recipes from which validation chose the fine-tuned blocks."""
+    """For each run with `finetune: auto`, a table of the recipes (numbers of fine-tuned blocks) that it compared."""
     tables = []
     for method, runs in data.runs.items():
         for seed, run in runs.items():
@@ -552,7 +552,7 @@ def recipe_table(
     Args:
         heading: title of the column with the recipes' names.
         recipes: mappings with `recipe` (a name), validation `auc`, `chosen`, `epoch` and further results.
-        sources: places of the recipes in a JSON file, which cells cite.
+        sources: pointers to the recipes in a JSON file, which cells cite.
     """
     forms = {"rate": "{:g}", "auc": "{:.1f}", "error": "{:.1f}", "gain": "{:+.1f}", "gain_error": "{:.1f}"}
     forms |= {"accuracy": "{:.1f}", "epoch": "{:.0f}"}
@@ -569,7 +569,7 @@ def recipe_table(
 
 
 def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, Any]]) -> pd.DataFrame:
-    """A table with a line of metrics per run and world; a column has the run's `options`, by data set and method."""
+    """Table with one line of metrics per run and world; `options` maps (data set, method) to the column `options`."""
     lines = []
     for data in results.datasets:
         for method, runs in data.runs.items():
@@ -586,7 +586,7 @@ def run_table(results: Results, options: Mapping[tuple[str, str], Mapping[str, A
 def metrics_table(table: Aggregate) -> list[list[str]]:
     """Metrics averaged over seeds, as rows of text: a header, then one row per data set, world and method.
 
-    `all pairs`: AUC in the open world. `by words`: with the threshold by word vectors, as in the published protocol.
+    `all pairs`: open-world AUC, all pairs feasible. `by words`: AUC at the threshold by word vectors, as published.
     """
     extra = {"all pairs": "auc_all", "by words": "auc_by_words"}
     rows = [["data set", "world", "method", *METRICS.values(), "AUC 95 %", *extra]]
@@ -609,7 +609,7 @@ def _with_error(summary: Mapping[str, float], name: str) -> str:
 
 
 def build_report(results: Results, image_parts: Mapping[str, Sequence[ReportPart]] | None = None) -> Report:
-    """Build the report of all data sets; `image_parts` has, by data set, parts that need images or a method."""
+    """Build the report of all data sets; `image_parts` maps a data set to parts that show images or need a method."""
     sections = [dataset_section(results, data, (image_parts or {}).get(data.name, ())) for data in results.datasets]
     claims = [ReportPart(data.name, [claims_table(results, data)]) for data in results.datasets if data.summary]
     if claims:
@@ -646,7 +646,7 @@ def dataset_section(results: Results, data: DatasetResults, image_parts: Sequenc
 
 
 def with_missing_last(parts: Sequence[ReportPart]) -> list[ReportPart]:
-    """The parts that have data, then one part `Not shown` with the notes of all parts without data."""
+    """The parts with data, then a part `Not shown` that collects the notes of parts without data."""
     filled = [part for part in parts if not all(isinstance(block, Note) for block in part.blocks)]
     notes = [
         replace(block, text=f"{part.title}: {block.text}")
