@@ -1,4 +1,4 @@
-"""Check the machine and the project, for `duplex doctor`, and write a new project, for `duplex init`."""
+"""Check the machine and the project (`duplex doctor`), and write a new project (`duplex init`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DoctorFinding:
 
 
 def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
-    """Check the machine and the project; returns all results, passed or not. Nothing is changed or downloaded."""
+    """Check the machine and the project without changing or downloading anything; returns the results of all checks."""
     free = free_bytes(Path.cwd())
     remedy = "free some space before extracting features" if free < LOW_DISK else ""
     disk = DoctorFinding("disk", f"{free / 1e9:.1f} GB free in {Path.cwd()}", remedy)
@@ -63,20 +63,20 @@ def examine(params_file: Path = Path("params.yaml")) -> list[DoctorFinding]:
 
 
 def free_bytes(path: Path) -> int:
-    """Free bytes on the disk that holds a path, or would hold it."""
+    """Free bytes on the disk of `path`, which need not exist."""
     existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     return shutil.disk_usage(existing).free
 
 
 def stored_outputs(params: Params, dataset: str) -> OutputSpec:
-    """What extraction stores for each image of a data set besides its CLS feature."""
+    """What the data set's feature cache stores for each image besides the CLS feature."""
     bits = params.dataset(dataset).encoder.bits
     tokens, blocks = params.extraction.tokens == "patch", params.block_inputs(dataset)
     return OutputSpec(tokens, blocks, bits, params.pixels(dataset))
 
 
 def weights_for_timing(entry: EncoderParams) -> EncoderParams:
-    """The settings of an encoder, with random weights if its own are not on disk: sizes and speed are the same."""
+    """Settings of an encoder as fast and as large: `entry`, but with random weights if its own are not on disk."""
     if missing_weights(entry.name, entry.weights) is None:
         return entry
     return entry.model_copy(update={"weights": "random"})
@@ -232,10 +232,10 @@ After an upgrade of duplex, `dvc repro` repeats the stages whose code has change
 
 
 def init(folder: Path) -> list[str]:
-    """Write a new project into `folder`, without overwriting files; returns a line of text per step."""
+    """Write a new project to `folder` without overwriting files; returns one line of text per step done."""
     files = _contents(folder.resolve().name)
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file; name a folder")
+        raise UsageError(f"{folder} is a file; give a folder")
     if taken := [name for name in files if (folder / name).exists()]:
         raise UsageError(f"{folder / taken[0]} exists; choose an empty folder")
     if find_spec("dvc") is None:

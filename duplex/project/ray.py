@@ -1,7 +1,7 @@
-"""Encode images in shards (parts of a feature cache) on a Ray cluster, and the actors that do it, also for sweeps.
+"""Encode images on a Ray cluster in shards (parts of a feature cache); its actors also execute sweeps.
 
-Each GPU has one actor; without GPUs, actors use CPU slots. Ray restarts an actor that dies; its unfinished shard is
-resumed, its run is reported as failed. All nodes must see the same files at the same paths.
+Each GPU has one actor; without GPUs, actors use CPU slots. If an actor dies, Ray restarts it: a shard is then resumed,
+a run of a sweep is reported as failed. All nodes must see the same files at the same paths.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def extract_on_ray(
 def _shard_extractor(
     entry: EncoderParams, device: str, images: Sequence[str], options: dict[str, Any]
 ) -> Callable[[tuple[int, int]], ExtractionReport]:
-    """A function with an encoder, which encodes the shard `(index, number of shards)` of `images`."""
+    """Load an encoder; returns a function that encodes the shard `(index, number of shards)` of `images`."""
     device = resolve_device(device)
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
     return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
 
 
 def _shard_report(ray: Any, future: Any) -> ExtractionReport:
-    """An actor's report, or its `DuplexError` without Ray's traceback."""
+    """Return an actor's report, or raise the actor's `DuplexError` without Ray's traceback."""
     try:
         report: ExtractionReport = ray.get(future)
         return report
@@ -115,7 +115,7 @@ def connect() -> Any:
 
 
 class RemoteWorker:
-    """Ray actor that makes a function once, such as one with an encoder, and calls it for each of its tasks."""
+    """Ray actor that calls `create` once, for example to load an encoder, and calls the result for each task."""
 
     def __init__(self, create: Callable[[], Callable[[Any], Any]], folder: str) -> None:
         keep_freed_memory()
@@ -129,9 +129,9 @@ class RemoteWorker:
 def run_on_actors(
     ray: Any, create: Any, tasks: Sequence[Any], *, on_gpu: bool, jobs: int | None = None, cpus: int = 1, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """Call a function for each task on `jobs` actors (None: all that fit); yields tasks with finished futures.
+    """Call a function for each task on `jobs` actors (None: as many as fit); yields (task, finished future).
 
-    create: returns the function, in each actor. cpus: CPU slots of an actor. options: further ones of the actors.
+    create: makes the function, once per actor. cpus: CPU slots of an actor. options: more options for the actors.
     """
     resources = ray.cluster_resources()
     if on_gpu and resources.get("GPU", 0) > 0:

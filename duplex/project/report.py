@@ -60,7 +60,7 @@ VALIDATION_OF = {"closed": "val_auc", "open": "val_auc_all"}  # world -> validat
 
 
 def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, write_metrics: bool = True) -> Path:
-    """Write the report and the averaged metrics of all runs under `run:`; returns the path of its HTML page.
+    """Write the report and the averaged metrics of all runs under `run:`; returns the path of the report's HTML page.
 
     Data sets without evaluated runs are left out. `write_metrics` also writes `metrics.json`, which git tracks.
     """
@@ -92,7 +92,7 @@ def report_stage(params: Params, paths: ArtifactPaths = ArtifactPaths(), *, writ
 def evaluated_runs(
     params: Params, paths: ArtifactPaths
 ) -> tuple[dict[tuple[str, str], list[Tree]], dict[str, list[str]]]:
-    """Read the metrics of all runs, by (data set, method); also returns runs without metrics, by data set."""
+    """Read the metrics of all runs; returns those by (data set, method), and the runs without metrics by data set."""
     runs: dict[tuple[str, str], list[Tree]] = {}
     not_evaluated: dict[str, list[str]] = {}
     for dataset in params.run.datasets:
@@ -105,7 +105,7 @@ def evaluated_runs(
 def summarise(params: Params, runs: Mapping[tuple[str, str], Sequence[Tree]], paths: ArtifactPaths) -> Tree:
     """Average the metrics over seeds; adds each method's `settings`: kind, options, encoder, counts of its data set.
 
-    `settings_open`: those of a method for the open world alone, also if it is shown under the name of another one.
+    A method for the open world alone gets `settings_open` instead, under the name that it is shown as.
     """
     summary: Tree = aggregate(runs)
     changed = changed_options(params)
@@ -127,7 +127,7 @@ def _encoder_of(params: Params, dataset: str) -> str:
 
 
 def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
-    """Print a line for each data set and each method whose files do not match params.yaml and the code."""
+    """Print a line on stderr for each data set and method whose files do not match params.yaml or the code."""
     for dataset in params.run.datasets:
         if found := data_difference(params, dataset, paths):
             print(f"duplex: {found}; the report shows the earlier runs", file=sys.stderr)
@@ -146,8 +146,8 @@ def warn_of_outdated(params: Params, paths: ArtifactPaths) -> None:
 def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[dict[str, list[Tree]], list[str]]:
     """Read each seed's metrics by method; also returns the names of runs without metrics.
 
-    Metrics of a method with `shown_as: NAME` are those of NAME, in the worlds of its option `world`. METHOD+stream is a
-    method as it adapted to the test images.
+    Metrics of a method with `shown_as: NAME` are listed as NAME's, for the worlds of its option `world`. METHOD+stream
+    stands for a method while it adapts to the test images.
     """
     by_method: dict[str, dict[int, Tree]] = {}
     missing = []
@@ -168,7 +168,7 @@ def read_metrics_of(params: Params, dataset: str, paths: ArtifactPaths) -> tuple
 
 
 def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results:
-    """Read everything that the report shows about the runs; `summary` has the means of their metrics over seeds."""
+    """Read everything that the report shows about the runs; `summary` is what `summarise` returned."""
     ablations = read_numbers(paths.ablations) or {}
     datasets = [
         DatasetResults(
@@ -192,7 +192,7 @@ def read_results(params: Params, summary: Tree, paths: ArtifactPaths) -> Results
 
 
 def changed_options(params: Params) -> dict[tuple[str, str], dict[str, Any]]:
-    """What params.yaml sets for each (data set, method): kind, world and options, without defaults."""
+    """Kind, world and options that params.yaml sets for each (data set, method); defaults are left out."""
     table = {}
     for dataset, method in product(params.run.datasets, params.run.methods):
         entry = params.entry(method)
@@ -222,7 +222,7 @@ def curve_table(results: Results) -> pd.DataFrame:
 
 
 def training_table(results: Results) -> pd.DataFrame:
-    """Table of the validation AUC after each epoch, in percent, of all runs with more than one epoch."""
+    """Table of validation AUC in percent by epoch, of all runs with more than one epoch."""
     rows = [
         (f"{data.name} {method} seed {seed}", epoch, 100 * auc)
         for data in results.datasets
@@ -236,7 +236,7 @@ def training_table(results: Results) -> pd.DataFrame:
 
 
 def image_parts(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[ReportPart], dict[str, object]]:
-    """Parts of the report with examples, errors, nearest images and maps of one run; and the JSON files they cite."""
+    """Parts of the report with one run's examples, errors, nearest images and maps; and the JSON files they cite."""
     chosen = featured_run(params, dataset, paths)
     files = paths.run(dataset, *chosen)
     root = params.dataset(dataset).source.root
@@ -288,7 +288,7 @@ def _maps(dataset: str, path: Path) -> ReportPart:
 
 
 def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a table with the t-SNE coordinates of one run's maps; it has no rows if no run has visual prototypes."""
+    """Write a CSV file with the t-SNE coordinates of one run's maps; no rows if no run has visual prototypes."""
     chosen = mapped_run(params, dataset, paths)
     table = pd.DataFrame(columns=COLUMNS)
     if chosen is not None:
@@ -299,7 +299,7 @@ def maps_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPath
 
 
 def scene_of(run: FeaturedRun, kind: str, seed: int) -> Scene:
-    """What maps show of a run: test images, prototypes, and visual prototypes before training."""
+    """What t-SNE maps show of a run: test images, prototypes, and the visual prototypes before training."""
     method, test = run.method.inspectable(), run.inputs.examples["test"]
     start = None
     if method.visual is not None:
@@ -324,7 +324,7 @@ def _rows(prototypes: Callable[[Ints], Tensor] | None) -> Prototypes | None:
 
 
 def own_page_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> Path:
-    """Write the page of a data set with its best run by validation AUC; returns its path in `artifacts/pages`."""
+    """Write a data set's page on its run with the best validation AUC; returns the page's path."""
     entry = params.dataset(dataset)
     hint = f"train one with `duplex train --dataset {dataset} --method METHOD`"
     chosen = best_run("closed", paths, dataset=dataset, hint=hint, params=params).files

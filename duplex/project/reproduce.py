@@ -1,8 +1,8 @@
-"""`duplex reproduce`: the rows that the paper's tables have for a data set, from images to the page of claims.
+"""`duplex reproduce`: train and evaluate the rows of the paper's tables for a data set, and write the page of claims.
 
-The rows are methods of the project in the folder `ablations`, where this runs; report/claims.yaml says which ones a
-data set needs. With `--methods` they are other publications' methods by their recipes, in the project's own folder. The
-stages make everything, and stamps say what is left: the same command resumes an interrupted one.
+Rows are methods of the project in the folder `ablations`; report/claims.yaml tells which ones a data set needs. With
+`--methods`, they are other publications' methods, by their recipes, in the main project. The work is done by the
+stages of the pipeline, and their stamps tell what is left, so the same command resumes an interrupted one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ LONG = 20.0  # seconds; what takes longer is timed once
 
 @dataclass(frozen=True)
 class Hours:
-    """Estimated hours of the remaining work, from a timed batch and a timed step on this device."""
+    """Estimated hours of the remaining work, from one batch and one training step timed on this device."""
 
     extraction: float
     training: float
@@ -65,7 +65,7 @@ class Hours:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `duplex reproduce` will run for a data set, and what it needs for that."""
+    """What `duplex reproduce` will run for a data set, and the disk space, weights and hours that this needs."""
 
     dataset: str
     root: Path
@@ -115,7 +115,7 @@ class Plan:
         return f"about {total}: {extraction} to extract, {training} to train; {how}"
 
     def problem(self) -> str:
-        """Why the data set cannot be extracted on this machine; empty if it can."""
+        """Why features of the data set cannot be extracted on this machine; empty if they can."""
         if self.extracts and self.needed is not None and self.needed > self.free:
             sizes = f"{size_text(self.needed)} and {size_text(self.free)} are free"
             remedy = "make room, or move the project to a larger disk"
@@ -124,7 +124,7 @@ class Plan:
 
 
 def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int]) -> Params:
-    """params.yaml changed for one data set: methods have their published recipes, and the features that these need."""
+    """The settings of params.yaml with the published recipes of `methods` on `dataset`, and the features they need."""
     record = read_yaml(PARAMS_FILE)
     run = {"datasets": [dataset], "methods": list(methods), "seeds": list(seeds), "recipes": "published"}
     params = parse_params({**record, "run": run, "report": {}}, dataset_files(PARAMS_FILE), PARAMS_FILE)
@@ -139,7 +139,7 @@ def published_params(dataset: str, methods: Sequence[str], seeds: Sequence[int])
 def plan_reproduction(
     params: Params, dataset: str, seeds: Sequence[int] | None, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Plan:
-    """Make the plan for a data set, without writing anything; raises `DuplexError` if its images are missing."""
+    """Find out what is left to do for a data set, without writing anything; `DuplexError` if its images are missing."""
     entry = params.dataset(dataset)
     is_drawn = entry.source.kind == "shapes"
     if not is_drawn and not is_on_disk(entry.source):
@@ -193,9 +193,9 @@ def _stale(params: Params, dataset: str, stage: str, paths: ArtifactPaths) -> st
 
 
 def methods_in_paper(params: Params, dataset: str, data: LabelledImages) -> tuple[list[str], list[str]]:
-    """Methods of params.yaml that the paper's tables have for a data set; also rows for which there is no method.
+    """Methods of params.yaml that are rows of the paper's tables for a data set, and names of rows without a method.
 
-    Data that are none of the paper's get the rows of all its tables.
+    A data set that is not in the paper gets the rows of all tables.
     """
     known = {name for claim in read_package_yaml("claims.yaml")["claims"] for name in claim["of"]}
     benchmark = _benchmark(data) or (dataset if dataset in known else None)
@@ -216,7 +216,7 @@ def _benchmark(data: LabelledImages) -> str | None:
 
 
 def _claimed_runs(benchmark: str | None) -> Iterator[list[str]]:
-    """Names of methods, of which the first known one counts, for each row that a claim on a benchmark compares."""
+    """For each row that a claim on a benchmark compares: names of methods, of which the first known one counts."""
     table = read_package_yaml("claims.yaml")
     for claim in table["claims"]:
         if benchmark in claim["of"] or (benchmark is None and not claim.get("only")):
@@ -228,7 +228,7 @@ def _claimed_runs(benchmark: str | None) -> Iterator[list[str]]:
 def reproduce(
     params: Params, plan: Plan, jobs: int | None, paths: ArtifactPaths = ArtifactPaths()
 ) -> tuple[SweepReport, Path]:
-    """Do the remaining work of a plan; returns the outcome of the runs, and the path of the page."""
+    """Do the work that `plan` lists; returns the outcome of the runs, and the path of the page."""
     if problem := plan.problem():
         raise DuplexError(problem)
     ensure_prepared(params, plan.dataset, paths)
@@ -245,7 +245,7 @@ def reproduce(
 
 
 def _estimate(params: Params, plan: Plan, data: LabelledImages, jobs: int | None) -> Hours | None:
-    """Hours of what is left, rows of the paper like the first one; None for an encoder that cannot be loaded here."""
+    """Hours of what is left, timing only the first of the paper's rows; None if the encoder cannot be loaded here."""
     dataset, device = plan.dataset, resolve_device(params.device)
     print("timing a batch of images and a training step", file=sys.stderr)
     try:
@@ -280,7 +280,7 @@ def _run_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, t
 
 
 def _image_seconds(params: Params, dataset: str, data: LabelledImages, tower: Encoder) -> float:
-    """Seconds to encode an image, or to decode it in one of several processes, if that takes longer."""
+    """Seconds per image: of encoding or, if that takes longer, of decoding in several processes."""
     root, decoding = params.dataset(dataset).source.root, 0.0
     names = data.manifest["image"].tolist()[:DECODED]
     start, read = time.perf_counter(), 0
@@ -299,7 +299,7 @@ def _image_seconds(params: Params, dataset: str, data: LabelledImages, tower: En
 
 
 def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, tower: Encoder) -> tuple[float, float]:
-    """Seconds of a training step and of a validation on made-up features, without fine-tuned blocks."""
+    """Seconds of a training step and of a validation, measured on random features and without fine-tuned blocks."""
     width = load_encoder(entry.name, entry.weights, towers="text").dim
     features = np.random.default_rng(0).standard_normal((len(data.manifest), width), dtype=np.float32)
     request = InputRequest(spec.request.needs, spec.training.precision, None, spec.training.memory)
@@ -321,7 +321,7 @@ def _step_seconds(spec: MethodSpec, data: LabelledImages, entry: EncoderParams, 
 
 
 def _block_seconds(spec: MethodSpec, entry: EncoderParams, tower: Encoder) -> tuple[float, float]:
-    """Seconds per image to train the fine-tuned blocks, and to run them; zero without fine-tuning."""
+    """Seconds per image to train fine-tuned blocks, and only to run them; zero without fine-tuning."""
     if not isinstance(spec.finetune, FinetuneOptions):
         return 0.0, 0.0
     count = block_count(tower) if spec.finetune.blocks == "all" else spec.finetune.blocks
@@ -341,7 +341,7 @@ def _block_seconds(spec: MethodSpec, entry: EncoderParams, tower: Encoder) -> tu
 
 
 def _seconds(work: Callable[[], torch.Tensor]) -> float:
-    """Median seconds of three calls after a first one, which allocates. Reading the result waits for the device."""
+    """Median seconds of three calls after a first, which allocates memory; waits for the device to finish each."""
     taken = []
     for _ in range(4):
         start = time.perf_counter()

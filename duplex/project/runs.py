@@ -1,4 +1,4 @@
-"""The trained runs of a project: the best one, the one that the report features, and queries of its test images."""
+"""Find trained runs of a project (the best, or the one that the report features), and search their test images."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def best_run(
     hint: str = "name one",
     params: Params | None = None,
 ) -> SavedRun:
-    """Find the run with the best validation AUC among those calibrated for `world` (default: closed, else any).
+    """The run with the best validation AUC among those calibrated for `world` (default: closed, or any if none is).
 
-    hint: how to name a run, for the error. params: runs that do not match these are left out, with a line on stderr.
+    hint: how the user can choose a run, for the error. params: runs that do not match these are skipped, with a note.
     """
     root = paths.root
     outdated = False
@@ -79,7 +79,7 @@ def best_run(
 
 
 def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
-    """How a run differs from params.yaml, in words; "" if it does not, or if it is not a run of the project."""
+    """How a run differs from params.yaml, in words; "" if it does not, or if it does not belong to the project."""
     root, folder = paths.root.resolve(), run.resolve()
     parts = folder.relative_to(root).parts if root in folder.parents else ()
     if len(parts) != 3:
@@ -94,15 +94,15 @@ def folder_difference(params: Params, run: Path, paths: ArtifactPaths) -> str:
 
 
 def featured_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int]:
-    """Method and seed of the run in the report's examples: the run of the maps, else the last method's first seed."""
+    """Method and seed of the run in the report's examples: that of the maps, else the last method's first."""
     return mapped_run(params, dataset, paths) or (params.run.methods[-1], params.run.seeds[0])
 
 
 def mapped_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str, int] | None:
-    """The run that the maps show, as method and first seed; None if there is none.
+    """Method and seed (the first) of the run that the maps show; None if there is none.
 
-    It is that of `report.featured`. Without this key or a finished run of it under `run:`, it is the last method's of
-    `run:` with visual prototypes. Methods with `shown_as` are then skipped: the report shows them under another name.
+    The method is `report.featured` if this has a finished run under `run:`. Otherwise it is the last method of `run:`
+    with visual prototypes, other than those with `shown_as`, which the report shows under another name.
     """
     seed, featured = params.run.seeds[0], params.report.featured
     if featured in params.run.methods and paths.run(dataset, featured, seed).checkpoint.exists():
@@ -119,7 +119,7 @@ def mapped_run(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[str,
 def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
     """Write a data set's `files.json` (file -> sha256), and `featured.json` with the run that the maps show.
 
-    DVC cannot make the stages of report and maps depend on all runs of a matrix; they depend on these files.
+    The stages of report and maps depend on these files, because DVC cannot let a stage depend on all runs of a matrix.
     """
     folder = paths.manifest(dataset).parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(IGNORED))
@@ -134,14 +134,14 @@ def inventory_stage(params: Params, dataset: str, paths: ArtifactPaths = Artifac
 
 
 def dataset_of_run(run: Path, paths: ArtifactPaths = ArtifactPaths()) -> str | None:
-    """The data set of a run, by the run's path; None if the path is not in `artifacts/`."""
+    """The data set in the path of a run; None if the path is not in `artifacts/`."""
     root = paths.root.resolve()
     folder = run.resolve()
     return folder.relative_to(root).parts[0] if root in folder.parents else None
 
 
 def model_card_facts(run: Path, *, name: str | None, licence: str, repository: str | None) -> RunFacts:
-    """Facts for a run's model card with the title `name`; metrics and counts only if their files exist."""
+    """Facts for the model card of a run, titled `name`; metrics and counts are empty if their files are missing."""
     folder = run.resolve()
     folder = folder.parent if folder.is_file() else folder
     metrics = read_numbers(RunPaths(folder).metrics, "dvc repro") or {}
@@ -153,7 +153,7 @@ def model_card_facts(run: Path, *, name: str | None, licence: str, repository: s
 def training_images(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, check: Callable[[Features], None]
 ) -> Neighbours:
-    """The readable training images of a data set; `check` raises an error if cached features are not the model's."""
+    """A data set's readable training images with features; `check` must raise an error if these are not the model's."""
     manifest = read_manifest(paths.manifest(dataset))
     features = read_features(paths.features(dataset), expect={"manifest": sha256(paths.manifest(dataset))})
     check(features)
@@ -170,7 +170,7 @@ class FeaturedRun:
     root: Path  # folder of the images
 
     def retrieval_context(self) -> RetrievalContext:
-        """The method and its test images, in the form that searches for nearest images need."""
+        """The method and its test images as input for searches of nearest images."""
         test = self.inputs.examples["test"]
         images = self.inputs.manifest["image"].to_numpy()[test.rows].tolist()
         thumbnails = thumbnails_under(self.root)
@@ -201,7 +201,7 @@ def load_featured_run(
 
 
 def load_queried_run(params: Params, dataset: str, method: str | None, seed: int | None) -> FeaturedRun:
-    """Load the run of a method and seed with its test images; by default, the run that the report shows."""
+    """Load the run of a method and seed with its test images; None: the method or seed that the report shows."""
     params.dataset(dataset)
     paths = ArtifactPaths()
     best = featured_run(params, dataset, paths)
@@ -210,13 +210,13 @@ def load_queried_run(params: Params, dataset: str, method: str | None, seed: int
 
 
 def retrieve(source: FeaturedRun, text: str, top: int) -> dict[str, list[Hit]]:
-    """The `top` test images nearest to each kind (`semantic`, `visual`) of a pair's prototypes."""
+    """The `top` test images nearest to a pair's prototypes, by kind of prototype (`semantic`, `visual`)."""
     context = source.retrieval_context()
     return prototype_hits(context, find_pair(context.labels, text), top)
 
 
 def find_pair(labels: LabelSpace, text: str) -> int:
-    """The composition that a text such as "striped heart" means; it may be unseen."""
+    """The composition, seen or unseen, that a text such as "striped heart" means; UsageError if there is none."""
     wanted = prompt_name(text)
     for number, (state, thing) in enumerate(product(labels.states, labels.objects)):
         if wanted == prompt_name(f"{state} {thing}"):

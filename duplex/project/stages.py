@@ -1,4 +1,4 @@
-"""The pipeline's stages for one data set or run: prepare (manifest, labels, statistics), extract and evaluate."""
+"""The pipeline's stages for one data set or run: prepare (manifest, labels, statistics), extract, and evaluate."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from duplex.training.run import calibration_for, evaluate_world, frequency_accur
 
 
 def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write a data set's manifest, labels and statistics; prints notes on rows of the source that were left out."""
+    """Write a data set's manifest, labels and statistics; prints how many rows of the source were left out, and why."""
     source, stamp = params.dataset(dataset).source, stamps.stamp(params, dataset, "prepare", paths=paths)
     data = load_source(source, feature_keys(params.dataset(dataset).features, source))
     for note, count in data.notes.items():
@@ -59,7 +59,7 @@ def prepare(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()
 
 
 def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Prepare a data set if its manifest is missing or outdated, and say so on stderr."""
+    """Prepare a data set if its manifest is missing or outdated, with a note on stderr."""
     manifest, found = paths.manifest(dataset), f"{paths.manifest(dataset)} does not exist"
     if manifest.exists():
         stamp = stamps.stamp(params, dataset, "prepare", paths=paths)
@@ -74,7 +74,7 @@ def ensure_prepared(params: Params, dataset: str, paths: ArtifactPaths = Artifac
 
 
 def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
-    """Raise `UsageError` if none of the images is below `root`, `DuplexError` for a link that leads out of it."""
+    """Raise `UsageError` if none of the images exists below `root`, `DuplexError` for a link that leads out of it."""
     tree = ImageTree(root) if root.is_dir() else None
     present = [] if tree is None else [tree.has(image) for image in images]  # a missing image gets a status
     if not any(present):
@@ -82,7 +82,7 @@ def require_images(dataset: str, root: Path, images: Sequence[str]) -> None:
 
 
 def images_remedy(dataset: str, root: Path) -> str:
-    """End of an error message: what to do if a data set's images are missing from the folder `root`."""
+    """What to do if a data set's images are missing from the folder `root`, as the end of an error message."""
     benchmark = next((name for name in (dataset, root.name) if name in BENCHMARKS), None)
     download = "copy them there" if benchmark is None else f"`duplex data download {benchmark}`"
     return f"{download}, or correct its root in params.yaml"
@@ -91,7 +91,7 @@ def images_remedy(dataset: str, root: Path) -> str:
 def extract(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), *, out: Path | None = None, **options: Any
 ) -> ExtractionReport:
-    """Encode a data set's images into its feature cache, or `out`; `options` are those of `features.extract`."""
+    """Encode images, or import features, to a data set's cache or `out`; `options` are those of `features.extract`."""
     features = params.dataset(dataset).features
     is_whole = not any(options.get(key) is not None for key in ("shard", "limit"))
     stamp = stamps.stamp(params, dataset, "extract", paths=paths) if out is None and is_whole else None
@@ -139,20 +139,20 @@ def _bad_images(statuses: np.ndarray, images: Sequence[str]) -> list[BadImage]:
 
 
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
-    """Encode a sample of a cache's images again; returns their number and the worst cosine to cached features."""
+    """Encode a sample of a cache's images again; returns their number and the lowest cosine with cached features."""
     paths = ArtifactPaths()
     places = {paths.features(name).resolve(): name for name in params.datasets}
     require_cache_file(path)
     dataset = dataset or places.get(path.resolve())
     if dataset is None:
-        raise UsageError(f"{path} is not the cache of a data set in params.yaml; name the data set with --dataset")
+        raise UsageError(f"{path} is not the cache of a data set in params.yaml; give the data set with --dataset")
     images, settings = prepare_extraction(params, dataset, paths)
     encoder = _load_image_encoder(params, params.dataset(dataset).encoder)
     return verify(path, encoder, images, settings["root"], settings["manifest_sha256"], sample=sample, seed=seed)
 
 
 def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tuple[list[str], dict[str, Any]]:
-    """The image paths of a data set and keyword arguments for encoding them; missing images of `shapes` are drawn."""
+    """A data set's image paths, and arguments for encoding them; missing images of the set `shapes` are drawn first."""
     entry, settings = params.dataset(dataset), params.extraction
     manifest_path = paths.manifest(dataset)
     stamps.require_data(params, dataset, paths, ("prepare",))
@@ -174,7 +174,7 @@ def prepare_extraction(params: Params, dataset: str, paths: ArtifactPaths) -> tu
 
 
 def write_extraction_summary(cache: Path) -> None:
-    """Write `extraction.json` beside a data set's own cache: size, unreadable images; deletes an earlier stamp."""
+    """Write `extraction.json` (size, unreadable images) beside a data set's own cache, and delete the old stamp."""
     paths, dataset = ArtifactPaths(cache.parent.parent), cache.parent.name
     if cache != paths.features(dataset) or not paths.manifest(dataset).exists():
         return

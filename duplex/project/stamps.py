@@ -1,8 +1,8 @@
-"""Stamps: what an artifact was made from, written beside it, to tell whether it still is what it should be.
+"""Stamps record what an artifact was made from, in a file beside it, to tell whether the artifact is outdated.
 
 A stamp is one JSON dict: the values of params.yaml that a stage uses, with checksums of files that they name; a hash of
-the stage's code (`duplex.system.code`); and checksums of the files that the stage reads and writes. The first two
-parts are also written as a file per stage by the stage `plan`, on which the stages of dvc.yaml depend (docs/sweep.md).
+the stage's code (`duplex.system.code`); and checksums of the files that the stage reads and writes. The stage `plan`
+writes the first two parts to one file per stage; the stages of dvc.yaml depend on these files (docs/sweep.md).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def settings(
 ) -> Stamp:
     """The part of a stamp that `plan` writes: the values of params.yaml that a stage uses, and a hash of its code.
 
-    Options of a method are those that params.yaml gives; their defaults are part of the code.
+    Only options set in params.yaml are included; the hash of the code covers their defaults.
 
     stage: prepare, extract, inventory or maps of a data set; train or evaluate of a method, with any seed.
     """
@@ -137,7 +137,7 @@ def stamp(
     seed: int | None = None,
     paths: ArtifactPaths = ArtifactPaths(),
 ) -> Stamp:
-    """The stamp that a stage's files should have: settings, seed, and checksums of the files that the stage reads."""
+    """The stamp that a stage's files should have now: settings, seed, and checksums of the files that it reads."""
     inputs: dict[str, Any] = {}
     made = settings(params, dataset, stage, method, paths)
     if stage != "prepare":
@@ -162,12 +162,12 @@ def _checksum(path: Path) -> str | None:
 
 
 def write(path: Path, made: Stamp, outputs: Iterable[Path] = ()) -> None:
-    """Write the stamp of files that a stage has written, with checksums of `outputs`, which lie beside it."""
+    """Write the stamp `made` to `path`, with checksums of the stage's `outputs`, which lie in the same folder."""
     write_json(path, {**made, "outputs": {file.name: sha256(file) for file in outputs}})
 
 
 def read(path: Path) -> Stamp | None:
-    """Read a stamp; empty if the file is damaged, None if there is none."""
+    """Read a stamp; returns an empty dict if the file is damaged, and None if there is none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -178,7 +178,7 @@ def read(path: Path) -> Stamp | None:
 
 
 def difference(path: Path, wanted: Stamp) -> str:
-    """How a stamp differs from `wanted`, in words, or ""; inputs that are not on this machine are not compared."""
+    """How the stamp at `path` differs from `wanted`, in words, or "". Inputs that are not here are not compared."""
     made = read(path)
     if made is None:
         return UNSTAMPED
@@ -216,7 +216,7 @@ def run_difference(
     paths: ArtifactPaths = ArtifactPaths(),
     stages: Iterable[str] = ("train",),
 ) -> str:
-    """How a run differs from what params.yaml, its data and the code would make it, in words; "" if it does not."""
+    """Why a run is outdated (params.yaml, its data or the code changed), in words; "" if it is not."""
     for stage in stages:
         file = paths.run(dataset, method, seed).stamp(stage)
         if found := difference(file, stamp(params, dataset, stage, method, seed, paths)):
@@ -225,7 +225,7 @@ def run_difference(
 
 
 def require_current_run(params: Params, dataset: str, method: str, seed: int, paths: ArtifactPaths) -> None:
-    """Raise `DuplexError`, with the command to train again, if a run is outdated."""
+    """Raise `DuplexError`, with the command that trains it again, if a run is outdated."""
     if found := run_difference(params, dataset, method, seed, paths):
         folder = paths.run(dataset, method, seed).root
         raise DuplexError(
@@ -237,9 +237,9 @@ def require_current_run(params: Params, dataset: str, method: str, seed: int, pa
 def data_difference(
     params: Params, dataset: str, paths: ArtifactPaths = ArtifactPaths(), stages: Iterable[str] = DATA_STAGES
 ) -> str:
-    """Why a data set must be prepared or extracted again, with the command; "" if it need not be.
+    """Why a data set must be prepared or extracted again, and by which command; "" if it need not be.
 
-    Files without a stamp come from elsewhere and are taken as they are.
+    Files without a stamp, which no stage wrote, are taken as they are.
     """
     for stage in stages:
         found = difference(paths.stamp(dataset, stage), stamp(params, dataset, stage, paths=paths))
@@ -261,10 +261,10 @@ def require_data(
 
 
 def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
-    """Write the files on which the stages of dvc.yaml depend: `plan/DATASET/STAGE.json`, `plan/DATASET/METHOD/…`.
+    """Write the files that stages of dvc.yaml depend on: `plan/DATASET/STAGE.json`, `plan/DATASET/METHOD/STAGE.json`.
 
-    Raises UsageError for a wrong option or a data set that lacks an input of a method. A method kind that cannot be
-    imported gets a warning: only its own runs fail.
+    Raises UsageError for an invalid option, or if a data set lacks an input that a method needs. If a method's kind
+    cannot be imported, prints a warning, since only its own runs will fail.
     """
     table = paths.ablations
     ablations = {"ablations": sha256(table)} if table.is_file() else {}
@@ -288,9 +288,9 @@ def plan_stage(params: Params, paths: ArtifactPaths = ArtifactPaths()) -> None:
 def load_planned(
     dataset: str, *stages: str, method: str | None = None, paths: ArtifactPaths = ArtifactPaths()
 ) -> Params:
-    """Load params.yaml for stages of the pipeline; `DuplexError` if it or the code changed since `plan` ran.
+    """Load params.yaml for `stages` of the pipeline; raises `DuplexError` if it or the code changed since `plan` ran.
 
-    Otherwise DVC would record the result under the values of an old plan. Stages without a plan are not checked.
+    Without this check, DVC would record new results under old settings. Stages that `plan` omits are not checked.
     """
     params = load_params()
     for stage in stages:

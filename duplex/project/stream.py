@@ -1,8 +1,8 @@
 """Evaluate a trained run that adapts to the unlabelled test images, in several random orders (`evaluation.stream`).
 
-One pass collects the scores of an order; the curve is computed from them as for any method, so no bias takes part in
-adapting. Validation images, as a stream of their own, choose the adapter's options in the closed world; bias and
-feasibility threshold are the run's.
+For each order, one pass over the images collects their scores; the curve is then computed as for any method, so the
+bias on unseen pairs has no part in adapting. The adapter's options are chosen on the validation images, as a stream in
+the closed world; the bias and the feasibility threshold are those of the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from duplex.training.inputs import RunInputs
 
 @dataclass(frozen=True)
 class StreamTask(scoring.ScoringTask):
-    """A scoring task whose scorer is an adapter's `scores`, which receives the images in the order `order`."""
+    """A scoring task that passes the images in the order `order` to an adapter's `scores`."""
 
     order: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))  # places of the images
     batch: int = 1
@@ -47,7 +47,7 @@ class StreamTask(scoring.ScoringTask):
 
 @dataclass(frozen=True)
 class Stream:
-    """A trained method that adapts to images in random orders; `inputs` are on its device."""
+    """A trained method to be adapted to images in random orders; `inputs` are on the method's device."""
 
     method: Method[Any]
     inputs: RunInputs
@@ -57,7 +57,7 @@ class Stream:
     def evaluated(
         self, options: Options, calibration: scoring.Calibration, world: World, split: str, order: int = 0
     ) -> run.WorldResult:
-        """The result on a split; candidates that are infeasible by `calibration` take no part."""
+        """Adapt to a split's images and return the result; candidates infeasible by `calibration` take no part."""
         plain = scoring.ScoringTask.of(self.method, self.inputs.labels.candidates(world, split))
         candidates, train = plain.candidates.compositions, self.inputs.examples["train"]
         mask = scoring.feasible_compositions(self.method, self.inputs.words, calibration)
@@ -70,7 +70,7 @@ class Stream:
         return run.evaluate_world(self.method, self.inputs, self.settings, world, calibration, split, task)
 
     def chosen_options(self) -> tuple[Options, float]:
-        """The options with the best validation AUC, and that AUC; one option after the other is changed."""
+        """The options with the best validation AUC, found by changing one option after the other; and that AUC."""
         kind = find_stream_adapter(self.params.adapter)
         given = {name: value if isinstance(value, list) else [value] for name, value in self.params.options.items()}
         values = {**kind.grid, **given}
@@ -88,7 +88,7 @@ class Stream:
 def evaluate_stream(
     stream: Stream, plain: Mapping[World, run.WorldResult], calibrations: Mapping[str, scoring.Calibration]
 ) -> tuple[dict[str, Any], list[pd.DataFrame]]:
-    """The group `stream` of a run's metrics, and each world's predictions in the first order; `plain`: not adapted."""
+    """The metrics `stream` of a run, and each world's predictions in the first order; `plain`: unadapted results."""
     short = stream.settings.model_copy(update={"bootstrap": 0, "k": (1,), "protocol": "exact"})
     stream, params = replace(stream, settings=short), stream.params
     options, auc = stream.chosen_options()

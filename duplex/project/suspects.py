@@ -1,8 +1,8 @@
 """Rank the images of a data set by how likely their labels are wrong, and apply corrected labels.
 
-Labels are judged by margins: the score of an image's label minus that of the best other label. An image's score for a
-label is the cosine with the label's prototype, the mean of the whitened features of the label's images in other folds
-(random parts). Near-copies and outliers, which are far from all images, are listed as well.
+Labels are judged by margins: the score of an image's label minus that of the best other label. The score of a label is
+the image's cosine with the mean whitened feature of the label's images in the other folds (random parts of the data).
+Near-copies and outliers (images far from all others) are listed as well.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ OLD = {"state": "old_state", "object": "old_object"}  # columns with the labels 
 
 @dataclass(frozen=True)
 class LabelledSource:
-    """The labelled images of a data set of params.yaml, of a folder or table, or those that a model was fitted to."""
+    """Labelled images: a data set of params.yaml, a folder, a table, or the images that a model was fitted to."""
 
     name: str
     root: Path  # folder that image paths start from
@@ -57,7 +57,7 @@ class LabelledSource:
     params: Params | None = None  # of the project whose data set it is
 
     def features(self, files: Sequence[str]) -> Features:
-        """The cached features, row by row; raises `UsageError` if no image (sha256 of each) has been encoded."""
+        """The cached features in the table's order; `files` has their sha256. `UsageError` if no image is encoded."""
         if self.params is not None:
             manifest = ArtifactPaths().manifest(self.name)
             expected = {"manifest": sha256(manifest), ROOT: self.params.dataset(self.name).source.recorded_root}
@@ -74,7 +74,7 @@ class LabelledSource:
 def open_labelled(
     name: str, images: Path | None = None, params: Params | None = None, stages: Iterable[str] = DATA_STAGES
 ) -> LabelledSource:
-    """Open a data set of `params`, whose `stages` must be up to date, else a folder, a table or a fitted model."""
+    """Open a data set of `params`, whose `stages` must be up to date, or else a folder, table or fitted model."""
     place = Path(name)
     if params is not None and (name in params.datasets or not place.exists()):
         root = params.dataset(name).source.root
@@ -83,7 +83,7 @@ def open_labelled(
     if (place / FIT).is_file():
         record = cache_beside(with_own_name(place)) / SOURCE
         if not record.is_file():
-            raise UsageError(f"{record}, where `duplex fit` notes its images, does not exist; name their folder")
+            raise UsageError(f"{record}, where `duplex fit` notes its images, does not exist; give their folder")
         place, images = [each and Path(each) for each in json.loads(record.read_text(encoding="utf-8"))]
     source = detect_source(place.resolve(), None, images and images.resolve())
     table = read_folder(source.root)[0] if source.table is None else read_table(source.table).drop_duplicates()
@@ -94,14 +94,14 @@ def open_labelled(
 
 @dataclass(frozen=True)
 class LabelMargins:
-    """How far each image's label is ahead of the best other label: the margin of their scores, and that label."""
+    """For each image, the score of its label minus that of the best other label, and this other label."""
 
     margin: Floats  # [n]
     better: Ints  # [n] the best other class
 
 
 def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: int = 0) -> LabelMargins:
-    """The best other label per image, and how much higher its own scores; 0 if the other folds lack it."""
+    """Margin of each image's label over the best other label, and this label; 0 if other folds lack either."""
     if len(features) < 2 * folds:
         raise UsageError(f"{len(features)} images are too few to check labels; expected at least {2 * folds}")
     classes, label = np.unique(labels, return_inverse=True)
@@ -127,7 +127,7 @@ def margins(features: NDArray[Any], labels: Ints, *, folds: int = FOLDS, seed: i
 
 
 def rank_suspects(source: LabelledSource) -> pd.DataFrame:
-    """A table of the encoded images, labels most likely wrong first, with near-copies and distances to other images."""
+    """A table of the encoded images, likeliest wrong labels first, with near-copies and distances to other images."""
     files, pixels = read_digests(source.root, source.table["image"].tolist(), {})
     cache = source.features(files)
     rows = np.flatnonzero(~cache.bad)
@@ -144,13 +144,13 @@ def rank_suspects(source: LabelledSource) -> pd.DataFrame:
 
 
 def judged(features: NDArray[Any], compositions: Ints, labels: LabelSpace, seed: int = 0) -> dict[str, LabelMargins]:
-    """Margins of the labels `composition`, `state` and `object` by features [n, d] of unit length."""
+    """Margins of the images' compositions, states and objects, under these names; features [n, d] have unit length."""
     kinds = {"state": labels.state_of(compositions), "object": labels.object_of(compositions)}
     return {name: margins(features, kind, seed=seed) for name, kind in {"composition": compositions, **kinds}.items()}
 
 
 def whitened(plain: Tensor, compositions: Ints, labels: LabelSpace) -> Tensor:
-    """Unit features [n, d] without their mean, whitened by the spread within pairs plus its mean, and unit again."""
+    """Centre unit features [n, d], whiten them by their covariance within pairs plus a ridge, scale to unit length."""
     label = torch.from_numpy(compositions)
     groups = ClassStatistics.of(plain, label, len(labels.states), len(labels.objects)).by_pair()
     return unit((plain - plain.mean(0)) @ shared_whitening(groups, ADDED).to(plain))
@@ -165,9 +165,9 @@ def _copies(table: pd.DataFrame, looks: NDArray[np.uint8]) -> list[str]:
 
 
 def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: dict[str, LabelMargins]) -> pd.DataFrame:
-    """Sort a table by the sum of margins, each divided by its standard deviation, and add rank, margins, better labels.
+    """Sort by the sum of margins, each divided by its standard deviation; add columns for rank, margins, better labels.
 
-    The labels are listed twice: one copy is for editing, the other shows which labels changed.
+    Labels are listed twice: the user edits one copy; the other, `old_...`, shows which labels changed.
     """
     out = table.copy()
     for name, kind in margins_by_kind.items():
@@ -184,7 +184,7 @@ def rank_by_margins(table: pd.DataFrame, labels: LabelSpace, margins_by_kind: di
 
 
 def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path, images: int) -> None:
-    """Write an HTML page of the first `images` rows of a list of suspects, its near-copies and its outliers."""
+    """Write an HTML page with the first `images` rows of a table of suspects, its near-copies and its outliers."""
     rows = {row["image"]: row for row in ranked.to_dict("records")}
 
     def thumb(image: str, *lines: str) -> Thumb:
@@ -213,7 +213,7 @@ def write_suspects_page(path: Path, title: str, ranked: pd.DataFrame, root: Path
 
 
 def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
-    """The pairs of near-copies in a list of suspects: those with two labels first, then those in two splits."""
+    """The pairs of near-copies in a table of suspects: first those with different labels, then in different splits."""
     rows = ranked.set_index("image")
     pairs = {tuple(sorted(pair)) for pair in rows["copy_of"][rows["copy_of"] != ""].items()}
     names = [name for name in (*OLD.values(), "split") if name in rows]
@@ -222,7 +222,7 @@ def copied_pairs(ranked: pd.DataFrame) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Relabelled:
-    """A table of images with corrected labels."""
+    """A source's table of images with corrected labels, and what was corrected."""
 
     manifest: pd.DataFrame
     changed: int  # number of images whose label changed
@@ -231,10 +231,10 @@ class Relabelled:
 
 
 def relabelled(source: LabelledSource, edited: Path) -> Relabelled:
-    """A source's labels with those of the table `edited`, which `duplex suspects` wrote and the user corrected.
+    """Replace a source's labels by those of the table `edited`, which `duplex suspects` wrote and the user corrected.
 
-    Rows whose columns `old_state` and `old_object` differ from the source are left out: they may undo a correction.
-    Raises UsageError if no label changes, for misspelt columns, and for text that cannot be a label.
+    Rows whose columns `old_state` and `old_object` differ from the source are left out, as they may undo a correction.
+    Raises UsageError if no label changes, a column is misspelt, or a text cannot be a label.
     """
     manifest, dataset = source.table, source.name
     try:

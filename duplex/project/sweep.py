@@ -1,10 +1,10 @@
-"""Train and evaluate many runs in parallel, in processes that load inputs once. `dvc repro` would write the same files.
+"""Train and evaluate many runs in parallel, in processes that load inputs once; files are those of `dvc repro`.
 
-Only runs whose stamps are missing or differ are executed, and complete ones are committed to DVC, so that `dvc repro`
-does not repeat them. An interrupted sweep resumes after the last whole epoch.
+Only runs whose stamps are missing or differ are executed. Complete runs are committed to DVC, so that `dvc repro` does
+not repeat them. An interrupted sweep resumes after the last whole epoch.
 
 `tune` searches for settings of methods by validation AUC; test images are never scored. Each combination of settings
-and seed is a trial in `artifacts/trials.partial`, so an interrupted or larger search trains only what is missing.
+and seed is a trial, kept in `artifacts/trials.partial`, so a repeated or larger search trains only what is missing.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class DvcRepo:
 
     @classmethod
     def at(cls, folder: Path) -> DvcRepo | None:
-        """The pipeline in a folder; None if there is no dvc.yaml, no DVC repository, or no DVC."""
+        """The pipeline in a folder; None if the folder has no dvc.yaml or DVC repository, or DVC is not installed."""
         place = folder.resolve()
         in_repository = any((parent / ".dvc").is_dir() for parent in (place, *place.parents))
         return cls(folder) if in_repository and (folder / "dvc.yaml").is_file() and find_spec("dvc") else None
 
     def changed(self, targets: Collection[str]) -> dict[str, Any]:
-        """Those stages among `targets` that DVC would run again, each with what has changed (DVC's JSON)."""
+        """The stages among `targets` that DVC would run again, each with what has changed in it (DVC's JSON)."""
         status: dict[str, Any] = json.loads(self._dvc("status", "--json", *targets) or "{}")
         return {name.rpartition(":")[2]: changes for name, changes in status.items()}
 
@@ -86,7 +86,7 @@ class DvcRepo:
             return  # no lock, or one of another version of DVC, which refuses to commit the sweep's runs
 
     def repro(self, targets: Iterable[str]) -> None:
-        """Run stages by `dvc repro`, after the stages that they depend on; up-to-date stages are skipped."""
+        """Run `dvc repro` for stages and those that they depend on; it skips up-to-date ones."""
         self._dvc("repro", *targets, quiet=False)
 
     def commit(self, targets: Iterable[str]) -> None:
@@ -145,7 +145,7 @@ class SweptRun:
         return f"{self.dataset} {self.method} {self.seed}"
 
     def stage(self, name: str) -> str:
-        """Name in dvc.yaml of one of this run's stages; a product of finished runs has the stage `product` only."""
+        """Name in dvc.yaml of this run's stage `name`; a product of finished runs has only the stage `product`."""
         return f"{'product' if self.combines else name}@{self.dataset}-{self.method}-{self.seed}"
 
     def difference(self, params: Params, paths: ArtifactPaths, *stages: str) -> str:
@@ -160,7 +160,7 @@ class SweptRun:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task: what it returned, what it printed on stderr, and why it failed."""
+    """Outcome of a task: what it returned, what it printed on stderr and, if it failed, why."""
 
     trial: Any
     value: Any = None
@@ -178,7 +178,7 @@ class Executor:
     load: LoadInputs = field(default_factory=InputsCache)
 
     def execute(self, trial: Task) -> Outcome:
-        """Execute a task; an error is not raised, but becomes part of the outcome."""
+        """Execute a task and return its outcome; an error is not raised but recorded there."""
         output = io.StringIO()
         torch.set_num_threads(self.threads)
         try:
@@ -216,7 +216,7 @@ class SweepReport:
 def grid(
     params: Params, datasets: Sequence[str] | None, methods: Sequence[str] | None, seeds: Sequence[int] | None
 ) -> list[SweptRun]:
-    """All combinations of data sets, methods and seeds as runs; None: those under `run:` in params.yaml."""
+    """Runs for all combinations of data sets, methods and seeds; None stands for those under `run:` in params.yaml."""
     datasets, methods = datasets or params.run.datasets, methods or params.run.methods
     seeds = seeds or params.run.seeds
     for thing, values in (("data set", datasets), ("method", methods), ("seed", seeds)):
@@ -234,16 +234,16 @@ def grid(
 
 
 def refuse_duplicates(thing: str, values: Sequence[object]) -> None:
-    """Raise UsageError, with the word `thing` such as "seed", if `values` has a value twice."""
+    """Raise UsageError if `values` has a value twice; `thing` says in the message what a value is, such as "seed"."""
     for value in values:
         if list(values).count(value) > 1:
-            raise UsageError(f"the {thing} {value} is named twice; remove one")
+            raise UsageError(f"the {thing} {value} is listed twice; remove one")
 
 
 def sweep(
     params: Params, runs: Sequence[SweptRun], jobs: int | None, engine: Engine, paths: ArtifactPaths = ArtifactPaths()
 ) -> SweepReport:
-    """Train and evaluate all missing runs and commit them to DVC; returns how many were executed, and failures."""
+    """Train and evaluate all missing or outdated runs and commit them to DVC; returns numbers of runs, and failures."""
     start, report = time.perf_counter(), SweepReport(len(runs))
     repo, datasets = DvcRepo.at(paths.root.parent), list(dict.fromkeys(run.dataset for run in runs))
     in_pipeline = set(grid(params, None, None, None)) if repo else set()
@@ -273,7 +273,7 @@ def sweep(
 
 
 def require_features(dataset: str, paths: ArtifactPaths) -> None:
-    """Raise `DuplexError`, with the command to run, if a data set is not prepared or not extracted."""
+    """Raise `DuplexError`, with the command to run, if a data set is not prepared or its features are not extracted."""
     for path, stage in ((paths.manifest, "prepare"), (paths.labels, "prepare"), (paths.features, "extract")):
         if not path(dataset).exists():
             raise DuplexError(f"{path(dataset)} does not exist; `duplex {stage} --dataset {dataset}` writes it")
@@ -323,7 +323,7 @@ def _with_progress(label: str, engine: Execute, tasks: Sequence[Task]) -> Iterat
 
 
 def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[str]:
-    """DVC stages of `runs` to commit; whole stages, which DVC writes at once, if no other run has changed."""
+    """DVC stages of `runs` to commit; a whole group such as `train`, in one step, if no other run in it has changed."""
     stages = list(dict.fromkeys(run.stage(stage) for stage in RUN_STAGES for run in runs))
     groups = list(dict.fromkeys(name.partition("@")[0] for name in stages))
     others = {name for name in changed if name.partition("@")[0] in groups} - set(stages)
@@ -333,7 +333,7 @@ def commit_targets(runs: Sequence[SweptRun], changed: Collection[str]) -> list[s
 def trial_executor(
     params: Params, wanted: Collection[Threads], jobs: int | None, engine: Engine, paths: ArtifactPaths
 ) -> Execute:
-    """A function that executes tasks, here or on Ray, with the CPU threads `wanted` (`auto`: PyTorch's number)."""
+    """A function that executes tasks, here or on Ray; `wanted`: numbers of CPU threads that tasks use."""
     threads = max((torch.get_num_threads() if count == "auto" else count for count in wanted), default=1)
     executor = Executor(params, paths, torch.get_num_threads())
     if engine == "ray":
@@ -355,7 +355,7 @@ def _run_on_ray(trials: Sequence[Task], executor: Executor, jobs: int | None, cp
 
 
 def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, list[str]]:
-    """Number of processes (default: one per GPU, or per `threads` CPU cores), and the GPUs that they share."""
+    """Number of processes (default: one per GPU, or one per `threads` CPU cores), and the GPUs that they share."""
     gpus: list[str] = []
     if resolve_device(device) == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -365,7 +365,7 @@ def workers_and_gpus(device: str, jobs: int | None, threads: int) -> tuple[int, 
 
 
 def run_in_processes(trials: Sequence[Task], executor: Executor, jobs: int, gpus: Sequence[str]) -> Iterator[Outcome]:
-    """Execute tasks in `jobs` processes and yield each outcome when it is ready; a dead process fails only one task."""
+    """Execute tasks in `jobs` processes and yield outcomes as they finish; if a process dies, only its task fails."""
     create = partial(getattr, executor, "execute")
     workers = []
     for n in range(min(jobs, len(trials))):
@@ -415,7 +415,7 @@ class TuningTrial:
 
 @dataclass(frozen=True)
 class TuningRow:
-    """Validation results of a method with one choice of settings: an outcome per seed."""
+    """Validation results of a method with one combination of settings, with one outcome per seed."""
 
     method: str
     settings: Mapping[str, Any]
@@ -435,7 +435,7 @@ class TuningRow:
         return nan if self.errors else fmean([result.auc for result in self.results])
 
     def to_dict(self) -> dict[str, Any]:
-        """Method, settings and means of AUC, epoch and seconds for JSON; an error instead if a trial failed."""
+        """Method, settings and means of AUC, epoch and seconds, for JSON; if a trial failed, its error instead."""
         record = {"method": self.method, "settings": dict(self.settings), "seeds": len(self.results)}
         if self.errors:
             return {**record, "error": self.errors[0]}
@@ -463,7 +463,7 @@ def tune(
     """Train with every combination of `choices` (setting -> values) and every seed; returns a row per combination."""
     for thing, values in (("method", methods), ("seed", seeds), *choices.items()):
         if not values:
-            raise UsageError(f"there is no {thing} to try; name at least one")
+            raise UsageError(f"there is no {thing} to try; give at least one")
         refuse_duplicates(thing, list(map(repr, values)))
     for method in methods:
         if members := params.entry(method).members:
@@ -490,7 +490,7 @@ def tune(
 
 
 def _trials_folder(params: Params, dataset: str, method: str, paths: ArtifactPaths, parent: Path) -> Path:
-    """Trials that were made from other data, options or code are deleted."""
+    """The folder of a method's trials; deletes trials that were made from other data, options or code."""
     stamp = stamps.stamp(params, dataset, "train", method, 0, paths)
     folder = parent / method / json_digest({**stamp, "torch": torch.__version__})[:16]
     for other in folder.parent.glob("*"):

@@ -36,9 +36,9 @@ def train_stage(
     out: RunPaths | None = None,
     load: LoadInputs = load_inputs,
 ) -> TrainingResult:
-    """Train a method on a data set with a seed, as params.yaml says; saves its best epoch by validation.
+    """Train a method on a data set with a seed, as params.yaml says; writes its best epoch by validation to `out`.
 
-    Interrupted training continues after its last whole epoch. By default, `out` is the run's own folder.
+    By default, `out` is the run's own folder. Interrupted training continues after its last whole epoch.
     """
     out = out or paths.run(dataset, method, seed)
     stamps.require_data(params, dataset, paths)
@@ -87,7 +87,7 @@ def with_members(
     paths: ArtifactPaths,
     folder: Path,
 ) -> MethodSpec:
-    """A product's spec, completed by references, relative to its `folder`, to the finished runs that it combines."""
+    """A product's spec with references to the finished runs that it combines; paths are relative to its `folder`."""
     if spec.finetune is not None:
         raise UsageError(f"{spec.name} trains nothing, so it cannot fine-tune the encoder; remove `finetune`")
     members = []

@@ -52,7 +52,7 @@ def test_existing_files_are_not_overwritten(tmp_path, command, monkeypatch):
     (tmp_path / "dvc.yaml").write_text("mine")
     assert command("init", ".").refused("dvc.yaml exists; choose an empty folder")
     assert os.listdir(tmp_path) == ["dvc.yaml"] and (tmp_path / "dvc.yaml").read_text() == "mine"
-    assert command("init", "dvc.yaml").refused("is a file; name a folder")
+    assert command("init", "dvc.yaml").refused("is a file; give a folder")
 
 
 @pytest.mark.slow

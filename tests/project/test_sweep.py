@@ -212,7 +212,7 @@ def test_ctrl_c_prints_one_line(project):
         (["--seeds", "0,x"], "--seeds has 'x'"),
         (["--seeds", "0-99999999"], "--seeds has '0-99999999'"),
         (["--seeds", "4-0"], "--seeds has '4-0'"),
-        (["--methods", "csp,csp"], "the method csp is named twice"),
+        (["--methods", "csp,csp"], "the method csp is listed twice"),
         (["--engine", "slurm"], "unknown engine 'slurm'; known: local, ray"),
     ],
 )
