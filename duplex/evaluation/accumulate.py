@@ -34,7 +34,6 @@ BLOCK_REORDERED = 1 << 22  # scores whose columns are reordered at a time
 BLOCK_SEARCHED = 1 << 18  # scores searched at a time, so that copies stay in the processor's cache
 SEEN, INFEASIBLE = 0, -1  # group numbers; unseen buckets are 1, 2, ...
 NO_COLUMN = np.iinfo(np.int64).max
-CACHED_COLUMNS = 1 << 20  # columns whose plans are cached, about 30 bytes each
 
 
 @dataclass(frozen=True)
@@ -277,8 +276,6 @@ class ScoreAccumulator:
 
     def _plan(self, first: int, width: int) -> ColumnPlan:
         if (first, width) not in self._plans:
-            if sum(cached for _, cached in self._plans) + width > CACHED_COLUMNS:
-                self._plans.clear()
             self._plans[first, width] = ColumnPlan.of(self.groups[first : first + width])
         return self._plans[first, width]
 

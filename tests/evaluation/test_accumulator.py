@@ -118,9 +118,9 @@ def test_buckets_stay_separate_at_the_limits_of_a_byte(most: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6), k=st.integers(1, 3), split=st.booleans(), reordered=st.integers(1, 60),
-    searched=st.integers(1, 30), cached=st.integers(1, 30),
+    searched=st.integers(1, 30),
 )  # fmt: skip
-def test_sizes_of_internal_blocks_change_nothing(seed: int, k: int, split: bool, reordered, searched, cached) -> None:
+def test_sizes_of_internal_blocks_change_nothing(seed: int, k: int, split: bool, reordered, searched) -> None:
     rng = np.random.default_rng(seed)
     p = problem(rng, 11, 23, levels=4, feasible=0.8)
     bucket = rng.integers(0, 4, 23) if split else None
@@ -128,7 +128,6 @@ def test_sizes_of_internal_blocks_change_nothing(seed: int, k: int, split: bool,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accumulate, "BLOCK_REORDERED", reordered)
         patch.setattr(accumulate, "BLOCK_SEARCHED", searched)
-        patch.setattr(accumulate, "CACHED_COLUMNS", cached)
         found = ScoreAccumulator(p.target, p.seen, feasible_mask=p.feasible, bucket=bucket, k=k)
         for rows in (np.arange(4), np.arange(4, 11)):
             for start in (0, 9):

@@ -99,7 +99,6 @@ def test_calibration_in_blocks_equals_calibration_at_once(monkeypatch: pytest.Mo
     at_once = calibrate(swept, VAL, LABELS, "open", words(), 7, "words")
     mask = feasible_compositions(swept, words(), at_once)
     monkeypatch.setattr("duplex.training.scoring.BLOCK_SCORES", 11)
-    monkeypatch.setattr("duplex.evaluation.accumulate.CACHED_COLUMNS", 1)
     found = calibrate(swept, VAL, LABELS, "open", words(), 7, "words")
     assert found.threshold == at_once.threshold
     assert found.bias == pytest.approx(at_once.bias, abs=1e-5)
