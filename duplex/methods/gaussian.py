@@ -75,13 +75,7 @@ class ClassStatistics:
 
     @classmethod
     def of(cls, z: Tensor, compositions: Tensor, states: int, objects: int) -> ClassStatistics:
-        """Compute the statistics of features `z` [n, d]; raises DuplexError if a feature is infinite or NaN."""
-        broken = ~torch.isfinite(z).all(dim=1)
-        if broken.any():
-            first = int(broken.nonzero()[0])
-            raise DuplexError(
-                f"{int(broken.sum())} of {len(z)} feature rows are not finite (the first is row {first}); remove them"
-            )
+        """Compute the statistics of features `z` [n, d]."""
         z = z.double()
         pairs, place = compositions.unique(return_inverse=True)
         sums = z.new_zeros(len(pairs), z.shape[1]).index_add_(0, place, z)
