@@ -141,9 +141,10 @@ def _source(name: str, root: Path | None) -> tuple[SourceOptions, Path | None]:
 def _load(source: SourceOptions, features: Path | None) -> tuple[LabelSpace, LabelledImages | None]:
     from duplex.data.sources import METADATA, has_pair_lists, load_source, read_pair_lists
     from duplex.features.imported import feature_keys
+    from duplex.labels import LabelSpace
 
     if source.kind == "standard" and has_pair_lists(source.root) and not (source.root / METADATA).exists():
-        return read_pair_lists(source.root).labels(), None
+        return LabelSpace.from_pairs(read_pair_lists(source.root)[0]), None
     dataset = load_source(source, feature_keys(features, source))
     return dataset.labels, dataset
 

@@ -16,7 +16,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -118,9 +118,9 @@ def detect_source(path: Path, split: SplitOptions | None = None, root: Path | No
 
 def load_czsl(root: Path) -> LabelledImages:
     """Load the manifest and labels of a published data set below `root`; missing images are kept in the manifest."""
-    lists = read_pair_lists(root)
+    pairs, repeats = read_pair_lists(root)
     records = read_metadata(root / METADATA)
-    listed = {split: set(pairs) for split, pairs in lists.pairs.items()}
+    listed = {split: set(each) for split, each in pairs.items()}
     all_listed = set(chain.from_iterable(listed.values()))
     tree = ImageTree(root)
     rows = []
@@ -147,10 +147,12 @@ def load_czsl(root: Path) -> LabelledImages:
         "rows left out because their state, object or split is NA": absent,
         "rows left out because their pair is in no list": unlisted,
         "rows left out because their pair is only in another split's list": elsewhere,
-        "lines of the pair lists left out because they repeat a pair": lists.repeats,
+        "lines of the pair lists left out because they repeat a pair": repeats,
     }
     manifest = pd.DataFrame(rows, columns=COLUMNS, dtype=str)
-    return LabelledImages(manifest, lists.labels(), {text: count for text, count in notes.items() if count})
+    return LabelledImages(
+        manifest, LabelSpace.from_pairs(pairs), {text: count for text, count in notes.items() if count}
+    )
 
 
 def read_metadata(path: Path) -> list[dict[str, Any]]:
@@ -194,17 +196,6 @@ def _candidates(record: dict[str, Any], place: str) -> Iterator[str]:
             yield f"{top}/{original}"
 
 
-@dataclass(frozen=True)
-class PairLists:
-    """The pairs that a published data set lists for each split."""
-
-    pairs: dict[str, list[Pair]]  # split -> its pairs without repeats
-    repeats: int  # lines that repeat a pair of their own list
-
-    def labels(self) -> LabelSpace:
-        return LabelSpace.from_pairs(self.pairs)
-
-
 def label_files(root: Path) -> list[Path]:
     """Paths of the files that hold a published data set's metadata and pair lists."""
     return [root / METADATA, *(_folder(root) / f"{split}_pairs.txt" for split in SPLITS)]
@@ -214,11 +205,14 @@ def has_pair_lists(root: Path) -> bool:
     return (_folder(root) / "train_pairs.txt").is_file()
 
 
-def read_pair_lists(root: Path) -> PairLists:
-    """Read the pair lists (train, val, test) in `root` or its folder `compositional-split-natural`."""
+def read_pair_lists(root: Path) -> tuple[dict[str, list[Pair]], int]:
+    """Read the pair lists (train, val, test) in `root` or its folder `compositional-split-natural`.
+
+    Returns each split's pairs without repeats, and how many lines repeat a pair of their own list.
+    """
     lists = {split: read_pair_list(_folder(root) / f"{split}_pairs.txt") for split in SPLITS}
     pairs = {split: list(dict.fromkeys(listed)) for split, listed in lists.items()}
-    return PairLists(pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS))
+    return pairs, sum(len(lists[split]) - len(pairs[split]) for split in SPLITS)
 
 
 def read_pair_list(path: Path) -> list[Pair]:

@@ -42,7 +42,6 @@ DEFAULT = "clip"  # the family of names that no other family claims
 PACKAGED = "tiny"  # the encoder that ships with the package
 RANDOM = "random"
 TOWERS = ("both", "image", "text")
-FORM = "local-dir:FOLDER"  # name of an open_clip encoder whose weights are in a folder
 TIMEOUT = (5, 10)  # seconds to connect, seconds for a response
 Config = dict[str, Any]
 
@@ -365,43 +364,40 @@ def hub_file_on_disk(owner: str, names: Sequence[str]) -> Path | None:
     return None
 
 
-def fetch_from_hub(owner: str, names: Sequence[str], what: str, form: str = FORM) -> Path:
-    """Path of the first file in `names` that a Hugging Face repository has, downloaded unless it is on disk."""
+def fetch_from_hub(owner: str, names: Sequence[str], what: str) -> Path:
+    """Path of the first of the files `names` that a Hugging Face repository has; it is downloaded if necessary."""
     if file := hub_file_on_disk(owner, names):
         return file
-    check_reachable(hf_hub_url(owner, names[0]), what, form)
+    check_reachable(hf_hub_url(owner, names[0]), what)
     for name in names:
         try:
             return Path(hf_hub_download(owner, name))
         except EntryNotFoundError:
             continue
         except Exception as error:  # of the hub's client, its HTTP library, the network or the disk
-            raise download_error(what, error, form) from error
+            raise download_error(what, error) from error
     raise DuplexError(f"the weights of {what} are not on disk, and {owner} holds no {' or '.join(names)}")
 
 
-def download_error(what: str, error: BaseException, form: str = FORM) -> DuplexError:
-    """The error to raise after a failed download of `what`.
-
-    form: form of an encoder's name that loads weights from a local folder; the message suggests it.
-    """
+def download_error(what: str, error: BaseException) -> DuplexError:
+    """The error to raise after a failed download of `what`."""
     offline = " (HF_HUB_OFFLINE is set)" if _offline() else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return DuplexError(
         f"the weights of {what} are not on disk and could not be downloaded{offline}: {reason}; "
-        f"download them where there is a network, or name a folder that holds them as {form}"
+        f"download them where there is a network, or name a folder that holds them, local-dir:FOLDER or blip:FOLDER"
     )
 
 
-def check_reachable(url: str, what: str, form: str = FORM) -> None:
+def check_reachable(url: str, what: str) -> None:
     if _offline():
-        raise download_error(what, OSError("no network is used"), form)
+        raise download_error(what, OSError("no network is used"))
     import requests
 
     try:
         requests.head(url, timeout=TIMEOUT, allow_redirects=False)
     except (requests.RequestException, ValueError) as error:
-        raise download_error(what, OSError(f"{urlsplit(url).hostname} does not answer"), form) from error
+        raise download_error(what, OSError(f"{urlsplit(url).hostname} does not answer")) from error
 
 
 def is_reachable(url: str) -> bool:

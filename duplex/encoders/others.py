@@ -39,7 +39,6 @@ from duplex.system.threads import dtype_of, float32_arithmetic
 
 BLIP_PREFIX, TIMM_PREFIX = "blip:", "timm:"
 TIMM_FILES = ("model.safetensors",)
-FORM = f"{BLIP_PREFIX}FOLDER"  # name of an encoder whose weights are in a folder
 TEMPERATURE = 0.07
 BLIP_FILES = ("config.json", "preprocessor_config.json", "model.safetensors")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt")  # either suffices
@@ -59,8 +58,8 @@ class BlipFamily(EncoderFamily):
         is_local = folder.is_dir()
         if not is_local:
             for file in BLIP_FILES:
-                folder = fetch_from_hub(place, (file,), name, FORM).parent
-            fetch_from_hub(place, TOKENIZER_FILES, name, FORM)
+                folder = fetch_from_hub(place, (file,), name).parent
+            fetch_from_hub(place, TOKENIZER_FILES, name)
         config = read_config(folder / "config.json")
         image_config = read_config(folder / "preprocessor_config.json")
         try:
