@@ -84,7 +84,6 @@ OWN = ("manifest", ROOT, "limit", "tokens", "block_inputs", "bits", PIXELS)  # s
 CHUNK = 2**26  # bytes copied at once
 LARGEST_CHOICE = 1024  # rows that h5py reads at once fast, if they are not neighbours
 TOKENS = ("none", "patch")
-BITS = ("8", "16")
 COMMIT_SECONDS = 1.0  # between commits, which wait for the disk; a killed run repeats at most this long
 LISTED_BAD = 5  # bad images that an error lists
 
@@ -179,7 +178,6 @@ def extract(
         fresh: encode all images, even those that were encoded before.
     """
     require(tokens, TOKENS, "tokens")
-    require(str(bits), BITS, "bits")
     if not root.is_dir():
         raise UsageError(f"the images' folder {root} does not exist; set the data set's root in params.yaml")
     if out.is_dir():
@@ -204,29 +202,32 @@ def extract(
         fresh=fresh,
         progress=progress,
     )
-    rows = span.rows
-    began = time.monotonic()
     with claim_cache(path):
-        contents = None
-        if not fresh and (finished := _read_if_finished(path, job)):
-            statuses, contents_then = finished
-            contents = image_contents(job.rows.root, job.rows.images)
-            if np.array_equal(contents, contents_then):
-                check_share_of_bad(_bad_images(statuses, job), rows, max_bad)
-                return ExtractionReport(path, rows, rows, 0.0, _bad_images(statuses, job))
-            with replace_file(partial_path(path)) as scratch:  # the cache itself stays as it is
-                shutil.copyfile(path, scratch)
-        with closing(_open_or_create(job)) as cache:
-            if not fresh:
-                _find_encoded(cache, job, contents)
-            resumed = cache.done
-            _encode_pending(cache, job)
-            cache.finish()
-    return ExtractionReport(path, rows, resumed, time.monotonic() - began, _bad_images(cache.statuses, job))
+        return _run(job)
 
 
-def _read_if_finished(path: Path, job: ExtractionJob) -> tuple[Statuses, Contents] | None:
-    """Statuses and contents of the job's cache if it is finished and sound; otherwise prints why not, returns None."""
+def _run(job: ExtractionJob) -> ExtractionReport:
+    rows, began, contents = job.span.rows, time.monotonic(), None
+    if not job.fresh and (finished := _read_if_finished(job)):
+        statuses, contents_then = finished
+        contents = image_contents(job.rows.root, job.rows.images)
+        if np.array_equal(contents, contents_then):
+            return ExtractionReport(job.path, rows, rows, 0.0, _checked_bad_images(statuses, job))
+        with replace_file(partial_path(job.path)) as scratch:  # the cache itself stays as it is
+            shutil.copyfile(job.path, scratch)
+    with closing(_open_or_create(job)) as cache:
+        if not job.fresh:
+            _find_encoded(cache, job, contents)
+        resumed = cache.done
+        _encode_pending(cache, job)
+        bad = _checked_bad_images(cache.statuses, job)
+        cache.finish()
+    return ExtractionReport(job.path, rows, resumed, time.monotonic() - began, bad)
+
+
+def _read_if_finished(job: ExtractionJob) -> tuple[Statuses, Contents] | None:
+    """The statuses and contents of a finished, sound cache of the job; otherwise None, and why on stderr."""
+    path = job.path
     if not path.exists():
         return None
     try:
@@ -275,7 +276,6 @@ def _find_encoded(cache: PartialCache, job: ExtractionJob, contents: Contents | 
 def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
     # Batches always hold the same images, so encoded images in a batch with a pending image are encoded again. Rows
     # that were copied are in no batch: a few new images among many are encoded alone.
-    total = len(job.rows.images)
     batches = split_rows(np.flatnonzero(cache.statuses != COPIED).tolist(), job.batch_size)
     pending = [rows for rows in batches if (cache.statuses[rows] == PENDING).any()]
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
@@ -294,10 +294,9 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
                 if now - committed >= COMMIT_SECONDS:
                     cache.commit()
                     committed = now
-                    check_share_of_bad(_bad_images(cache.statuses, job), total, job.max_bad)
+                    _checked_bad_images(cache.statuses, job)
         finally:
             cache.commit()
-    check_share_of_bad(_bad_images(cache.statuses, job), total, job.max_bad)
 
 
 def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> None:
@@ -312,9 +311,16 @@ def check_share_of_bad(bad: Sequence[BadImage], total: int, max_bad: float) -> N
     )
 
 
-def _bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage]:
+def bad_images(statuses: Statuses, images: Sequence[str], start: int = 0) -> list[BadImage]:
+    """The images without features, by their statuses; `start` is the row of the first image in the manifest."""
     rows = np.flatnonzero((statuses >= FIRST_BAD) & (statuses != COPIED)).tolist()
-    return [BadImage(job.span.start + row, job.rows.images[row], status_reason(statuses[row])) for row in rows]
+    return [BadImage(start + row, images[row], status_reason(statuses[row])) for row in rows]
+
+
+def _checked_bad_images(statuses: Statuses, job: ExtractionJob) -> list[BadImage]:
+    bad = bad_images(statuses, job.rows.images, job.span.start)
+    check_share_of_bad(bad, job.span.rows, job.max_bad)
+    return bad
 
 
 def plan_shard(total: int, batch_size: int, shard: tuple[int, int] | None, out: Path) -> tuple[Span, Path]:

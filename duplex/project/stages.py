@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -22,17 +21,9 @@ from duplex.data.sources import ensure_images, load_source
 from duplex.data.tables import count_dataset, read_manifest, write_manifest
 from duplex.encoders.base import Encoder, load_encoder, resolve_device
 from duplex.errors import UsageError
-from duplex.features.extract import BadImage, ExtractionReport
+from duplex.features.extract import ExtractionReport, bad_images
 from duplex.features.extract import extract as encode
-from duplex.features.file import (
-    DATASETS,
-    FIRST_BAD,
-    IMPORTED,
-    open_cache,
-    read_features,
-    require_cache_file,
-    status_reason,
-)
+from duplex.features.file import DATASETS, IMPORTED, open_cache, read_features, require_cache_file
 from duplex.features.imported import feature_keys, import_features
 from duplex.features.inspect import verify
 from duplex.labels import SPLITS
@@ -130,12 +121,7 @@ def _import_features(
     images = read_manifest(manifest)["image"].tolist()
     import_features(features, len(images), sha256(manifest), out, images, params.extraction.max_bad)
     statuses = read_features(out).statuses
-    return ExtractionReport(out, len(images), 0, time.monotonic() - began, _bad_images(statuses, images))
-
-
-def _bad_images(statuses: np.ndarray, images: Sequence[str]) -> list[BadImage]:
-    rows = np.flatnonzero(statuses >= FIRST_BAD).tolist()
-    return [BadImage(row, images[row], status_reason(statuses[row])) for row in rows]
+    return ExtractionReport(out, len(images), 0, time.monotonic() - began, bad_images(statuses, images))
 
 
 def verify_cache(params: Params, path: Path, dataset: str | None, *, sample: int, seed: int) -> dict[str, Any]:
@@ -181,7 +167,7 @@ def write_extraction_summary(cache: Path) -> None:
     paths.stamp(dataset, "extract").unlink(missing_ok=True)
     with open_cache(cache) as file:
         statuses, size = file["status"][...], sum(file[name].nbytes for name in DATASETS if name in file)
-    bad = _bad_images(statuses, read_manifest(paths.manifest(dataset))["image"].tolist())
+    bad = bad_images(statuses, read_manifest(paths.manifest(dataset))["image"].tolist())
     record = {"rows": len(statuses), "bytes": size, "bad": len(bad), "bad_images": [asdict(image) for image in bad]}
     write_text(paths.extraction(dataset), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 

@@ -228,7 +228,6 @@ def test_a_finished_file_with_pending_rows_is_extracted_again(run, tmp_path, cap
     ("options", "message"),
     [
         ({"tokens": "all"}, "known: none, patch"),
-        ({"block_inputs": 1, "bits": 4}, "unknown bits '4'; known: 8, 16"),
         ({"block_inputs": 3}, "has 2 blocks"),
     ],
 )
