@@ -124,7 +124,7 @@ def decode(encoder: ClipEncoder, folder: Path, images: list[str], batch: int, wo
 
 
 def run(encoder: Encoder, folder: Path, images: list[str], out: Path, batch: int, workers: int) -> None:
-    extract(images, folder, out, encoder, manifest_sha256="", batch_size=batch, num_workers=workers, progress=False)
+    extract(images, folder, out, encoder, manifest_sha256="", batch_size=batch, num_workers=workers)
 
 
 def timed(work: Callable[[], object], device: str = "cpu") -> float:

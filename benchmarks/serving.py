@@ -231,7 +231,7 @@ def predict():
     assert sum(1 for _ in recognizer.stream(paths)) == len(paths)
 def cache(turn):
     names = [path.name for path in paths]
-    extract(names, Path(folder), Path(out) / f"{turn}.h5", recognizer.encoder, manifest_sha256="", progress=False)
+    extract(names, Path(folder), Path(out) / f"{turn}.h5", recognizer.encoder, manifest_sha256="")
 for turn in range(3):
     began = time.perf_counter(); predict()
     middle = time.perf_counter(); cache(turn)

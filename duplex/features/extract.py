@@ -103,7 +103,6 @@ class ExtractionJob:
     max_bad: float
     reuse: tuple[Path, ...]
     fresh: bool
-    progress: bool
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,6 @@ def extract(
     reuse: Sequence[Path] = (),
     fresh: bool = False,
     limit: int | None = None,
-    progress: bool = True,
 ) -> ExtractionReport:
     """Encode images into the feature cache `out`.
 
@@ -200,7 +198,6 @@ def extract(
         max_bad=max_bad,
         reuse=tuple(reuse),
         fresh=fresh,
-        progress=progress,
     )
     with claim_cache(path):
         return _run(job)
@@ -281,7 +278,7 @@ def _encode_pending(cache: PartialCache, job: ExtractionJob) -> None:
     workers, pinned = min(job.num_workers, len(pending)), job.encoder.device.type == "cuda"
     decoded = decode_batches(job.rows, pending, workers, pinned=pinned)
     encoded = encode_batches(job.encoder, decoded, job.outputs)
-    bar = ProgressBar("images", sum(map(len, pending)) if job.progress else 0)
+    bar = ProgressBar("images", sum(map(len, pending)))
     began = committed = time.monotonic()
     count = 0
     with report_shortages(job.batch_size), bar:

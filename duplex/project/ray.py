@@ -83,7 +83,7 @@ def _shard_extractor(
     """Load an encoder; returns a function that encodes the shard `(index, number of shards)` of `images`."""
     device = resolve_device(device)
     encoder = load_encoder(entry.name, entry.weights, towers="image", device=device, precision=entry.precision)
-    return lambda shard: extract(images, encoder=encoder, shard=shard, progress=False, **options)
+    return lambda shard: extract(images, encoder=encoder, shard=shard, **options)
 
 
 def _shard_report(ray: Any, future: Any) -> ExtractionReport:

@@ -37,7 +37,7 @@ def run(tmp_path: Path, images: list[str], encoder) -> Run:
     """Extract the forty images into `tmp_path/features.h5` with small batches, in this process."""
 
     def call(out: Path | None = None, **options) -> ExtractionReport:
-        given = {"manifest_sha256": "m" * 64, "batch_size": 8, "num_workers": 0, "progress": False, **options}
+        given = {"manifest_sha256": "m" * 64, "batch_size": 8, "num_workers": 0, **options}
         used, names = given.pop("encoder", encoder), given.pop("images", images)
         return extract(names, tmp_path / "pictures", out or tmp_path / "features.h5", used, **given)
 

@@ -43,7 +43,7 @@ def cls_of(features: SharedFeatures) -> np.ndarray:
 
 def plain(images: list[str], root: Path, encoder) -> np.ndarray:
     out = root.parent / "plain.h5"
-    extract(images, root, out, encoder, manifest_sha256="0", num_workers=0, progress=False, fresh=True, max_bad=1.0)
+    extract(images, root, out, encoder, manifest_sha256="0", num_workers=0, fresh=True, max_bad=1.0)
     return read_features(out).cls
 
 

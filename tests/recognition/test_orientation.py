@@ -37,8 +37,7 @@ def turned(trained, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_the_cache_holds_the_same_features(trained, turned: list[Path], tmp_path: Path) -> None:
     encoder = Recognizer.load(trained.run(), device="cpu").encoder
     names = [path.name for path in turned]
-    extract(names, turned[0].parent, tmp_path / "f.h5", encoder, manifest_sha256="m" * 64, num_workers=0,
-            progress=False)  # fmt: skip
+    extract(names, turned[0].parent, tmp_path / "f.h5", encoder, manifest_sha256="m" * 64, num_workers=0)
     features = read_features(tmp_path / "f.h5").cls
     assert np.array_equal(features, np.repeat(features[:1], 8, axis=0)) and np.ptp(features) > 0
 

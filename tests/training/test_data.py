@@ -51,7 +51,7 @@ def test_inputs_of_fewer_blocks_are_those_of_a_cache_of_so_many(data: Data, root
     run = data.read(request)
     out = tmp_path / "plain.h5"
     tower, images = load_encoder("tiny", towers="image"), data.manifest["image"].tolist()
-    extract(images, root, out, tower, manifest_sha256="0", block_inputs=2, progress=False)
+    extract(images, root, out, tower, manifest_sha256="0", block_inputs=2)
     assert run.encoder["block_inputs"] == "2"
     np.testing.assert_allclose(block_inputs(run).numpy(), np.asarray(read_tokens(out, "block_inputs")), atol=2e-2)
     again = replace(data, manifest=data.manifest.assign(split="train")).read(request)  # from what is in memory
