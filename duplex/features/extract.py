@@ -204,7 +204,8 @@ def extract(
 
 
 def _run(job: ExtractionJob) -> ExtractionReport:
-    rows, began, contents = job.span.rows, time.monotonic(), None
+    rows, began = job.span.rows, time.monotonic()
+    contents = None
     if not job.fresh and (finished := _read_if_finished(job)):
         statuses, contents_then = finished
         contents = image_contents(job.rows.root, job.rows.images)
@@ -223,7 +224,7 @@ def _run(job: ExtractionJob) -> ExtractionReport:
 
 
 def _read_if_finished(job: ExtractionJob) -> tuple[Statuses, Contents] | None:
-    """The statuses and contents of a finished, sound cache of the job; otherwise None, and why on stderr."""
+    """Statuses and contents of the job's cache if it is finished and sound; otherwise prints why not, returns None."""
     path = job.path
     if not path.exists():
         return None
