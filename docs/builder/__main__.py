@@ -11,6 +11,7 @@ from pathlib import Path
 from duplex.errors import install_command
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "build/manual"  # the pages as mkdocs reads them: `docs_dir` of mkdocs.yml
 NEEDED = ("mkdocs", "material", "mkdocstrings", "mkdocs_jupyter")
 
 
@@ -59,16 +60,23 @@ def build() -> list[str]:
     from mkdocs.exceptions import MkDocsException
 
     from docs.builder.notebooks import executed_notebook
+    from docs.builder.pages import write_pages
 
     lines: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: lines.append(record.getMessage().splitlines()[0])  # type: ignore[method-assign]
     logging.getLogger("mkdocs").addHandler(handler)
     try:
-        (ROOT / "docs/tutorials").mkdir(exist_ok=True)
+        shutil.rmtree(PAGES, ignore_errors=True)
+        write_pages(PAGES)
+        (PAGES / "tutorials").mkdir()
         for notebook in sorted((ROOT / "examples").glob("*.ipynb")):
-            shutil.copy(executed_notebook(notebook, ROOT), ROOT / "docs/tutorials")
+            shutil.copy(executed_notebook(notebook, ROOT), PAGES / "tutorials")
         config = load_config(str(ROOT / "mkdocs.yml"))
+        names = sorted((PAGES / "reference/api").glob("*.md"), key=lambda page: page.stem.lower())
+        reference = next(section["Reference"] for section in config.nav if "Reference" in section)
+        overview = next(entry for entry in reference if "Python API" in entry)
+        overview["Python API"] = ["reference/api.md", *(f"reference/api/{page.name}" for page in names)]
         config.plugins.on_startup(command="build", dirty=False)
         build_site(config)
     except (MkDocsException, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The examples of public names: docs/reference/examples.txt, shown on the API page."""
+"""The examples of public names: docs/reference/examples.txt, shown on the pages of the API."""
 
 from __future__ import annotations
 
@@ -6,20 +6,9 @@ import re
 from pathlib import Path
 
 EXAMPLE = re.compile(r"^== (\w+)\n(.*?)(?=^== |\Z)", re.M | re.S)
-DIRECTIVE = re.compile(r"^::: duplex\.(\w+)$", re.M)
 
 
 def read_examples(root: Path) -> dict[str, str]:
-    """The example of each public name."""
+    """The example of each public name, without the marks of doctest."""
     text = (root / "docs/reference/examples.txt").read_text(encoding="utf-8")
-    return {name: example.strip() for name, example in EXAMPLE.findall(text)}
-
-
-def with_examples(markdown: str, examples: dict[str, str]) -> str:
-    """An API page with the example of a name behind it."""
-
-    def shown(match: re.Match[str]) -> str:
-        example = re.sub(r"  # doctest:.*", "", examples.get(match[1], ""))
-        return f"{match[0]}\n\n```pycon\n{example}\n```\n" if example else match[0]
-
-    return DIRECTIVE.sub(shown, markdown)
+    return {name: re.sub(r"  # doctest:.*", "", example.strip()) for name, example in EXAMPLE.findall(text)}

@@ -1,4 +1,4 @@
-"""Public names without a docstring, found in the source."""
+"""Public names, their first sentences, and those without a docstring, found in the source."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ def names_on_page(page: Path) -> list[str]:
 
 def undocumented(root: Path, names: list[str]) -> list[str]:
     """The public names, and public members of classes, that have no docstring, and parameters without a note."""
+    missing: list[str] = []
+    for name, item in zip(names, _items(root, names), strict=True):
+        missing += _missing(item, name)
+    return missing
+
+
+def summaries(root: Path, names: list[str]) -> list[str]:
+    """The first paragraph of each name's docstring."""
+    docstrings = [item.docstring for item in _items(root, names)]
+    return [" ".join(text.value.partition("\n\n")[0].split()) if text else "" for text in docstrings]
+
+
+def _items(root: Path, names: list[str]) -> Iterator[griffe.Object]:
     package = griffe.load(
         "duplex", search_paths=[str(root)], allow_inspection=False, resolve_aliases=True, try_relative_path=False
     )
-    missing: list[str] = []
     for name in names:
         item = package[name.removeprefix("duplex.")]
-        missing += _missing(item.final_target if isinstance(item, griffe.Alias) else item, name)
-    return missing
+        yield item.final_target if isinstance(item, griffe.Alias) else item
 
 
 def _missing(item: griffe.Object, name: str) -> Iterator[str]:

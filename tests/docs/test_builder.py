@@ -13,10 +13,10 @@ pytest.importorskip("mkdocstrings", reason="needs the extra docs (`make docs` in
 
 import nbformat
 
-from docs.builder import hook
 from docs.builder.commands import commands_page
-from docs.builder.examples import read_examples, with_examples
+from docs.builder.examples import read_examples
 from docs.builder.notebooks import run
+from docs.builder.pages import api_pages, methods_page, page_text
 from docs.builder.parameters import with_section
 from docs.builder.public_names import names_on_page, undocumented
 from docs.builder.references import TOPICS, missing_references, read_references, references_page
@@ -38,7 +38,7 @@ def test_every_command_has_a_section() -> None:
 
 
 def test_every_kind_of_the_package_has_a_section_with_its_options() -> None:
-    page = hook.methods_page()
+    page = methods_page()
     own = [kind for kind in installed_methods() if (ROOT / f"duplex/methods/{kind}.py").is_file()]
     assert len(own) > 15
     assert {f"## {kind}" for kind in own} <= set(page.splitlines())
@@ -68,8 +68,11 @@ def test_every_public_name_stands_on_the_api_page_and_is_described() -> None:
 
 def test_every_public_name_has_an_example() -> None:
     assert set(read_examples(ROOT)) == set(PUBLIC)
-    page = with_examples("::: duplex.fit\n::: duplex.testing.check_method\n", {"fit": ">>> 1  # doctest: +SKIP\n1"})
-    assert page == "::: duplex.fit\n\n```pycon\n>>> 1\n1\n```\n\n::: duplex.testing.check_method\n"
+    pages = api_pages("::: duplex.Answer\n::: duplex.testing.check_method\n")
+    assert pages["reference/api.md"].startswith("* [`Answer`](api/Answer.md): The answer for one image")
+    assert "::: duplex.Answer\n\n## Example" in pages["reference/api/Answer.md"]
+    assert "doctest" not in pages["reference/api/Answer.md"]
+    assert pages["reference/api/check_method.md"] == "# check_method\n\n::: duplex.testing.check_method\n"
 
 
 @pytest.mark.slow
@@ -81,13 +84,23 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert runner.tries > 30 and runner.failures == 0
 
 
-def test_the_site_is_built_from_these_pages_without_importing_torch() -> None:
+def test_pages_are_written_without_importing_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; sys.path.insert(0, '.'); import docs.builder.hook as hook;"
-        "hook.params_page(); hook.methods_page(); hook.commands_page(); print('torch' in sys.modules)"
+        "import sys; from pathlib import Path; sys.path.insert(0, '.'); from docs.builder.pages import write_pages;"
+        f"write_pages(Path({str(tmp_path / 'manual')!r})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+    written = {path.relative_to(tmp_path / "manual").as_posix() for path in tmp_path.rglob("*.*")}
+    assert {"index.md", "curve.png", "results/shapes.csv", "project/security.md", "reference/commands.md"} <= written
+    assert not [name for name in written if name.endswith((".py", ".bib"))]
+    assert "{{" not in (tmp_path / "manual/gallery.md").read_text(encoding="utf-8")
+
+
+def test_links_lead_to_the_page_that_shows_a_file() -> None:
+    assert page_text("faq.md", "[a](../CHANGELOG.md) [b](../params.yaml)") == "[a](project/changelog.md) b"
+    assert page_text("project/security.md", "[a](docs/results/shapes.md#x)") == "[a](../results/shapes.md#x)"
+    assert page_text("results/shapes.md", "![a](../curve.png)") == "![a](../curve.png)"
 
 
 def test_the_page_of_references_is_written_from_the_file() -> None:

@@ -22,7 +22,7 @@ FILE = re.compile(r"(?:[\w.-]+/)+[a-z0-9_-]+\.(?:py|yaml|md|csv|json|toml|cff|bi
 MADE = re.compile(
     r"(artifacts|datasets|suspects|data|dvclive|tensorboard|cgqa|dist|ROOT|site|compositional-split-natural)/"
 )
-GENERATED = ("commands.md", "params.md", "methods.md", "own_images.ipynb")  # by docs/builder/hook.py
+GENERATED = ("commands.md", "params.md", "methods.md", "own_images.ipynb")  # by docs/builder
 FOREIGN = {"--drop", "--only-changed", "--dist", "--editable", "--constraint"}  # of DVC, pytest and pip
 
 

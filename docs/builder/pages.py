@@ -1,45 +1,44 @@
-"""Hook of mkdocs: adds the pages that are made from the code, and those of the repository's top."""
+"""Write the pages of the site as files: those of docs/, of the repository's top, and those made from the code."""
 
 from __future__ import annotations
 
 import re
-import sys
+import shutil
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
-from mkdocs.structure.files import File, Files
+from docs.builder.commands import commands_page
+from docs.builder.examples import read_examples
+from docs.builder.public_names import DIRECTIVE, summaries
+from docs.builder.results import with_tables
+from docs.builder.tables import read_classes, table
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
-from docs.builder.commands import commands_page  # noqa: E402
-from docs.builder.examples import read_examples, with_examples  # noqa: E402
-from docs.builder.results import with_tables  # noqa: E402
-from docs.builder.tables import read_classes, table  # noqa: E402
-
 TOP = {"CONTRIBUTING.md": "contributing", "CHANGELOG.md": "changelog", "SECURITY.md": "security"}
 PARAMS = ("duplex/config/params.py", "duplex/options.py", "duplex/data/contents.py")  # classes of params.yaml
 LINK = re.compile(r"\[([^\]\n]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
+SOURCES = shutil.ignore_patterns("builder", "__pycache__", "*.py", "*.bib", "*.txt")  # no parts of the site
 
 
-def on_files(files: Files, config: Any, **_: Any) -> Files:
-    """Add the generated pages."""
-    pages = {f"project/{name}.md": (ROOT / path).read_text(encoding="utf-8") for path, name in TOP.items()}
-    pages["reference/commands.md"] = commands_page()
-    pages["reference/params.md"] = params_page()
-    pages["reference/methods.md"] = methods_page()
+def write_pages(folder: Path) -> None:
+    """Write all pages but the notebooks, with pictures and tables, into an empty folder."""
+    shutil.copytree(ROOT / "docs", folder, ignore=SOURCES)
+    pages = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.md")}
+    pages |= {f"project/{name}.md": (ROOT / path).read_text(encoding="utf-8") for path, name in TOP.items()}
+    pages |= {"reference/commands.md": commands_page(), "reference/params.md": params_page()}
+    pages |= {"reference/methods.md": methods_page()}
+    pages |= api_pages(pages["reference/api.md"])
     for uri, text in pages.items():
-        files.append(File.generated(config, uri, content=text))
-    return files
+        (folder / uri).parent.mkdir(exist_ok=True)
+        (folder / uri).write_text(page_text(uri, text), encoding="utf-8")
 
 
-def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
-    """Insert tables of results, and point links to files of the repository at the pages that show them.
+def page_text(uri: str, text: str) -> str:
+    """A page with its tables of results, and with links to files of the repository pointed at the pages that show them.
 
     Where no page shows a file, the words stay and the link goes.
     """
-    source = Path(page.file.src_uri)
+    source = Path(uri)
     is_top = source.parts[0] == "project"
     folder = Path() if is_top else Path("docs") / source.parent
     up = "../" * (len(source.parts) - 1)
@@ -49,13 +48,11 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         target = _normal(folder / path)
         if target in TOP:
             return f"[{words}]({up}project/{TOP[target]}.md{anchor})"
-        uri = target.removeprefix("docs/")
-        if not target.startswith("docs/") or path.startswith("project/"):
-            return match[0] if files.get_file_from_path(path) else words
-        return f"[{words}]({up}{uri}{anchor})" if is_top else match[0]
+        if not target.startswith("docs/"):
+            return words
+        return f"[{words}]({up}{target.removeprefix('docs/')}{anchor})" if is_top else match[0]
 
-    shown = LINK.sub(replaced, with_tables(markdown, ROOT / folder))
-    return with_examples(shown, read_examples(ROOT)) if page.file.src_uri == "reference/api.md" else shown
+    return LINK.sub(replaced, with_tables(text, ROOT / folder))
 
 
 def _normal(path: Path) -> str:
@@ -68,6 +65,19 @@ def _normal(path: Path) -> str:
     for part in path.parts:
         parts = parts[:-1] if part == ".." else [*parts, part]
     return "/".join(parts)
+
+
+def api_pages(overview: str) -> dict[str, str]:
+    """The API's overview, which lists each name with its first sentence, and a page per name with its example."""
+    examples, names = read_examples(ROOT), DIRECTIVE.findall(overview)
+    pages = {"reference/api.md": overview}
+    for name, summary in zip(names, summaries(ROOT, names), strict=True):
+        short = name.rpartition(".")[2]
+        line = f"* [`{short}`](api/{short}.md): {summary}"
+        pages["reference/api.md"] = pages["reference/api.md"].replace(f"::: {name}\n", f"{line}\n")
+        example = f"\n## Example\n\n```pycon\n{examples[short]}\n```\n" if short in examples else ""
+        pages[f"reference/api/{short}.md"] = f"# {short}\n\n::: {name}\n{example}"
+    return pages
 
 
 def params_page() -> str:
