@@ -1,9 +1,13 @@
-"""Draw the manual's pictures of ideas: `python docs/pictures.py` writes docs/problem.png, pipeline.png, method.png and
-curve.png. Nothing in them is a measurement but the curve, whose run is named in it."""
+"""Draw the manual's pictures: `python -m docs.pictures` writes problem, pipeline, method, curve and rooms.png to docs/.
+
+The curve is that of the run named in it, and the rooms are read from the code; the others show ideas.
+`python -m docs.pictures rooms` draws one of them.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -15,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch
 
 from duplex.data.shapes import draw
+from tests.test_architecture import ORDER, arrows
 
 HERE = Path(__file__).parent
 INK, SOFT, CARD = "#22303a", "#5d6b75", "#eef3f4"
@@ -23,11 +28,28 @@ RUN = Path("artifacts/shapes/cso/0")  # whose curve is annotated
 
 
 def main() -> None:
-    """Draw all pictures."""
-    for name, picture in {"problem": problem, "pipeline": pipeline, "method": method, "curve": curve}.items():
-        figure = picture()
+    """Draw all pictures, or those named."""
+    pictures = {"problem": problem, "pipeline": pipeline, "method": method, "curve": curve, "rooms": rooms}
+    for name in sys.argv[1:] or pictures:
+        figure = pictures[name]()
         figure.savefig(HERE / f"{name}.png", dpi=130, facecolor="white", metadata={"Software": None})
         plt.close(figure)
+
+
+def rooms() -> plt.Figure:
+    """Show which rooms of the package import which, lowest first."""
+    figure, axes = plt.subplots(figsize=(6, 5.4), layout="constrained")
+    for importer, imported in arrows():
+        axes.plot(ORDER.index(imported), ORDER.index(importer), "s", color=TEAL, markersize=8)
+    places = range(len(ORDER))
+    axes.plot(places, places, "s", color=CARD, markersize=8)
+    axes.set_xticks(places, ORDER, rotation=90, color=INK)
+    axes.set_yticks(places, ORDER, color=INK)
+    axes.invert_yaxis()
+    axes.tick_params(length=0, labeltop=True, labelbottom=False)
+    axes.set_frame_on(False)
+    axes.set_xlabel("a room (row) imports the rooms marked in its row", color=SOFT)
+    return figure
 
 
 def problem() -> plt.Figure:
