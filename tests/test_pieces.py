@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "pieces.md").read_text()
 def test_the_examples_run():
     held: dict[str, object] = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(blocks) >= 3
+    assert len(blocks) >= 2
     for block in blocks:
         exec(compile(block, "docs/pieces.md", "exec"), held)
 
