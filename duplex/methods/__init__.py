@@ -1,1 +1,1 @@
-"""Methods that recognise compositions, one module per kind; all of them read cached encoder outputs."""
+"""Methods that recognise compositions, one module per kind; they all work on cached encoder outputs."""

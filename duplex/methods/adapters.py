@@ -1,12 +1,12 @@
-"""What fine-tuning adds to, or changes in, the blocks of an image tower: a plug-in of the group `duplex.adapters`.
+"""Adapters: what fine-tuning trains in the blocks of an image tower. Each is a plug-in of the group `duplex.adapters`.
 
     bottleneck:  y <- y + Up(dropout(relu(Down(y))))          y: output of attention, MLP or convolutional block
     parallel:    y <- y + 0.1 Up(dropout(relu(Down(x))))      x: what enters the layer norm before attention or MLP
     lora:        W <- W + B A                                 every matrix W of the blocks (Hu et al., 2022)
     full:        all parameters are trained
 
-`Up` and `B` start at zero. The Duplex paper puts adapters "in the image encoder"; the published code of Troika (Huang
-et al., 2024), from which it continues, has the parallel ones, which Chen et al. (2022) introduced.
+`Up` and `B` start at zero. The Duplex paper puts adapters "in the image encoder". It builds on the published code of
+Troika (Huang et al., 2024), which has parallel adapters; Chen et al. (2022) introduced these.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BlockAdapters(nn.ModuleList):
     """Base class of the modules that fine-tuning trains inside blocks; a subclass inserts them in its constructor.
 
     blocks: the blocks to fine-tune, whose own parameters are frozen.
-    cut: tells the modules of a transformer block at which its attention and its MLP begin and end.
+    cut: names the modules of a transformer block at which its attention and its MLP begin and end.
     channels: number of output channels of each block.
     options: the options `finetune:`.
     """
@@ -42,7 +42,7 @@ class BlockAdapters(nn.ModuleList):
     def attach(
         self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions
     ) -> list[nn.Module]:
-        """Add to the blocks what is to be trained, and return the modules whose parameters are trained."""
+        """Insert what is to be trained into the blocks; returns the modules whose parameters are trained."""
         raise NotImplementedError
 
 
@@ -54,7 +54,7 @@ def find_adapters(name: str) -> type[BlockAdapters]:
 
 
 class Bottlenecks(BlockAdapters):
-    """A bottleneck after the attention and the MLP of each transformer block, or after each convolutional block."""
+    """Trains bottlenecks after the attention and MLP of each transformer block, or after each convolutional block."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         adapters = []
@@ -67,7 +67,7 @@ class Bottlenecks(BlockAdapters):
 
 
 class ParallelBottlenecks(BlockAdapters):
-    """Two bottlenecks in each transformer block: one runs beside the attention, one beside the MLP."""
+    """Trains two bottlenecks per transformer block, one in parallel to the attention and one to the MLP."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         if not cut.branch_inputs:
@@ -82,14 +82,14 @@ class ParallelBottlenecks(BlockAdapters):
 
 
 def _place_beside(begin: nn.Module, end: nn.Module, adapter: nn.Module) -> None:
-    """Add `adapter(x)` to the output of `end`, x the input of `begin`, which runs earlier."""
+    """Add `adapter(x)` to the output of `end`, where x is the input of `begin`, a module that runs earlier."""
     waiting: list[Tensor] = []
     begin.register_forward_pre_hook(lambda _, inputs: waiting.append(inputs[0]))
     end.register_forward_hook(lambda _, __, y: y + PARALLEL_SCALE * adapter(waiting.pop()))
 
 
 class LowRank(nn.Module):
-    """Adds `B A` to a weight: `A [r, in]` starts random, `B [out, r]` at zero; `in` is channels times kernel size."""
+    """Adds `B A` to a weight [out, in] (kernels are flattened); A [r, in] starts random, B [out, r] at zero."""
 
     def __init__(self, weight: Tensor, rank: int) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class LowRank(nn.Module):
 
 
 class LowRankUpdates(BlockAdapters):
-    """Adds a trained matrix of low rank to every weight matrix of the blocks."""
+    """Trains a low-rank matrix that is added to each weight matrix of the blocks."""
 
     def attach(self, blocks: TowerBlocks, cut: LastBlocks, channels: list[int], options: FinetuneOptions) -> Any:
         updates = []

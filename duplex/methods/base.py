@@ -1,6 +1,6 @@
-"""The interface of methods (trainable scorers of compositions): all that training, evaluation and reports call.
+"""The interface of methods, which learn to score compositions: all that training, evaluation and reports call.
 
-A method is a class of this package or of any other distribution (docs/your_method.md):
+A method is a class, of this package or a plug-in (docs/your_method.md), that is used like this:
 
     method = make_method("duplex", Options(), context)          # random parameters are drawn here
     method.start(train)                                         # state computed from the training images
@@ -52,7 +52,7 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True)
 class Inspectable:
-    """Functions by which reports, `duplex retrieve` and `duplex swap` read a method's features; None where missing."""
+    """Functions that return a method's features, for reports, `duplex retrieve` and `duplex swap`; None if missing."""
 
     features: Callable[[Inputs], Tensor] | None = None  # unit features z^c [B, d], compared with prototypes
     semantic: Callable[[Ints], Tensor] | None = None  # compositions [C] -> semantic prototypes t^c [C, d]
@@ -110,10 +110,10 @@ class MethodContext:
         return self.text
 
     def encode_prompts(self, compositions: Ints, templates: str | Sequence[str] = TEMPLATE) -> Prototypes:
-        """Encode prompts such as "a photo of wet dog": unit text features of compositions, all states and all objects.
+        """Encode prompts such as "a photo of wet dog" of compositions, all states and all objects, to unit features.
 
-        compositions: the compositions to encode [C]; that of state m and object n has the number `m N + n`.
-        templates: words before the names, or a list of templates, whose features are averaged.
+        compositions: the compositions to encode [C]; state m with object n has the number `m N + n`.
+        templates: words before the names; the features of several templates are averaged.
         """
         if self.text is None:
             raise UsageError('there is no text tower to encode prompts with; add "text" to the result of needs()')
@@ -150,7 +150,7 @@ class Batch:
 
     @property
     def rows(self) -> Tensor:
-        """Index [B] of each image among all training images, in the order in which `Method.start` receives them."""
+        """Number of each image [B], counted in the order in which `Method.start` receives all training images."""
         return copy_to_device(self.compositions.device, self.rows_np)[0]
 
     @property
@@ -162,8 +162,8 @@ class Batch:
 class Method(nn.Module, Generic[OptionsT]):
     """Base class of all methods.
 
-    A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default. A checkpoint holds
-    `state_dict()`: parameters and persistent buffers, nothing of the frozen encoder.
+    A subclass defines `losses`, and `scorer` or `score_terms`; everything else has a default. Checkpoints store
+    `state_dict()`, which holds parameters and persistent buffers, and nothing of the frozen encoder.
     """
 
     Options: ClassVar[type[Options]] = Options  # by default the class in brackets: `class MyMethod(Method[MyOptions])`
@@ -188,7 +188,7 @@ class Method(nn.Module, Generic[OptionsT]):
         return type(self).__name__
 
     def grow(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> None:
-        """Register an empty buffer `name` [0, *shape] with numbers of type `dtype`; `start` may give it any length."""
+        """Register a buffer `name` [0, *shape] of type `dtype` whose length depends on data: `start` sets its rows."""
         self.register_buffer(name, torch.empty(0, *shape, dtype=dtype))
         self.growing = (*self.growing, name)
 
@@ -200,16 +200,16 @@ class Method(nn.Module, Generic[OptionsT]):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def primitives(self, compositions: Tensor) -> tuple[Tensor, Tensor]:
-        """Index of the state and of the object of each of the `compositions`."""
+        """The state index and the object index of each of the `compositions`."""
         return compositions // len(self.labels.objects), compositions % len(self.labels.objects)
 
     @classmethod
     def needs(cls, options: Any) -> frozenset[str]:
-        """Inputs that the options require: `cls`, `patch` (features), `text` (text tower), `words` (word vectors)."""
+        """Names of what a method with `options` requires: `cls`, `patch`, `text` (tower) or `words` (vectors)."""
         return frozenset(cls.required_inputs)
 
     def start(self, train: Batch) -> None:
-        """Compute buffers from all training images, `train`, before the first epoch; checkpoints store the buffers."""
+        """Compute buffers, which checkpoints store, from all training images `train`; called before the first epoch."""
 
     def groups(self) -> list[dict[str, Any]]:
         """The optimiser's parameter groups: dicts with `params` and perhaps `lr`; empty if nothing is trained."""
@@ -217,80 +217,80 @@ class Method(nn.Module, Generic[OptionsT]):
         return [{"params": parameters}] if parameters else []
 
     def before_step(self, compositions: Ints) -> None:
-        """Prepare what `shared` will compute for an optimiser step on images with the labels `compositions`."""
+        """Prepare an optimiser step on images with the labels `compositions`; called before `shared`."""
 
     def shared(self) -> tuple[Any, ...]:
-        """A tuple of values, such as encoded prompts, computed once per optimiser step for all of its batches.
+        """Compute what all batches of an optimiser step share, such as encoded prompts; returns a tuple of values.
 
-        The batches' gradients at its tensors are summed, and only the sum is propagated on to the parameters.
+        Gradients with respect to its tensors are summed over the batches and propagated to the parameters only once.
         """
         return ()
 
     def losses(self, batch: Batch, shared: Any) -> dict[str, Tensor]:
-        """A batch's scalar loss terms by name; training minimises their sum. `shared` is what `shared()` returned."""
+        """A batch's loss terms, name -> scalar; training minimises their sum. `shared` is what `shared()` returned."""
         raise DuplexError(f"{type(self).__name__} must define losses()")
 
     def after_batch(self) -> None:
-        """Update buffers after a batch's backward pass, for updates that `losses` must not make."""
+        """Make updates of buffers that must wait until the backward pass of a batch is done."""
 
     def after_step(self) -> None:
-        """Update buffers that depend on the parameters, after each optimiser step."""
+        """Update buffers that depend on the parameters; called after each optimiser step."""
 
     def on_features_changed(self, train: Batch) -> None:
         """Recompute buffers that depend on the features of all training images, `train`; called after each epoch."""
 
     def after_epoch(self, epoch: int) -> None:
-        """Update what depends on `epoch`, the number of finished epochs, such as a margin; called before validation."""
+        """Update what depends on `epoch`, the number of finished epochs; called after each epoch, before validation."""
 
     def tune(self, images: Inputs, candidates: Ints, auc: Callable[[Tensor], float]) -> None:
-        """After training, choose settings such as score weights by validation AUC, and store them in buffers.
+        """Choose settings such as score weights by validation AUC and store them in buffers; called after training.
 
         images: inputs of the V validation images.
         candidates: compositions of the closed world [C].
-        auc: function that returns the validation AUC of scores [V, C]; of scores that exclude every unseen pair (-inf),
-            it returns the accuracy on images of seen pairs.
+        auc: function that returns the validation AUC of scores [V, C]; if they exclude all unseen pairs (by -inf), it
+            returns the accuracy on images of seen pairs instead.
         """
 
     def chosen_options(self) -> dict[str, Any]:
-        """The option values that `tune` chose, by option name; a training without validation images uses them."""
+        """Option name -> the value that `tune` chose, for a later training without validation images."""
         return {}
 
     @torch.no_grad()
     def scorer(self, candidates: Ints) -> Scorer:
-        """A function from inputs to scores [B, C] of the sorted `candidates`; by default it adds up `score_terms`."""
+        """A function from inputs to scores [B, C] of the sorted `candidates`; by default, the sum of `score_terms`."""
         terms = self.score_terms(candidates)
         if terms is None:
             raise DuplexError(f"{type(self).__name__} must define scorer() or score_terms()")
         return torch.no_grad()(lambda inputs: torch.stack([term for _, term in terms(inputs)]).sum(0))
 
     def score_terms(self, candidates: Ints) -> ScoreTerms | None:
-        """A function that yields the summands of the candidates' scores by name; None if the scores are no sum."""
+        """A function that yields each summand of the `candidates`' scores with its name; None if they are no sum."""
         return None
 
     def probabilities(self, scores: Tensor) -> Tensor:
-        """Probability of each candidate per image, from `scores` [B, C], in which excluded candidates have -inf."""
+        """Convert `scores` [B, C] to probabilities of the candidates; an excluded candidate has the score -inf."""
         return scores.softmax(-1)
 
     def fitted_statistics(self) -> FittedStatistics | None:
-        """Statistics from which `duplex update` fits closed-form prototypes again; None without such prototypes."""
+        """Statistics with which `duplex update` fits closed-form prototypes anew; None without such prototypes."""
         return None
 
     def portable(self, candidates: Ints) -> dict[str, Tensor] | None:
-        """The tensors with which an exported model scores `candidates`; None if the method cannot be exported."""
+        """The tensors from which an exported model computes `candidates`' scores; None if it cannot be exported."""
         return None
 
     def inspectable(self) -> Inspectable:
-        """The features and prototypes that reports, `duplex retrieve` and `duplex swap` may read."""
+        """Functions that return features and prototypes, for reports, `duplex retrieve` and `duplex swap`."""
         return Inspectable()
 
     def summary(self) -> dict[str, int]:
-        """Sizes by name for the report, such as the number of trained parameters."""
+        """Numbers for the report, such as that of trained parameters, by name."""
         return {"parameters": sum(p.numel() for group in self.groups() for p in group["params"])}
 
 
 @dataclass(frozen=True)
 class AdaptedRun:
-    """What a stream adapter starts from: a trained method, its candidates, and the training images."""
+    """The trained method that a stream adapter adapts, with its candidates and training images."""
 
     method: Method[Any]
     candidates: Ints  # compositions that are scored, rising [C]
@@ -300,7 +300,7 @@ class AdaptedRun:
 
 
 class StreamAdapter:
-    """Base class of stream adapters; a subclass defines `scores`."""
+    """Base class of stream adapters, which adapt a trained method to unlabelled images; a subclass defines `scores`."""
 
     Options: ClassVar[type[Options]] = Options
     grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # option -> values that validation tries, from the first on
@@ -309,12 +309,12 @@ class StreamAdapter:
         self.run, self.options = run, options
 
     def scores(self, stream: Iterable[Inputs]) -> Iterable[Tensor]:
-        """Yield scores [B, C] of the stream's images, in their order."""
+        """Yield scores [B, C] of each batch of images in `stream`, in their order."""
         raise DuplexError(f"{type(self).__name__} must define scores()")
 
 
 def find_stream_adapter(name: str) -> type[StreamAdapter]:
-    """The installed stream adapter of a name; raises UsageError for an unknown one."""
+    """The installed stream adapter called `name`; raises UsageError for an unknown name."""
     points = installed_plugins("duplex.stream_adapters")
     found: type[StreamAdapter] = load_plugin(points[require(name, points, STREAM)], STREAM, StreamAdapter)
     return found
@@ -323,9 +323,9 @@ def find_stream_adapter(name: str) -> type[StreamAdapter]:
 def tuned_weights(
     first: Tensor, weighted: Callable[[Weights], Sequence[Tensor]], auc: Callable[[Tensor], float]
 ) -> Tensor:
-    """Search K weights of score summands for the best validation AUC, one weight at a time.
+    """Search for the weights of K score summands with the best validation AUC, one weight at a time.
 
-    The last weight stays fixed, because a common factor changes no ranking.
+    The last weight stays fixed, because multiplying all weights by one factor changes no ranking.
 
     first: the weights [K] that the search starts from.
     weighted: function that returns the summands [B, C], each multiplied by its weight.

@@ -1,12 +1,12 @@
-"""The codebook `H`: a visual prototype (estimated mean image feature) per composition, few of which are stored.
+"""The codebook `H`: a visual prototype (estimated mean image feature) per composition, most of them not stored.
 
     h_mn = normalise(mean_s + mean_o - mean_all)                            the Duplex paper's Eq. 10
     z . h_mn = (z . a_m + z . b_n) / |a_m + b_n|,   a_m = mean_s - mean_all,   b_n = mean_o
 
 * mean_s, mean_o, mean_all: mean features of the training images of state m, of object n, and of all
 
-Stored are the prototypes of compositions with training images and those that training refined. With `unseen="random"`,
-an ablation, they are a random table of all compositions instead.
+Only prototypes of compositions with training images, and those that training refined, are stored; the others are
+composed by this formula when needed, or with `unseen="random"`, an ablation, taken from a random table.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LEAST = 1e-12  # shortest vector that is normalised
 
 
 class Codebook(nn.Module):
-    """A table with a visual prototype for each composition; random until `start`, then changed by `write_back`.
+    """A visual prototype for each composition: initialised by `start`, changed by `write_back`.
 
-    The state dict holds only the K stored prototypes: `known [K]`, their compositions, and `rows [K, d]`.
+    The state dict holds only the K stored prototypes `rows [K, d]` and their compositions `known [K]`.
 
     unseen: how prototypes of compositions without training images begin: "compose" (from means) or "random".
-    random_seen: whether random prototypes of the training compositions are stored.
-    anchored: keep the initial prototypes as `initial`, from which every refinement then starts.
+    random_seen: whether random prototypes of the training compositions are stored at first.
+    anchored: whether to keep the initial prototypes, as `initial`, so that every refinement can start from them.
     """
 
     growing = ("known", "rows")
@@ -79,7 +79,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def start(self, z: Tensor, compositions: Tensor, *, seen: bool) -> None:
-        """Compute the means from unit features `z` [n, d]; with `seen`, also set stored prototypes to mean features."""
+        """Compute means from training features `z` [n, d]; `seen`: also set seen pairs' prototypes to mean features."""
         if self.unseen == "compose":
             n = len(self.labels.objects)
             self.mean_s.copy_(group_means(z, compositions // n, len(self.labels.states)))
@@ -120,7 +120,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def write_back(self, compositions: Ints, rows: Tensor) -> None:
-        """Store refined prototypes `rows` [C, d] of `compositions`; all other prototypes stay exactly the same."""
+        """Store the refined prototypes `rows` [C, d] of `compositions`; no other prototype changes."""
         positions, _ = self._find_stored(compositions)
         if len(positions) < len(compositions):
             self._make_room(np.setdiff1d(compositions, compositions[positions], assume_unique=True))
@@ -143,7 +143,7 @@ class Codebook(nn.Module):
         self._stored = rows
 
     def logits_over(self, candidates: Ints | None) -> Logits:
-        """A function `(z, scale) -> scale * (z . h)` [B, C], with the candidates' prototypes h; None: all of them."""
+        """A function `(z, scale) -> scale * (z . h)` [B, C] for the candidates' prototypes h (None: all prototypes)."""
         count = self.labels.size if candidates is None else len(candidates)
         if count > ROWS and self.unseen == "compose":
             return self._logits_by_sums(candidates)
@@ -178,7 +178,7 @@ class Codebook(nn.Module):
 
     @torch.no_grad()
     def inverse_lengths(self) -> Tensor:
-        """1 / the length that each prototype had before it was normalised [M, N]."""
+        """The factors 1 / |a_m + b_n| [M, N] by which composed prototypes are normalised."""
         if self._inverse is None:  # in double precision, because terms may cancel
             a, b = (self.mean_s - self.mean_all).double(), self.mean_o.double()
             squares = torch.addmm((a * a).sum(1)[:, None] + (b * b).sum(1), a, b.T, alpha=2)
@@ -211,9 +211,9 @@ class Codebook(nn.Module):
 
 
 class TrainedCodebook(nn.Module):
-    """A codebook of trained vectors: gradients change all prototypes, `write_back` only the refined ones.
+    """A codebook whose prototypes are trained by gradients; `write_back` changes the refined ones, too.
 
-    Training starts at the prototypes of `initial`; anchored refinement also starts at them each time.
+    Training starts at the prototypes of `initial`; if `anchored`, every refinement starts at these as well.
     """
 
     def __init__(self, labels: LabelSpace, initial: Codebook, *, anchored: bool) -> None:

@@ -1,4 +1,4 @@
-"""Duplex (Peng et al.): semantic prototypes, and visual ones that training refines.
+"""Duplex (Peng et al.): semantic prototypes, and visual prototypes that training refines.
 
 An image is compared with the text feature of each composition's learned prompt (semantic prototype) and with an
 estimated mean image feature of each composition (visual prototype). The codebook, the table of visual prototypes, is
@@ -38,16 +38,16 @@ Message = Literal["state", "object", "counterfactual"]
 
 @dataclass(frozen=True)
 class Reading(Options):
-    """What the paper's text leaves open, as options; the defaults are this package's, other values also fit the text.
+    """Options for what the paper's text leaves open; the defaults are this package's, other values also fit the text.
 
-    anchors: attached: the losses reach text features through the weights of messages, too; detached: they do not.
-    codebook: buffer: refinement alone changes prototypes; trained: gradients change them, too.
+    anchors: attached: losses send gradients through the weights of messages to text features, too; detached: not.
+    codebook: buffer: only refinement changes prototypes; trained: gradients change them, too.
     counterfactuals: pairs: one per pair of images; labels: one per pair of labels, from the labels' mean factors.
-    diagonal: whether an image is paired with itself, too.
-    edges: posterior: a factor sends messages to every candidate, weighted by posterior; label: to those of its label.
-    fusion_rank: rank of the fusion's matrices M_s and M_o (Eq. 11); null: full matrices.
-    normalise: together: a candidate gets one weighted mean of all messages; by_kind: the average of a mean per kind.
-    softmax: whether p(c^t|x) and p(c^h|x) are over the candidates, or over all M * N compositions (Eq. 4, 19, 21).
+    diagonal: whether an image is also paired with itself.
+    edges: a factor sends messages to all candidates, by posterior (posterior), or only to those of its label (label).
+    fusion_rank: rank of the matrices M_s and M_o that fuse factors (Eq. 11); null: full rank.
+    normalise: a candidate gets a weighted mean of all messages (together), or the mean of a mean per kind (by_kind).
+    softmax: p(c^t|x) and p(c^h|x) are over the candidates, or over all M * N compositions (Eq. 4, 19, 21).
     """
 
     softmax: Literal["candidates", "all"] = "candidates"
@@ -68,19 +68,19 @@ class Reading(Options):
 
 
 class CellSums(torch.autograd.Function):
-    """Weighted sums of counterfactuals by cell of the (state x object) grid (Eq. 11, 15-16).
+    """Autograd function: weighted sum of counterfactuals in each cell of the (state x object) grid (Eq. 11, 15-16).
 
         out_c = sum of w_p z^cf_p over the image pairs p = (i, j) of cell c,    z^cf_p = normalise(relu(a_i + b_j))
 
-    `a`, `b`: projected state and object factors [B, d]; no relu if not `rectified`. The up to `B^2` counterfactuals are
-    computed in blocks that fit the processor's cache, and again in the backward pass. Differentiable once.
+    `a`, `b`: projected state and object factors [B, d]; no relu unless `rectified`. The counterfactuals (at most `B^2`)
+    are computed in blocks that fit into the processor's cache, again in the backward pass, which has no gradient.
     """
 
     @staticmethod
     def forward(
         ctx: Any, a: Tensor, b: Tensor, w: Tensor, i: Tensor, j: Tensor, cell: Tensor, cells: int, rectified: bool
     ) -> Tensor:
-        """The sums [cells, d] over image pairs [P]; each has two images (`i`, `j`), a `cell` and a weight (`w`)."""
+        """Returns the sums [cells, d]; each image pair [P] has two images (`i`, `j`), a `cell` and a weight `w`."""
         out = a.new_zeros(cells, a.shape[1])
         for rows in _blocks(len(i), a):
             r, inverse = _counterfactuals(a, b, i[rows], j[rows], rectified)
@@ -91,10 +91,10 @@ class CellSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients with respect to `a`, `b` and the weights `w`, from the gradient with respect to the sums.
+        """Returns the gradients with respect to `a`, `b` and `w`, given those with respect to the sums.
 
-        With `u = r / |r|`, `r = relu(a_i + b_j)` and the gradient `g` of an output: `dw = g.u`, and
-        `dr = w (g - u (g.u)) / |r|` where `r > 0`, for a_i and b_j.
+        With `r = relu(a_i + b_j)`, `u = r / |r|` and the gradient `g` of a pair's sum: `dw = g.u`, and where `r > 0`,
+        both a_i and b_j receive `dr = w (g - u (g.u)) / |r|`.
         """
         a, b, w, i, j, cell = ctx.saved_tensors
         rectified: bool = ctx.rectified
@@ -128,7 +128,7 @@ def _blocks(pairs: int, like: Tensor) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class FactorNodes:
-    """A batch's image features, state and object factors, posteriors and labels, from which messages are computed."""
+    """What the messages of a batch are computed from: image features, factors, their posteriors, and labels."""
 
     z: Tensor  # composition features z^c [B, d]
     z_s: Tensor  # state factors [B, d]
@@ -143,8 +143,8 @@ class FactorNodes:
 class LocalCandidates:
     """The candidates whose state and object both occur in a batch; their prototypes are refined.
 
-    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13). Images `(i, j)` belong to the cell of i's state and j's object.
-    Only labels on the host are used, so that nothing waits for the device.
+    `C_cand = (S(B) x O(B)) & C_tgt` (Eq. 12-13). A pair of images `(i, j)` belongs to the cell of i's state and j's
+    object. All is computed from labels in the host's memory, so that nothing waits for the device.
     """
 
     compositions: Ints  # the candidates as m * N + n, rising [C]
@@ -203,7 +203,7 @@ def aggregate(
     messages: tuple[Message, ...],
     reading: Reading = Reading(),
 ) -> tuple[Tensor, Tensor]:
-    """Weighted mean of the messages to each candidate [C, d] (Eq. 15-16), and a mask [C] of candidates that got any."""
+    """Weighted mean of the messages to each candidate [C, d] (Eq. 15-16), and a mask [C]: whether it got a message."""
     (total, weight), *others = [message_sums(kind, nodes, candidates, fusion, reading) for kind in messages]
     if reading.normalise == "by_kind":
         total, weight = _mean_of_kind(total, weight)
@@ -214,7 +214,7 @@ def aggregate(
 
 
 def _mean_of_kind(total: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The weighted mean of one kind of messages, with weight 1; zero, with weight 0, where a candidate gets none."""
+    """Each candidate's weighted mean of one kind of messages, and the weight 1; both are 0 if it gets no message."""
     reached = (weight.detach() > LEAST_WEIGHT).to(weight.dtype)
     return reached * total / weight.clamp(min=LEAST_WEIGHT), reached
 
@@ -261,7 +261,7 @@ def _counterfactual_sums(
 
 
 def blend(rows: Tensor, aggregated: Tensor, momentum: float, renormalise: bool) -> Tensor:
-    """Refined prototypes [C, d]: weighted means of old prototypes `rows` and messages `aggregated` (Eq. 17-18)."""
+    """Refined prototypes [C, d]: `momentum * rows + (1 - momentum) * aggregated`, normalised if asked (Eq. 17-18)."""
     if momentum == 1.0:
         return rows
     mixed = momentum * rows + (1.0 - momentum) * aggregated
@@ -286,13 +286,13 @@ def refine(
     renormalise: bool = True,
     reading: Reading = Reading(),
 ) -> RefinedPrototypes:
-    """Refine the prototypes of a batch's candidates: weighted means of old prototypes and messages (Algorithm 1).
+    """Move the prototypes of a batch's candidates towards the mean of their messages (Algorithm 1).
 
     nodes: features, factors and posteriors of the batch's images.
     compositions: the images' labels [B].
     candidates: the compositions whose prototypes may be refined.
-    fusion: joins a state part and an object part to one feature; None: features are added instead.
-    momentum: weight lambda of the old prototypes, which are the initial ones if the codebook is anchored.
+    fusion: joins state and object factors to counterfactuals; None: a feature plus another's difference from the mean.
+    momentum: weight lambda of the old prototypes (if the codebook is anchored, of the initial ones).
     """
     n = len(codebook.labels.objects)
     states, objects = compositions // n, compositions % n
@@ -368,7 +368,7 @@ class DuplexOptions(PathOptions):
 
 
 class Duplex(PathMethod[DuplexOptions]):
-    """Duplex: the score sums posteriors by semantic prototypes, visual prototypes, and state and object factors."""
+    """Duplex: the score adds up posteriors by semantic prototypes, by visual prototypes, and by factors."""
 
     def __init__(self, context: MethodContext, options: DuplexOptions) -> None:
         super().__init__(context, options)
@@ -465,7 +465,7 @@ class Duplex(PathMethod[DuplexOptions]):
         return terms
 
     def _terms_of_all(self, candidates: Ints) -> ScoreTerms:
-        """Posteriors over all compositions, of which the candidates' are taken (`reading.softmax`)."""
+        """Score terms with the softmax over all compositions, of which the candidates' columns are returned."""
         every, columns = self.score_terms(np.arange(self.labels.size)), torch.as_tensor(candidates, device=self.device)
         return lambda inputs: ((name, term.index_select(1, columns)) for name, term in every(inputs))
 

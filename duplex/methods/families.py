@@ -1,6 +1,6 @@
 """Base classes and layers shared by the methods of published papers, such as CGE, CAILA and DFSP.
 
-Methods compare image features with encoded prompts (`TextMethod`), with three paths of prompts, of compositions,
+Methods compare image features with encoded prompts (`TextMethod`), with prompts on three paths, those of compositions,
 states and objects (`ThreePaths`), or with embedded word vectors (`WordMethod`, `EmbeddingHead`).
 """
 
@@ -30,9 +30,9 @@ CHUNK = 2**24  # numbers in memory at once in inference
 
 
 class SeenMethod(Method[OptionsT], Generic[OptionsT]):
-    """Base class of methods whose losses choose among `train_candidates`, by default the seen compositions.
+    """Base class of methods trained to choose among `train_candidates`, by default the seen compositions.
 
-    A subclass defines `score`, and `prepare` for what does not depend on the image.
+    A subclass defines `score`, and `prepare`, which computes what does not depend on the image.
     """
 
     def __init__(self, context: MethodContext, options: OptionsT) -> None:
@@ -40,7 +40,7 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
         self.train_candidates = CompositionIndex(context.labels.pairs["train"], len(context.labels.objects))
 
     def prepare(self, candidates: CompositionIndex) -> Any:
-        """Whatever `score` needs to know about the candidates and can be computed once, such as their embeddings."""
+        """Compute once what `score` needs to know about the candidates, such as their embeddings; returns it."""
 
     def score(self, inputs: Inputs, candidates: CompositionIndex, prepared: Any) -> Tensor:
         """Scores [B, C] of C candidates, for which `prepare` returned `prepared`."""
@@ -49,9 +49,9 @@ class SeenMethod(Method[OptionsT], Generic[OptionsT]):
     def three_path_losses(
         self, logits: Iterable[Tensor], compositions: Tensor, names: Iterable[str] = LOSSES, primitives: float = 1.0
     ) -> dict[str, Tensor]:
-        """Cross-entropies of the images' compositions, states and objects, as a dict with the three keys `names`.
+        """Compute cross-entropies of compositions, states and objects; returns a dict with the three keys `names`.
 
-        logits: for the training candidates [B, C], all states [B, M] and all objects [B, N].
+        logits: those of the training candidates [B, C], of all states [B, M] and of all objects [B, N].
         compositions: the images' labels [B].
         primitives: weight of the cross-entropies of states and objects.
         """
@@ -79,7 +79,7 @@ TextOptionsT = TypeVar("TextOptionsT", bound=TextOptions)
 class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
     """Base class of methods that compare image features with encoded prompts, at CLIP's temperature `tau = 1 / scale`.
 
-    Scores are p(c|x), the softmax over the prepared text features, or their logits, unless a subclass defines `score`.
+    By default the score is p(c|x), the softmax over the candidates' text features, or the logit (option `score`).
     """
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "text")
@@ -96,11 +96,11 @@ class TextMethod(SeenMethod[TextOptionsT], Generic[TextOptionsT]):
         return self.scored(self.logits(inputs["cls"], prepared))
 
     def scored(self, logits: Tensor) -> Tensor:
-        """What the candidates' logits [B, C] add to the score: the logits or their softmax, by the option `score`."""
+        """Turn the candidates' logits [B, C] into scores: unchanged or their softmax, as the option `score` says."""
         return logits if self.options.score == "logit" else logits.softmax(-1)
 
     def soft_prompts(self, template: str) -> Prompts:
-        """Prompts with one learned vector per name and a learned prefix, which starts as the words of `template`."""
+        """Prompts with a learned vector per name and a learned prefix, initialised with the words of `template`."""
         labels, tower = self.labels, self.context.tower
         return Prompts(labels, tower, context="learned", vocabulary="learned", paths="composition", template=template)
 
@@ -116,7 +116,7 @@ WordOptionsT = TypeVar("WordOptionsT", bound=WordOptions)
 
 
 class WordTable(nn.Module):
-    """Embeddings of all states and objects; they start as word vectors, by default scaled to unit length."""
+    """Embeddings of all states and objects, initialised with word vectors (by default scaled to unit length)."""
 
     states: Tensor
     objects: Tensor
@@ -137,7 +137,7 @@ class WordTable(nn.Module):
 
 
 class Composer(nn.Module):
-    """Linear map from a composition's two word vectors to its unit embedding."""
+    """Maps a composition's two word vectors linearly to an embedding and scales it to unit length."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Composer(nn.Module):
 
 
 class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
-    """Base class of methods that start from word vectors, `words`; a subclass sets `composer` or defines `prepare`."""
+    """Base class of methods with a table of word vectors, `words`; a subclass sets `composer` or defines `prepare`."""
 
     required_inputs: ClassVar[tuple[str, ...]] = ("cls", "words")
     composer: Composer
@@ -168,10 +168,10 @@ class WordMethod(SeenMethod[WordOptionsT], Generic[WordOptionsT]):
 
 
 class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
-    """Base class of methods that score by dot products of an image embedding and a composition embedding.
+    """Base class of methods whose score is the dot product of an image embedding and a composition embedding.
 
-    The loss is a cross-entropy over the seen compositions, or in the open world over all. A subclass defines
-    `embed_images` and `prepare`, and may set `scale` and `margins`, which training subtracts from logits.
+    The loss is a cross-entropy over the seen compositions, in the open world over all compositions. A subclass defines
+    `embed_images` and `prepare`, and may set `scale`, and `margins`, which training subtracts from logits.
     """
 
     margins: Tensor | None  # [M * N], one per composition
@@ -196,7 +196,7 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
 
     @torch.no_grad()
     def feasibility(self, states: Tensor, objects: Tensor) -> Tensor:
-        """Feasibility [M * N] by the similarity of embedded states and objects; infinite for seen compositions."""
+        """Feasibility [M * N] computed from the similarity of embedded words; infinite for seen compositions."""
         rho = feasibility(states.cpu().numpy(), objects.cpu().numpy(), self.labels)
         return torch.as_tensor(rho, dtype=torch.float32)
 
@@ -205,7 +205,7 @@ class EmbeddingHead(WordMethod[WordOptionsT], Generic[WordOptionsT]):
         return torch.where(torch.as_tensor(self.labels.seen), 0.0, INITIAL_MARGIN * self.scale)
 
     def raise_margins(self, rho: Tensor, epoch: int) -> None:
-        """Set the margins to a multiple of the feasibility `rho` [M * N] that grows over the first `margin_epochs`."""
+        """Set the margins to `rho` [M * N] times a factor that grows over the first `margin_epochs` epochs."""
         assert self.margins is not None
         options: Any = self.options
         alpha = options.margin * min(1.0, epoch / options.margin_epochs)
@@ -237,7 +237,7 @@ ThreePathOptionsT = TypeVar("ThreePathOptionsT", bound=ThreePathOptions)
 
 
 class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
-    """Base class of methods with the score `p(c^t|x) + p(s|x) p(o|x)`, by prompts of pairs, states and objects."""
+    """Base class of methods with prompts of pairs, states and objects, and the score `p(c^t|x) + p(s|x) p(o|x)`."""
 
     def __init__(self, context: MethodContext, options: ThreePathOptionsT) -> None:
         super().__init__(context, options)
@@ -250,7 +250,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return self.paths.prototypes(LOSSES, self.checkpointing)
 
     def path_losses(self, batch: Batch, t: Prototypes) -> tuple[Tensor, FactorPosteriors, dict[str, Tensor]]:
-        """Adapted image features [B, d], their state and object factors, and the three cross-entropies by name."""
+        """Adapted image features [B, d] of a batch, their factors, and the three cross-entropies as name -> loss."""
         z = self.paths.adapt(batch.cls)
         losses, factors = self.paths.losses(z, batch.compositions, t, LOSSES)
         assert factors is not None
@@ -258,12 +258,12 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
         return z, factors, {**losses, "state": weight * losses["state"], "object": weight * losses["object"]}
 
     def path_logits(self, z: Tensor, t: Prototypes, candidates: CompositionIndex) -> Sequence[Tensor]:
-        """Logits of candidates [B, C], all states [B, M], all objects [B, N], by adapted image features `z` [B, d]."""
+        """Logits of candidates [B, C], all states [B, M] and all objects [B, N] for adapted features `z` [B, d]."""
         assert self.paths.factors is not None
         return [self.paths.logits(f, rows) for f, rows in zip((z, *self.paths.factors(z)), t, strict=True)]
 
     def primitive_score(self, p_s: Tensor, p_o: Tensor, t: Prototypes, candidates: CompositionIndex) -> Tensor:
-        """The part of the score that each candidate's state and object give, from their probabilities [B, C]."""
+        """The part of the score [B, C] that comes from the probabilities of each candidate's state and object."""
         return p_s * p_o if self.options.joined == "product" else p_s + p_o
 
     def joined_score(self, logits: Sequence[Tensor], t: Prototypes, candidates: CompositionIndex) -> Tensor:
@@ -284,7 +284,7 @@ class ThreePaths(TextMethod[ThreePathOptionsT], Generic[ThreePathOptionsT]):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of queries `x` (`dim` channels) to `y` (`inside` channels), which gives keys and values."""
+    """Multi-head attention: queries from `x` (`dim` channels), keys and values from `y` (`inside` channels)."""
 
     def __init__(self, dim: int, inside: int, heads: int, *, zero_output: bool) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class CrossAttention(nn.Module):
             zero_initialised(self.out)
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Outputs [(B,) Q, d], one per query, and each query's weights of the keys, mean over heads [(B,) Q, T]."""
+        """Outputs of the Q queries [(B,) Q, d], and attention weights averaged over the heads [(B,) Q, T]."""
         q = self._split_heads(self.query(x))  # [(B,) h, Q, d_h]
         k = self._split_heads(self.key(y))  # [(B,) h, T, d_h]
         v = self._split_heads(self.value(y))
@@ -313,7 +313,7 @@ class CrossAttention(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """Attention block `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`; before training, B(x, y) is x."""
+    """Block `B(x, y) = g + F(norm(g))`, `g = x + A(norm(x), norm(y))`, A: attention, F: MLP; at first B(x, y) = x."""
 
     def __init__(self, dim: int, inside: int, heads: int) -> None:
         super().__init__()
@@ -329,17 +329,16 @@ class CrossBlock(nn.Module):
 
 
 def score_in_chunks(score: Callable[[Tensor, Tensor], Tensor], z: Tensor, tokens: Tensor, width: int) -> Tensor:
-    """The scores [B, C] that `score` computes, in chunks that fit into memory at `width` numbers per image."""
+    """Apply `score` to chunks of images and join the scores [B, C]; `width`: numbers that it needs per image."""
     step = max(1, CHUNK // max(width, 1))
     return torch.cat([score(a, b) for a, b in zip(z.split(step), tokens.split(step), strict=True)])
 
 
 def next_allowed_partner(allowed: Tensor) -> tuple[Tensor, Tensor]:
-    """For each image of a batch, the index of the next image that may be its partner [B], and whether there is one [B].
+    """For each image of a batch, find the next one that may be its partner; returns indices and a mask [B] each.
 
-    After the last image the search goes on at the first; an image without a partner gets its own index.
-
-    allowed: mask [B, B]; whether the image of a row may have the image of a column as its partner.
+    The search goes on from the last image to the first. The mask marks images that have a partner; the others get
+    their own index. `allowed` [B, B]: whether the image of the column may be the partner of the image of the row.
     """
     count = len(allowed)
     place = torch.arange(count, device=allowed.device)

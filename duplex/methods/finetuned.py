@@ -1,8 +1,8 @@
 """Fine-tune an image tower's last blocks together with any method.
 
-The blocks compute the method's CLS features from cached block inputs: the activations that enter them, or pixels, on
-which the tower's frozen layers before its first block run too. What is trained
-in the blocks is a plug-in (`duplex.methods.adapters`); batch norms keep their pretrained statistics.
+The blocks compute the method's CLS features from the cache: from the activations that enter them, or from pixels, on
+which the frozen layers before the first block then run, too. What is trained in the blocks is a plug-in
+(`duplex.methods.adapters`). Batch norms keep their pretrained statistics.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ FINETUNED_PREFIX = "blocks."  # of the names of the blocks' tensors in checkpoin
 def finetuned_blocks_factory(
     encoder: Mapping[str, str], options: FinetuneOptions, device: str
 ) -> Callable[[], FinetunedBlocks]:
-    """A function that builds, with float32 weights, the fine-tuned blocks for the image tower of a checkpoint.
+    """A function that builds the blocks to fine-tune, with float32 weights, for the image tower of an encoder.
 
-    encoder: the encoder's identity in the checkpoint.
+    encoder: identity of the encoder, as checkpoints store it.
     """
     tower = load_encoder(encoder["name"], encoder["tag"] or None, towers="image", device=device)
     count = cached_blocks(tower, encoder)
@@ -46,13 +46,13 @@ def finetuned_blocks_factory(
 
 
 class FinetunedBlocks(nn.Module):
-    """Trainable last blocks of an image tower, from tokens [B, T, w] or feature maps [B, C, H, W] to features [B, d].
+    """Trainable copies of an image tower's last blocks: maps tokens or feature maps to image features [B, d].
 
-    The state dict holds only trained parameters. Frozen weights are copies on the tower's device, in no checkpoint.
+    The state dict, and so a checkpoint, holds only trained parameters; frozen weights stay on the tower's device.
 
-    shape: shape of one image's block input.
-    precision: the arithmetic in which the encoder computed the cached block inputs.
-    begin: computes the first block's inputs from pixels [B, 3, R, R] uint8, which may take the cached inputs' place.
+    shape: shape of one image's block input: (T, w) for tokens, (C, H, W) for feature maps.
+    precision: number format in which the encoder computed the cached block inputs.
+    begin: computes the first block's input from pixels [B, 3, R, R] uint8, for caches that hold pixels.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class FinetunedBlocks(nn.Module):
 
     @torch.no_grad()
     def _channels(self, shape: tuple[int, ...]) -> list[int]:
-        """Channels of each block's output, which are those of its branches' outputs too."""
+        """Number of output channels of each block; its branches have as many."""
         channels, x = list[int](), torch.zeros((1, *shape), device=self._device)
         for block in self._blocks:
             x = block(x)
@@ -105,7 +105,7 @@ class FinetunedBlocks(nn.Module):
         return torch.cat([self.features(block_inputs[start : start + IMAGES]) for start in starts])
 
     def features(self, block_inputs: Tensor) -> Tensor:
-        """Image features [B, d] in one pass; without gradients, in TF32 if the feature cache was computed with it."""
+        """Image features [B, d] in one pass; TF32 is used only without gradients, and if the cache was made with it."""
         with nullcontext() if torch.is_grad_enabled() else float32_arithmetic(self._precision):
             x = block_inputs.to(self._device)
             is_pixels = x.dtype == torch.uint8
@@ -126,7 +126,7 @@ class FinetunedBlocks(nn.Module):
 
 
 class FinetunedInputs(Mapping[str, Tensor]):
-    """A batch's inputs whose CLS features are computed by fine-tuned blocks when they are first read."""
+    """A batch's inputs; the CLS features are computed by the fine-tuned blocks when they are first read."""
 
     def __init__(self, inputs: Inputs, blocks: FinetunedBlocks) -> None:
         self.inputs, self.blocks = inputs, blocks
@@ -147,12 +147,12 @@ class FinetunedInputs(Mapping[str, Tensor]):
 
 
 def with_finetuned_features(function: Callable[[Inputs], Any], blocks: FinetunedBlocks) -> Callable[[Inputs], Any]:
-    """Wrap `function` so that its inputs have the CLS features of fine-tuned `blocks`; no gradients are computed."""
+    """Wrap `function` so that the CLS features in its inputs come from `blocks`; no gradients are computed."""
     return torch.no_grad()(lambda inputs: function(FinetunedInputs(inputs, blocks)))
 
 
 class WithFinetuning(Method[Options]):
-    """A method and fine-tuned blocks of the image tower, trained together; one state dict holds both."""
+    """Trains a method together with the last blocks of the image tower; one state dict holds both."""
 
     def __init__(self, method: Method[Any], blocks: FinetunedBlocks) -> None:
         super().__init__(method.context, method.options)
